@@ -27,12 +27,13 @@ from covey.estimates import (
     pass_at_k,
     wilson,
 )
-from covey.evaluation import basis_of, evaluate
+from covey.evaluation import basis_of, evaluate, majority
 from covey.insight.verdict import judge_run
 from covey.prompts import Prompted
 from covey.rewards.base import load_rewards
+from covey.rewards.scorer import completion_of
 from covey.sampling.base import SamplingParams
-from covey.types import Problem
+from covey.types import TAGS, Completion, Problem, Thoughts
 from tests.fakes import ScriptedSampler, prompted
 
 
@@ -317,3 +318,69 @@ def test_a_basis_follows_sources_settings_and_rows_and_nothing_else(
     assert (heavier.verdict, heavier.problems) == (first.verdict, first.problems)
     assert heavier.rewards != first.rewards
     assert basis("least = 1", "f", answer="5").problems != first.problems
+
+
+OWN_MARKS = Thoughts("[THINK]", "[/THINK]")
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "verdict", "drawn"),
+    [
+        # One answer under three thoughts, a wrong one twice in the same words; the fifth is the greedy one.
+        (TAGS, "plain", ["<think>{}</think>\n\n0", "<think>so</think>9"]),
+        (TAGS._replace(begun=True), "plain", ["{}</think> 0 ", "so</think>9"]),
+        (OWN_MARKS, "plain", ["[THINK]{}[/THINK]0", "[THINK]so[/THINK]9"]),
+        (
+            OWN_MARKS._replace(begun=True),
+            {"exact_answer": {"rule": "whole"}},
+            ["9 {}[/THINK]0", "so[/THINK]9"],
+        ),
+        (
+            TAGS._replace(begun=True),
+            {"exact_answer": {"rule": "last_number"}},
+            ["{}</think>0", "9 so it is 9"],
+        ),
+    ],
+)
+def test_a_majority_is_of_answers_without_the_thoughts_before_them(
+    thoughts: Thoughts, verdict: object, drawn: list[str]
+) -> None:
+    def plain(completion: str) -> float:
+        return float(completion.strip().endswith("0"))
+
+    right, wrong = drawn
+    votes = iter(["", wrong, right.format("a"), wrong, right.format("b"), right.format("c")])
+    sampler = ScriptedSampler(lambda *_: next(votes))
+    asked = [replace(p, problem=replace(p.problem, thoughts=thoughts)) for p in prompted(1)]
+    rewards = load_rewards([plain if verdict == "plain" else verdict], None)
+    found = evaluate(asked, sampler, rewards, SamplingParams(), 5, 0, lambda *_: None)
+    assert found.correct.tolist() == [3]
+    assert found.majority.tolist() == [True]
+
+
+def test_thoughts_that_never_end_are_no_vote() -> None:
+    votes = iter(["", *["so it may be 7"] * 3, *["so</think>0"] * 2])
+    thought = [
+        replace(p, problem=replace(p.problem, thoughts=TAGS._replace(begun=True))) for p in prompted(1)
+    ]
+    sampler = ScriptedSampler(lambda *_: next(votes))
+    rewards = load_rewards([{"exact_answer": {"rule": "last_number"}}], None)
+    found = evaluate(thought, sampler, rewards, SamplingParams(), 5, 0, lambda *_: None)
+    assert found.majority.tolist() == [True]
+
+
+def test_a_majority_is_of_last_turns_where_a_tool_has_answered() -> None:
+    def told(call: str, answer: str) -> Completion:
+        turns = (
+            {"role": "assistant", "content": call},
+            {"role": "tool", "content": "?"},
+            {"role": "assistant", "content": answer},
+        )
+        return replace(completion_of(call + answer), turns=turns)
+
+    def last(completion: str) -> float:
+        return float(completion.endswith("0"))
+
+    drawn = [told("x", "9"), told("x", "9"), *(told(call, "0") for call in "abc")]
+    group = load_rewards([last], None).score_group(prompted(1)[0].problem, np.zeros(1, np.int64), drawn)
+    assert majority(group, load_rewards([last], None))

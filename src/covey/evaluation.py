@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -16,12 +16,13 @@ from covey.estimates import Basis, Evaluation
 from covey.learned import identity_of, is_learned
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
+from covey.rewards.reading import said_in_tags
 from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.rollouts.groups import Progress, score_all
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
-from covey.types import Group
+from covey.types import Completion, Group, Problem
 from covey_verify.extract import Rule, extract
 
 
@@ -47,7 +48,7 @@ def evaluate(
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
         correct=np.array([int(g.correct.sum()) for g in drawn]),
-        majority=np.array([_majority(g, verdict) for g in drawn]),
+        majority=np.array([majority(g, rewards) for g in drawn]),
         reward=np.array([g.rewards[g.scorable].mean() if g.scorable.any() else np.nan for g in drawn]),
         samples=samples,
         verdict=verdict.name,
@@ -76,12 +77,26 @@ def _hash(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _majority(group: Group, reward: Reward) -> bool:
-    parameter = reward.parameters.get("rule")
-    rule = reward.settings.get("rule", parameter.default if parameter else None)
-    texts = [extract(c.text, rule) if rule in get_args(Rule) else c.text for c in group.completions]
-    votes = Counter(t for t in texts if t is not None)
+def majority(group: Group, rewards: Rewards) -> bool:
+    """Whether the answer that most completions give is correct. Ties go to the one that was given first."""
+    parameter = rewards.verdict.parameters.get("rule")
+    rule = rewards.verdict.settings.get("rule", parameter.default if parameter else None)
+    answers = [_answer(c, group.problem, rule, rewards.decode) for c in group.completions]
+    votes = Counter(a for a in answers if a is not None)
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    return bool(group.correct[texts.index(winner)])
+    return bool(group.correct[answers.index(winner)])
+
+
+def _answer(
+    completion: Completion, problem: Problem, rule: object, decode: Callable[[Sequence[int]], str]
+) -> str | None:
+    """What a completion votes for: its answer by the verdict's rule, else all that follows its thoughts.
+
+    None where there is none, as where its thoughts never end. They are read by the template's own marks, and
+    are open from the first token on where the prompt has opened them.
+    """
+    said = said_in_tags(completion, problem.thoughts, decode)
+    chosen: Rule = rule if rule in get_args(Rule) else "whole"  # type: ignore[assignment]
+    return extract(said.whole.text, chosen, said.turns or completion.turns)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, r
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
-from covey.wording import MEANING, Wording, wording_of
+from covey.wording import MEANING, NO_WORDING, Wording, wording_of
 from covey_verify.errors import ConfigError, DataError
+from covey_verify.scoring import mean, record
 
 if TYPE_CHECKING:
     from covey.calling.running import Toolbox
@@ -41,7 +42,7 @@ def score_file(
 
     ``say``: told what is not known of the model. Raises DataError, RewardError.
     """
-    functions, data, wording = _named(words, trust)
+    functions, data, wording, _ = _named(words, trust)
     functions.calls, functions.decode = calls_by_text, wording.decode
     if wording.note:
         say(wording.note)
@@ -62,9 +63,8 @@ def score_file(
         raise DataError(f"{file}: no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
     names = [f.name for f in functions]
-    known = {n: [r["rewards"][n] for r in scored if r["rewards"][n] is not None] for n in names}
-    known["reward"] = [r["reward"] for r in scored if r["reward"] is not None]
-    return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
+    means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
+    return scored, means | {"reward": mean([r["reward"] for r in scored])}
 
 
 def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: Wording) -> Problem:
@@ -100,13 +100,23 @@ def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
     of it as --section.key value. Raises ConfigError, without ``trust`` also where a run that is somebody
     else's names code.
     """
-    return _named(words, trust)[0]
+    return _named(words, trust).rewards
 
 
-def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data, Wording]:
-    """The rewards, how the config that names them reads its data, and how its model words prompts."""
-    first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
-    named, settings = list(words[:first]), words[first:]
+class Named(NamedTuple):
+    """Rewards as the command line names them."""
+
+    rewards: Rewards
+    data: Data
+    """How the config that names them reads its data."""
+    wording: Wording
+    """How its model words prompts."""
+    stage: Loaded | None = None
+    """The stage of the config whose rewards they are, where one names them."""
+
+
+def _named(words: Sequence[str], trust: bool) -> Named:
+    named, settings = _parted(words)
     configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
     if configs and len(named) > 1:
         raise ConfigError(
@@ -119,7 +129,7 @@ def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data, Wording]:
         unknown = Wording(
             note=f"{NO_MODEL}: {MEANING}. A config or a run's folder names one, and rewards too"
         )
-        return load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown
+        return Named(load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown)
     place = configs[0]
     if place.is_dir():
         run = last_stage(place)
@@ -128,9 +138,20 @@ def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data, Wording]:
         loaded = with_own_model(loaded, run)
     else:
         loaded = load_config(place, settings)
-    stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
+    stage = _of_rewards(loaded)
     rewards = rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
-    return rewards, stage.config.data, wording_of(loaded)
+    return Named(rewards, stage.config.data, wording_of(loaded), stage)
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The names among some words, and the settings behind them."""
+    first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
+    return list(words[:first]), words[first:]
+
+
+def _of_rewards(loaded: Loaded) -> Loaded:
+    """The stage of a config that rewards are for."""
+    return next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
 
 
 def _all_in(file: str) -> list[str]:
@@ -153,46 +174,39 @@ def _all_in(file: str) -> list[str]:
 
 def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     scores = {name: found[0] for name, found in group.scores.items()}
-    return {
-        **row,
-        "rewards": {name: s.value for name, s in scores.items()},
-        "status": {name: s.status for name, s in scores.items()},
-        "extracted": {name: s.extracted for name, s in scores.items() if s.extracted is not None},
-        "parts": {name: dict(s.metrics) for name, s in scores.items() if s.metrics},
-        "detail": {name: s.detail for name, s in scores.items() if s.detail},
-        "reward": None if np.isnan(group.rewards[0]) else float(group.rewards[0]),
-    }
+    total = float(group.rewards[0])
+    return record(row, scores) | {"reward": None if np.isnan(total) else total}
 
 
 def load_for_stress(
-    file: Path, names: Sequence[str]
+    file: Path, words: Sequence[str], trust: bool = False
 ) -> tuple[list[Problem], Rewards, Toolbox | None, Wording]:
-    """Problems, rewards, tools and prompts' wording of a config, or of a data file with rewards named on the
-    command line.
+    """Problems, rewards, tools and prompts' wording of a config, or of a data file with rewards as
+    ``named_rewards`` takes them. A config's settings may follow.
     """
-    toolbox = None
-    wording = Wording()
+    stage: Loaded | None
     if file.suffix in (".yaml", ".yml"):
-        whole = load_config(file)
-        loaded = next((s for s in whole.stages() if s.config.method == "rl"), whole)
-        source, toolbox = _with_tools(loaded)
-        problems, specs = source.train, names or loaded.config.rewards or source.rewards
-        rewards = rewards_of(loaded, specs)
+        names, settings = _parted(words)
+        whole = load_config(file, settings)
+        stage = _of_rewards(whole)
+        source = load_problems(stage)
+        rewards = rewards_of(stage, names or stage.config.rewards or source.rewards)
         wording = wording_of(whole)
     else:
-        problems = read_problems(file, Data())
-        rewards = load_rewards(names, Path.cwd(), learned=LEARNED)
+        rewards, data, wording, stage = _named(words, trust)
+        wording = wording if stage else NO_WORDING
+        source = Source(read_problems(file, data), [])
+    problems, toolbox = _with_tools(source, stage)
     check_columns(problems, rewards)
     rewards.calls = calls_by_text
     return problems, rewards, toolbox, wording
 
 
-def _with_tools(loaded: Loaded) -> tuple[Source, Toolbox | None]:
-    """The problems of a config as its model is asked them, and its tools."""
-    source = load_problems(loaded)
-    if loaded.config.rollout.tools is None:
-        return source, None
+def _with_tools(source: Source, loaded: Loaded | None) -> tuple[list[Problem], Toolbox | None]:
+    """Problems as a config's model is asked them, and its tools; no tools without a config."""
+    if loaded is None or loaded.config.rollout.tools is None:
+        return source.train, None
     from covey.calling.use import toolbox_of, with_schemas  # which load torch
 
     toolbox = toolbox_of(loaded)
-    return with_schemas(source, toolbox), toolbox
+    return with_schemas(source, toolbox).train, toolbox

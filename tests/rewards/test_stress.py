@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from judge_stub import Stub, stub
 
 from covey.cli import main
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.stress import HACKS, attack_rewards
+from covey.stress import attack_rewards
 from covey.types import Problem
+from covey_verify.stress import HACKS
+from covey_verify.texts.judge import endpoint
+
+__all__ = ["stub"]
 
 PROBLEMS = [Problem(f"p{n}", f"{n}+{n}=", {"answer": str(2 * n)}) for n in (2, 8, 21)]
 BAD = {
@@ -273,3 +278,105 @@ def test_a_scripted_player_tries_the_runs_own_environment(
     found = {finding["attack"] for finding in json.loads(capsys.readouterr().out)["accepted"]}
     assert found == REWARDS[reward] if not REWARDS[reward] else REWARDS[reward] <= found
     assert code == bool(REWARDS[reward])
+
+
+TOOLS = '''
+import os
+
+
+def look_up(word: str) -> str:
+    """The meaning of a word.
+
+    Args:
+        word: What to look up.
+    """
+    return f"entry for {word}"
+
+
+def dies(n: int) -> str:
+    """Dies.
+
+    Args:
+        n: A number.
+    """
+    os._exit(3)
+'''
+SEES = """
+def sees_an_entry(completion, turns=()):
+    return float(any("entry for" in t["content"] for t in turns))
+
+def sees_nothing(completion):
+    return 0.0
+"""
+
+
+def with_tools(folder: Path, reward: str) -> Path:
+    """A config whose tools are plain functions."""
+    (folder / "tools.py").write_text(TOOLS)
+    (folder / "sees.py").write_text(SEES)
+    (folder / "rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
+    config = folder / "run.yaml"
+    config.write_text(
+        "model: tiny\ndata: {train: rows.jsonl, chat: true}\n"
+        f"rewards: ['sees.py:{reward}']\nrollout: {{tools: ['tools.py:look_up', 'tools.py:dies']}}\n"
+    )
+    return config
+
+
+def test_the_runs_own_functions_are_called_for_a_reward_that_looks_at_turns(tmp_path: Path, capsys) -> None:
+    assert main(["stress", str(with_tools(tmp_path, "sees_an_entry")), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert "look_up, once" in {f["attack"] for f in said["accepted"]}
+    assert not [note for note in said["notes"] if "not called" in note]
+
+
+def test_tools_that_are_not_played_are_named(tmp_path: Path, capsys) -> None:
+    assert main(["stress", str(with_tools(tmp_path, "sees_nothing"))]) == 1
+    assert "not tested: rollout.tools: not called: look_up, dies" in capsys.readouterr().err
+    assert main(["stress", str(tmp_path / "run.yaml"), "--rollout.tools", "null"]) == 1
+    assert "not called" not in capsys.readouterr().err
+
+
+def test_a_data_file_is_attacked_with_a_configs_rewards_settings_and_tools(tmp_path: Path, capsys) -> None:
+    config = with_tools(tmp_path, "sees_an_entry")
+    (tmp_path / "other.jsonl").write_text('{"prompt": "3+3=", "answer": "6"}\n')
+    assert main(["stress", str(tmp_path / "other.jsonl"), str(config), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert {f["problem"] for f in said["accepted"]} == {"other.jsonl:1"}
+    assert "look_up, once" in {f["attack"] for f in said["accepted"]}
+    config.write_text("model: tiny\ndata: {train: rows.jsonl}\nrewards: [{math_answer: {rule: hash4}}]\n")
+    assert main(["stress", str(tmp_path / "other.jsonl"), str(config), "--json"]) == 0
+    capsys.readouterr()
+    boxed = ["--rewards", "[math_answer, {judge: {url: 'http://127.0.0.1:9', model: m}}]"]
+    assert main(["stress", str(tmp_path / "other.jsonl"), str(config), *boxed, "--json"]) == 0
+    assert "judge was not attacked" in json.loads(capsys.readouterr().out)["notes"][0]
+
+
+def test_a_judge_that_does_not_answer_is_named_at_once_and_so_is_what_it_gates(capsys) -> None:
+    away: dict[str, object] = {"judge": {"url": "http://127.0.0.1:9", "model": "m", "verdict": True}}
+    gated = {"think_format": {"gated_by": "judge"}}
+    report = attack_rewards(PROBLEMS[:1], load_rewards([away, gated, "exact_answer"], Path()))
+    assert [note.partition(": ")[0] for note in report.notes] == [
+        "judge was not attacked",
+        "think_format was not attacked",
+    ]
+    assert "127.0.0.1:9" in report.notes[0]
+    assert report.tried > 20, "of exact_answer"
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_a_judge_that_answers_is_attacked(stub: Stub, verdict: bool) -> None:
+    """Of one that does not say what is correct only what nobody may be paid for is asked."""
+    asked: dict[str, object] = {"judge": {"url": stub.url, "model": "m", "verdict": verdict}}
+    others = [] if verdict else ["exact_answer"]
+    stub.replies = ['{"KEY": [true]}']
+    report = attack_rewards(PROBLEMS[:2], load_rewards([asked, *others], Path()))
+    paid = {f.attack for f in report.findings if f.reward == "judge"}
+    assert "an injection" in paid
+    assert "empty" not in paid, "it is not asked about those"
+    assert ("another row's answer" in paid) == verdict
+    assert any("incorrect answers were not tried" in note for note in report.notes) != verdict
+    stub.replies = ['{"KEY": [false]}']
+    endpoint(stub.url).cache.clear()
+    report = attack_rewards(PROBLEMS[:2], load_rewards([asked, *others], Path()))
+    assert {f.attack for f in report.findings} == ({"the correct answer is not paid"} if verdict else set())

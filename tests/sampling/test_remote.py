@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from covey.sampling import remote
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
+from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of, random_prompts
+from tests.models.test_unknown_ids import padded
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
 
 PARAMS = SamplingParams(max_tokens=10)
@@ -519,7 +522,34 @@ def test_a_server_that_computes_more_exactly_than_the_policy_takes_part(
         made = sampler(policy, [exact], tmp_path)
         assert len(list(made.sample(asked(), PARAMS))) == 15
         assert made.said == []
-        assert made.servers[0].spread > remote.FLOAT32, "what is rounded here and not there"
+        assert not made.bit_exact
+        assert 0 < made.servers[0].spread < remote.FINEST, "of the same weights without rounding"
+        assert mean_difference(policy, proof(made), 1.0) > remote.FLOAT32, (
+            "what is rounded here and not there"
+        )
+
+
+def test_rounding_here_hides_no_weights_that_a_server_has_not_taken(policy: Policy, tmp_path: Path) -> None:
+    """On a CPU vLLM keeps its old output layer, after one update as far off as rounding."""
+    with running(Stub(copied(policy), takes_weights="says so")) as exact:
+        policy.round_products()
+        made = sampler(policy, [exact], tmp_path)
+        rounding = mean_difference(policy, proof(made), 1.0)
+        with torch.no_grad():
+            policy.model.get_output_embeddings().weight.mul_(1.0005)
+        made.sync(Version(1))
+        with pytest.raises(SamplersLost, match="off those of version 1"):
+            list(made.sample(asked(), PARAMS))
+        assert mean_difference(policy, proof(made), 1.0) < 2 * rounding
+
+
+def proof(made: RemoteSampler) -> list[Probe]:
+    """What its first server samples to prove its weights."""
+    ask = partial(made._ask_for, made.servers[0])
+    if made.servers[0].dialect is None:
+        assert not made.bit_exact, "which brings it up"
+    made.servers[0].stamp = None
+    return sample_probes(ask, made._probes, 1.0, partial(key, 0))
 
 
 def test_an_answer_is_held_to_the_weights_that_were_asked_for_it(policy: Policy, tmp_path: Path) -> None:
@@ -561,3 +591,42 @@ def test_a_server_with_another_tokenizer_ends_at_other_places_and_is_left_out(
         (said,) = made.said
         assert other.url in said
         assert "has it another tokenizer?" in said
+
+
+def test_tokens_without_a_word_are_said_once(tmp_path: Path) -> None:
+    own = padded()
+    with running(Stub(copied(own))) as stub:
+        made = sampler(own, [stub], tmp_path)
+        found = [np.concatenate([x.completion.tokens for x in made.sample(asked(), PARAMS)]) for _ in "ab"]
+        unread = int((found[0] >= len(own.tokenizer)).sum())
+        assert unread > 10
+        (said,) = made.said
+        assert said.startswith(f"{unread} of {len(found[0])} tokens")
+        assert f"from {len(own.tokenizer)} on" in said
+
+
+def test_a_server_may_stop_at_padding_and_where_a_character_is_known_to_be_broken(
+    policy: Policy, tmp_path: Path
+) -> None:
+    """As a real vLLM does: it reads padding by its name, and waits for the rest of a character."""
+    ids = {word: policy.tokenizer.convert_tokens_to_ids(word) for word in ("x", "y", "<|pad|>", "Ã")}
+    ends: dict[tuple[str, ...], tuple[str, bool]] = {
+        ("x", "<|pad|>"): ("ad|", True),
+        ("x", "Ã", "y"): ("\N{REPLACEMENT CHARACTER}", True),
+        ("Ã", "Ã", "y", "x"): ("\N{REPLACEMENT CHARACTER}", False),
+        ("x", "y", "<|pad|>"): ("x", False),
+        ("x", "y"): ("ad|", False),
+    }
+    for words, (stop, right) in ends.items():
+        tokens = [ids[word] for word in words]
+        with running(Stub(copied(policy))) as stub:
+            made = sampler(policy, [stub], tmp_path, patience=0.0)
+            assert not made.bit_exact, "it has proven itself"
+            stub.spoil = in_first(lambda _, t=tokens: t, lambda _, t=tokens: [-1.0] * len(t), "stop")
+            request = [Request(np.array([5, 6]), [1])]
+            if right:
+                (found,) = made.sample(request, replace(PARAMS, stop=(stop,)))
+                assert found.completion.tokens.tolist() == tokens
+            else:
+                with pytest.raises(SamplersLost, match="another tokenizer"):
+                    list(made.sample(request, replace(PARAMS, stop=(stop,))))

@@ -286,16 +286,15 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
 
 
 @app.command(name="stress", group=REWARDS)
-def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
+def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
     """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
 
-    :param file: A config, whose rewards and data are used, or a data file.
-    :param rewards: Built-in names or module.py:function; needed with a data file.
+    :param file: A config, whose rewards, tools and data are used, or a data file, with rewards behind it.
     """
     from covey.scoring import load_for_stress
     from covey.stress import attack_rewards
 
-    report = attack_rewards(*load_for_stress(file, rewards))
+    report = attack_rewards(*load_for_stress(file, rewards, trust))
     _tell(as_json, (f"not tested: {note}" for note in report.notes))
     accepted = [vars(f) for f in report.findings]
     value = {"tried": report.tried, "accepted": accepted, "notes": report.notes}

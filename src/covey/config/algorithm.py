@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import recorded_name
 from covey.config.unknown import meant, near
-from covey.config.usercode import load_function, name_of, uncalled
+from covey.config.usercode import uncalled
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
 from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
@@ -33,6 +33,7 @@ from covey.objective.penalties import KL
 from covey.objective.value import Critic
 from covey_verify.errors import ConfigError
 from covey_verify.types import NonNegative
+from covey_verify.usercode import load_function, name_of
 from covey_verify.web import without_password
 
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}

@@ -172,12 +172,17 @@ class Policy:
         own = self.tokenizer.eos_token_id
         return self.end_ids[0] if own is None else own
 
+    @property
+    def words(self) -> int:
+        """Ids below it are words of the tokenizer's. Many models have more, to pad their embedding."""
+        return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
+
     @cached_property
     def known(self) -> int:
-        """Ids below it may be drawn. Many models have more, to pad their embedding: nobody can read them, and
-        they are neither drawn nor counted in a log-prob, but where servers sample, which draw from all.
+        """Ids below it may be drawn: those of words. Others, which nobody can read, are neither drawn nor
+        counted in a log-prob, but where servers sample, which draw from all.
         """
-        return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
+        return self.words
 
     def draw_from_all(self) -> None:
         """Let every id be drawn that the model has an embedding of, as servers do."""
@@ -223,6 +228,12 @@ class Policy:
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
         made = Policy(model, self.tokenizer, adapter, self.rounds)
+        made.known = self.known
+        return made
+
+    def unrounded(self) -> Policy:
+        """The same weights, not copied, with products that round nothing."""
+        made = Policy(self.model, self.tokenizer, self.adapter)
         made.known = self.known
         return made
 

@@ -34,6 +34,10 @@ class FaithfulText:
         ids = list(tokens)
         while ids and ids[-1] in self.silent:
             ids.pop()
+        return self.named(ids)
+
+    def named(self, ids: Sequence[int]) -> str:
+        """The text of tokens with the names of the ends and the padding behind the last word, too."""
         whole = self._decoded([*self.anchor, *ids])
         # Where bytes are tokens, broken ones may take an anchor of bytes with them.
         return whole[len(self._shown) :] if whole.startswith(self._shown) else self._decoded(ids)

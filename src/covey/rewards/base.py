@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
-from covey.config.usercode import load_function, name_of
 from covey.rewards.contract import LARGEST_REWARD, Reward, verdict_of
 from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
@@ -20,6 +19,7 @@ from covey_verify.contract import PROVIDED, Options
 from covey_verify.errors import ConfigError, RewardError
 from covey_verify.rewards import BUILT_IN as VERIFIERS
 from covey_verify.sandbox.choice import choose
+from covey_verify.usercode import load_function, name_of
 
 __all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards"]
 

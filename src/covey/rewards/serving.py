@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from covey.config.usercode import load_function
 from covey.rewards.contract import Context, Reward
 from covey_verify.contract import own_copy
 from covey_verify.errors import CoveyError, described, trace_of
 from covey_verify.sandbox.driver import CHANNEL, PEER, receive, send
 from covey_verify.sandbox.wire import decode_value
+from covey_verify.usercode import load_function
 
 
 class UserSetup(TypedDict):

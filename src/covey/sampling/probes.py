@@ -29,6 +29,8 @@ RARE = 1e-6
 """Frequencies that a right server shows more rarely than this are not those of the policy."""
 EXPECTED = 5.0
 """Draws that are expected in a class at least, so that the chi-square distribution holds."""
+LEAST = 1e-9
+"""Nats that a server is off at least which has not the policy's own bits."""
 TIE = 0.01
 """Nats: tokens as near to the likeliest tie with it, or ten times the rounding where that is more."""
 ALTERED = (
@@ -105,6 +107,22 @@ def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float)
         ours = policy.score(_packed(policy, probes), temperature).logprobs.cpu()
     theirs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
     return float((ours.double() - theirs).abs().mean())
+
+
+def nearest(
+    policy: Policy, probes: Sequence[Probe], temperature: float, finest: float
+) -> tuple[Policy, float]:
+    """The policy, or where a server does not round as it does, the same weights without rounding; and how far
+    its log-probs are from the server's. The policy's own rounding would hide a small change of weights.
+
+    ``finest``: nats below which it is the policy itself.
+    """
+    off = mean_difference(policy, probes, temperature)
+    if off <= finest or not policy.rounds:
+        return policy, off
+    exact = policy.unrounded()
+    without = max(mean_difference(exact, probes, temperature), LEAST)
+    return (exact, without) if without < off else (policy, off)
 
 
 def telling_places(policy: Policy, probes: Sequence[Probe], temperature: float) -> list[np.ndarray]:

@@ -32,7 +32,8 @@ from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
-from covey.sampling.probes import alters_draws, mean_difference, sample_probes
+from covey.sampling.probes import alters_draws, mean_difference, nearest, sample_probes
+from covey.sampling.readings import check_stop, unread
 from covey.sampling.restart import restart
 from covey.sampling.servers import (
     FAILURES,
@@ -101,6 +102,7 @@ class RemoteSampler:
         self._probes = [p for p in probes[:PROBES] if len(p)]
         self._vocabulary = policy.embedded
         policy.draw_from_all()
+        self._told_unread = False
         self._exact: bool | None = None
         self._written: int | None = None
         """Version of the weights in ``folder``."""
@@ -141,6 +143,7 @@ class RemoteSampler:
         work = WorkList(requests, params, deque(Piece(r, own) for r, own in pieces))
         self._join(work)
         left, since = len(alone), time.monotonic()
+        drawn = list[np.ndarray]()
         try:
             while left:
                 try:
@@ -151,6 +154,7 @@ class RemoteSampler:
                     raise result
                 if result is not None:
                     left, since = left - len(result), time.monotonic()
+                    drawn += [one.completion.tokens for one in result]
                     yield from result
                     continue
                 self.waiting()
@@ -164,6 +168,13 @@ class RemoteSampler:
             with work.changed:
                 work.over = True
                 work.changed.notify_all()
+        self._tell_unread(drawn)
+
+    def _tell_unread(self, drawn: Sequence[np.ndarray]) -> None:
+        said = "" if self._told_unread else unread(self.policy, drawn)
+        if said:
+            self._told_unread = True
+            self.say(said)
 
     def _completion(self, begun: Completion | None, one: Answer, version: int, url: str) -> Completion:
         """What there is of a completion with the segment that was added to it."""
@@ -284,23 +295,9 @@ class RemoteSampler:
                 found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
                 check_question(server.dialect, reply, question)
                 for one in found if params.stop else ():
-                    self._check_stop(one, params.stop)
+                    check_stop(self.policy, one, params.stop)
                 self._same(server, held, server.dialect.stamp(reply))
                 return found
-
-    def _check_stop(self, one: Answer, stop: Sequence[str]) -> None:
-        """A completion ends with the first stop string in its text, as this run's tokenizer reads it."""
-        if any(s in self.policy.decode(one.tokens[:-1]) for s in stop):
-            raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
-        whole = self.policy.decode(one.tokens)
-        if (
-            one.finish == "stop"
-            and one.tokens[-1] not in self.policy.end_ids
-            and not any(s in whole for s in stop)
-        ):
-            raise Misbehaved(
-                "a completion is said to have ended and has no stop string: has it another tokenizer?"
-            )
 
     def _same(self, server: RemoteServer, held: object, stamp: object) -> None:
         """Whether it is still the server that has proven itself: it may have been restarted in between."""
@@ -410,13 +407,14 @@ class RemoteSampler:
         ask, stream = partial(self._ask_for, server), partial(key, self.version, server.url)
         probes = sample_probes(ask, self._probes, self.temperature, stream)
         allowed, temperature = self._allowed(server), self.temperature or 1.0
-        off = mean_difference(self.policy, probes, temperature)
+        policy, off = nearest(self.policy, probes, temperature, FINEST)
         if off <= allowed:
             server.spread = off if server.spread is None else server.spread
-            wrong = alters_draws(self.policy, ask, probes, self.temperature, allowed, stream, server.compared)
+            rounding = self._allowed(server)
+            wrong = alters_draws(policy, ask, probes, self.temperature, rounding, stream, server.compared)
             server.compared = server.compared or not wrong
             return wrong
-        if temperature != 1.0 and mean_difference(self.policy, probes, 1.0) <= allowed:
+        if temperature != 1.0 and mean_difference(policy, probes, 1.0) <= allowed:
             return (
                 "its log-probs are those before the temperature; for vLLM add --logprobs-mode "
                 "processed_logprobs"

@@ -16,7 +16,7 @@ import inspect
 import math
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_args
@@ -77,6 +77,8 @@ class Options:
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
     counterexample: Callable[..., str | None] | None = None
     """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
+    unavailable: Callable[..., str] | None = None
+    """(**settings) -> why whom it asks does not answer now, or nothing; `covey stress` wants to know."""
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -120,6 +122,12 @@ class RewardFunction:
     def plain_settings(self) -> dict[str, object]:
         """Its settings without the sandbox: those of its example and its checks."""
         return {name: value for name, value in self.settings.items() if name != "sandbox"}
+
+    @property
+    def may_be_verdict(self) -> bool:
+        """Whether it may say what is correct, by what it declares."""
+        declared = self.options.verdict
+        return not self.options.format_only if declared is None else declared
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -252,6 +260,15 @@ class RewardFunction:
     def broken(self, row: str, what: str) -> RewardError:
         """An error that names the function and the row."""
         return RewardError(f"reward {self.name} on problem {row}: {what}")
+
+
+def canaries(function: RewardFunction, columns: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """(`correct` or `incorrect`, completion) of a reward that declares what it must and must not pay."""
+    makers = {"correct": function.options.example, "incorrect": function.options.counterexample}
+    for kind, make in makers.items():
+        text = make(columns, **function.plain_settings) if make is not None else None
+        if text is not None:
+            yield kind, text
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

@@ -129,3 +129,12 @@ EXTRACTORS: Mapping[str, Callable[[str], str | None]] = {
     "choice": choice,
     "whole": lambda text: text,
 }
+FORMS: Mapping[str, str] = {
+    "boxed": "The answer is \\boxed{{{}}}.",
+    "answer_tag": "<answer>{}</answer>",
+    "hash4": "So it is.\n#### {}",
+    "last_number": "The answer is {}",
+    "choice": "({})",
+    "whole": "{}",
+}
+"""How a correct completion ends under each rule."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from covey_verify.contract import FULL, ISOLATED, LIMITS, reward, unfinished
 from covey_verify.errors import SandboxUnavailable
-from covey_verify.extract import Rule, TextOrMessages, Turns, extract
-from covey_verify.mathematics.answers import FORMS
+from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract
 from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.types import Score

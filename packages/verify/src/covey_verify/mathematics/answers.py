@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Literal
 
 from covey_verify.contract import reward, unfinished
-from covey_verify.extract import Rule, TextOrMessages, Turns, extract, hash4
+from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract, hash4
 from covey_verify.mathematics.compare import compare, exact, no_formula
 from covey_verify.mathematics.magnitude import monstrous
 from covey_verify.mathematics.notation import Node, Percent, clean, parse, too_large, value
@@ -34,15 +34,6 @@ NO_ANSWER = frozenset(
     |not applicable|no answer|see solution|see figure|see above""".replace("\n    ", "").split("|")
 )
 """What data sets say where they have no answer."""
-FORMS = {
-    "boxed": "The answer is \\boxed{{{}}}.",
-    "answer_tag": "<answer>{}</answer>",
-    "hash4": "So it is.\n#### {}",
-    "last_number": "The answer is {}",
-    "choice": "({})",
-    "whole": "{}",
-}
-"""How a correct completion ends under each rule."""
 
 
 def reference_of(answer: object) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from covey_verify.contract import LIMITS, reward, unfinished
-from covey_verify.extract import Rule, TextOrMessages, Turns, extract
-from covey_verify.mathematics.answers import FORMS
+from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract
 from covey_verify.sandbox.client import verifier_server
 from covey_verify.types import Score, Status
 

@@ -21,7 +21,7 @@ import time
 import unicodedata
 import urllib.error
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -290,7 +290,24 @@ Address = Annotated[str, Check(plain_address)]
 Criteria = Annotated[Sequence[str] | Mapping[str, float], Check(_weighed)]
 
 
-@reward(timeout=1800.0, verdict=False)
+def unavailable(
+    url: str,
+    model: str,
+    key_variable: str = "",
+    patience: Patience = Patience(),  # noqa: B008 - as of the judge itself
+    **_: object,
+) -> str:
+    """Why a judge, asked once about a plain answer, gives no verdict on it; nothing if it gives one."""
+    question = Question.of(model, CANARY[0], CANARY[1], ["Is the answer right?"], None)
+    key = os.environ.get(key_variable, "") if key_variable else ""
+    try:
+        asyncio.run(endpoint(url).verdicts(question, key, replace(patience, tries=1)))
+    except (JudgeFailed, Unreadable) as error:
+        return str(error)
+    return ""
+
+
+@reward(timeout=1800.0, verdict=False, unavailable=unavailable)
 async def judge(
     completion: TextOrMessages,
     prompt: str | Messages,

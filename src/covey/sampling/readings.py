@@ -1,0 +1,50 @@
+"""What servers drew, as this run's tokenizer reads it: where a completion has to end, and what no word is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from covey.models.policy import Policy
+from covey.sampling.dialects import Answer, Misbehaved
+
+BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
+"""How a part of a character is read, and how many bytes, and so tokens, a character has at most."""
+
+
+def check_stop(policy: Policy, one: Answer, stop: Sequence[str]) -> None:
+    """A completion ends with the first stop string in its text. Raises Misbehaved.
+
+    Servers look for it once a character is whole, and where padding is drawn they read its name.
+    """
+    before = policy.decode(_whole_characters(policy, one.tokens[:-1]))
+    if any(s in before for s in stop):
+        raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
+    ended = one.finish == "stop" and one.tokens[-1] not in policy.end_ids
+    whole = policy.decode.named(one.tokens)
+    if ended and not any(s in whole for s in stop):
+        raise Misbehaved(
+            "a completion is said to have ended and has no stop string: has it another tokenizer?"
+        )
+
+
+def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
+    """Tokens up to the last one with which a character ends."""
+    end = len(tokens)
+    while end and policy.decode.named(tokens[max(0, end - BYTES) : end]).endswith(BROKEN):
+        end -= 1
+    return tokens[:end]
+
+
+def unread(policy: Policy, drawn: Sequence[np.ndarray]) -> str:
+    """How many tokens of some completions are padding of the embedding, in words; empty where none is."""
+    count = sum(int((tokens >= policy.words).sum()) for tokens in drawn)
+    if not count:
+        return ""
+    return (
+        f"{count:,} of {sum(map(len, drawn)):,} tokens that servers drew are ids from {policy.words} on: the "
+        f"tokenizer has no words for them, the model's embedding is padded to {policy.embedded}, and servers "
+        "draw from all of it. They are trained as they were drawn, and read as nothing. Where they are many, "
+        "cut the embedding (model.resize_token_embeddings), or sample in the process, which never draws them"
+    )
