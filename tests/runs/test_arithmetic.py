@@ -27,7 +27,7 @@ from covey.proof.check_run import check_run, coarsely_computed
 from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of
-from covey.training import setup
+from covey.training import models
 from covey_verify.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
@@ -141,8 +141,8 @@ def test_the_step_that_is_checked_computes_as_the_run(run: Path, monkeypatch) ->
         seen.append(policy.rounds)
         return policy
 
-    load_policy = setup.load_policy
-    monkeypatch.setattr(setup, "load_policy", watched)
+    load_policy = models.load_policy
+    monkeypatch.setattr(models, "load_policy", watched)
     assert all(claim.holds for claim in check(load_run(run), QUIET))
     assert seen == [rounds(run)]
 
