@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,18 @@ def test_every_reward_is_a_name_of_the_package_and_none_loads_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_page_shows_what_the_program_prints(tmp_path: Path, monkeypatch, capsys) -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    Path("tried.jsonl").write_text(next(text for kind, text in blocks if kind == "json"))
+    Path("mine.py").write_text(next(text for _, text in blocks if text.startswith("# mine.py")))
+    commands = [text.split()[1:] for _, text in blocks if text.startswith("covey-verify ")]
+    assert [words[0] for words in commands] == ["score", "stress"]
+    shown = [text.splitlines() for kind, text in blocks if not kind]
+    for words, lines in zip(commands, shown, strict=True):
+        main(words)
+        said = capsys.readouterr()
+        assert {*lines} - {"..."} <= {*said.out.splitlines(), *said.err.splitlines()}
