@@ -46,13 +46,13 @@ from trl.trainer.utils import nanstd
 from covey.advantage import with_advantages
 from covey.batching import collate
 from covey.config.algorithm import build_algorithm
-from covey.config.trl import algorithm_of
+from covey.config.trl_loss import algorithm_of
 from covey.objective import corrections, penalties, preference, ratios, reductions, surrogates, token_weights
-from covey.objective.algorithms import PRESETS, Algorithm, Entropy
+from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
 from covey.objective.reductions import Totals
 from covey.types import Completion, Group, Problem
 

@@ -94,7 +94,8 @@ DISEASES: dict[str, Disease] = {
     "std": Disease(
         "S123", "dividing by the std prefers very hard prompts", "uneven", {},
         {"algorithm.advantage": "group_centered"}, "std_overweight", "gradient_share/overweight",
-        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 10},
+        {"rollout.group_size": 64, "rollout.prompts_per_step": 16, "rollout.max_tokens": 32,
+         "train.lr": 5e-5},
     ),
     "farming": Disease(
         "S124", "a format is paid more than the answer", "forms",

@@ -154,7 +154,7 @@ WORLDS: Mapping[str, World] = {
     "solved": World("s"),
     "never": World("g", {"g": NONE}),
     "rare": World("g", {"g": OTHER}),
-    "uneven": World("fffffg", {"f": OTHER}),
+    "uneven": World("ffc", {"f": OTHER}),
     "wasted": World("ssllg", {"l": NONE}),
     "lottery": World("l", {"l": LOTTERY}),
     "humming": World("h", {"h": OTHER}),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from covey.cli import main
-from covey.cli.settings import settings, show
+from covey.cli.settings import loss_rows, settings, show
 from covey.config import trl
-from covey.config.algorithm import algorithm_keys, algorithm_settings
-from covey.config.effects import AXES_IN_WORDS, EFFECTS, LOSS_EFFECTS, USUAL, effect
-from covey.config.sources import key_paths
+from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
+from covey.config.rows import Row, key_paths, schema_rows
 from covey.insight.rules import RULES
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
@@ -43,14 +43,39 @@ def test_every_key_of_the_algorithm_is_explained(key: str, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith(f"{key} (")
 
 
-def test_there_is_an_effect_for_every_setting_of_the_algorithm_and_for_no_other() -> None:
-    known = {(function, p.name) for _, function, p in algorithm_settings()}
-    assert [f"{function}.{name}" for function, name in known if not effect(function, name)] == []
-    assert {e for e in EFFECTS if "." in e} <= {f"{function}.{name}" for function, name in known}
-    assert set(USUAL) <= {*key_paths(), *algorithm_keys()}
-    assert set(AXES_IN_WORDS) == {k.split(".")[1] for k in algorithm_keys() if k.count(".") == 1} - {
-        "estimator"
-    }
+def undescribed(rows: Iterable[Row]) -> list[str]:
+    """Settings that say nothing of themselves: by function and parameter, or by key."""
+    names = (f"{row.owner}.{row.key.rpartition('.')[2]}" if row.owner else row.key for row in rows)
+    return [name for name, row in zip(names, rows, strict=True) if not row.setting.effect]
+
+
+def test_every_setting_describes_itself() -> None:
+    """A new one needs its sentence where it is defined: `Annotated[float, Setting("...")]`."""
+    assert undescribed([*schema_rows(), *algorithm_rows(), *loss_rows()]) == []
+
+
+def plain_margin(rewards: object, *, margin: float = 0.25) -> object:
+    """Rewards above a margin."""
+    return rewards
+
+
+def test_a_setting_without_a_description_is_named() -> None:
+    assert undescribed(list(rows_of(plain_margin, "algorithm.advantage"))) == ["plain_margin.margin"]
+
+
+def test_a_function_of_the_user_is_explained_though_it_describes_no_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def best(rewards, *, margin=0.25, most: int = 3):\n    'Best of a group.'\n    return rewards\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "mine.py:best"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "mine.py:best (of function): Best of a group.",
+        "mine.py:best.margin (of best, default 0.25)",
+        "mine.py:best.most (of best, default 3)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +137,7 @@ def test_what_is_no_setting_is_explained_with_its_source(
 def test_numbers_have_usual_values() -> None:
     """Every setting that is a number and changes what is learned says what others use."""
     numbers = {k for k in key_paths() if k.split(".")[0] in ("rollout", "train")}
-    assert {k for k in numbers if not USUAL.get(k)} <= WITHOUT
+    assert {row.key for row in schema_rows() if row.key in numbers and not row.setting.usual} <= WITHOUT
 
 
 WITHOUT = {
@@ -121,13 +146,3 @@ WITHOUT = {
     *("train.tokens_per_micro_batch", "train.final", "train.batch_size", "train.save_every", "train.betas"),
 }
 """Switches, and what does not change the result."""
-
-
-def test_a_setting_that_nobody_has_described_is_listed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delitem(EFFECTS, "constant_length.length")
-    monkeypatch.delitem(LOSS_EFFECTS, "beta")
-    assert main(["explain", "algorithm.reduce"]) == 0
-    assert main(["explain", "loss.beta"]) == 0
-    assert "nothing is said of it yet" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 from covey.config.schema import Guards
 from covey.estimates import Evaluation
 from covey.insight.evidence import RATE, errors_needed, noise
-from covey.insight.findings import Finding, Seen, unknown
+from covey.insight.findings import WINDOW, Finding, Seen, unknown
 from covey.insight.rules import RULES, explain, gravest, no_signal
 from covey.insight.verdict import change
 from covey.objective.diagnostics import answers_inside, standard_error
@@ -32,7 +32,7 @@ SHORT = [world for world in WORLDS if world.steps <= 40]
 def test_hardly_a_run_in_which_nothing_happens_is_told_that_it_is_gravely_ill(world: ALARMS.World) -> None:
     share, counts = ALARMS.severe_share(world, 12)
     assert share == 0, counts
-    assert not counts["farmed"] + counts["leaps"] + counts["flat"], counts
+    assert not counts["farmed"] + counts["leaps"] + counts["flat"] + counts["dead_weight"], counts
 
 
 @pytest.mark.slow
@@ -40,6 +40,7 @@ def test_hardly_a_run_in_which_nothing_happens_is_told_that_it_is_gravely_ill(wo
 def test_at_most_one_run_in_a_hundred_is_gravely_ill_by_chance(world: ALARMS.World) -> None:
     share, counts = ALARMS.severe_share(world, 300)
     assert share <= 0.01, counts
+    assert counts["dead_weight"] <= 3, counts
     if world in ALARMS.SLOW:
         assert counts["flat"] + counts["too_hard"] <= 3, counts
 
@@ -80,6 +81,54 @@ def test_all_looks_of_a_run_share_one_error_rate() -> None:
     assert (looks > needed).any(1).mean() < 2 * RATE
     assert errors_needed(4.0, 10) > 2 * errors_needed(200.0, 10), "few steps say little of their noise"
     assert errors_needed(0.0, 1) == np.inf
+
+
+def test_looks_at_overlapping_windows_are_counted_as_windows_and_err_no_more_often() -> None:
+    """The last steps less the first ones, of independent steps, looked at after every step."""
+    generator, runs, often = np.random.default_rng(2), 8000, 0.02
+    steps = generator.normal(size=(runs, 60))
+    ever = np.zeros(runs, bool)
+    for n in range(WINDOW + 1, 61):
+        width = max(WINDOW, n // 5)
+        change = steps[:, n - width : n].mean(1) - steps[:, :width].mean(1)
+        ever |= change > errors_needed(np.inf, 1 + n / WINDOW, often) * np.sqrt(2 / width)
+    assert 0.3 * often < ever.mean() < often, "as often as is allowed, and not a tenth of it"
+
+
+def test_data_that_is_uneven_is_told_from_small_groups_that_are_dead_by_luck() -> None:
+    generator = np.random.default_rng(3)
+    for size, uneven in ((8, True), (4, True), (4, False), (2, False)):
+        records = []
+        for n in range(40):
+            chances = generator.choice([0, 0, 0.5, 1, 1] if uneven else [0.4, 0.6], 12)
+            solved = generator.random((12, size)) < chances[:, None]
+            right, wrong = solved.all(1).mean(), (~solved.any(1)).mean()
+            records.append({
+                "step": n, "accuracy": solved.mean(), "groups/count": 12.0, "groups/dead": right + wrong,
+                "groups/dead_correct": right, "groups/dead_incorrect": wrong, "groups/collapsed": 0.0,
+            })  # fmt: skip
+        said = [f.id for f in explain(records, [], {"rollout.group_size": size}.get)]
+        assert ("dead_weight" in said) is uneven, (size, uneven, said)
+
+
+def test_what_every_group_was_so_far_is_not_certain() -> None:
+    """A share of the groups is as sure as their number makes it."""
+    few, many = ([{"groups/dead": 1.0, "groups/count": n}] * 5 for n in (2.0, 200.0))
+    unsure, sure = (noise([records], "groups/dead").error(5) for records in (few, many))
+    assert 0 < 20 * sure < unsure
+
+
+def test_an_answer_that_is_lost_in_training_is_not_a_form_that_was_never_known() -> None:
+    rates = [0.35, 0.4, 0.35, 0.55, 0.7, 0.7, 0.65, 0.65, 0.8, 0.8, 0.8, 0.85]
+    (rule,) = (rule for rule in RULES if rule.id == "unparsable")
+
+    def said(rates: list[float]) -> str | None:
+        records = [{"step": n, "reward/answer/no_answer": rate} for n, rate in enumerate(rates)]
+        return rule.holds(Seen(records, (), unknown))
+
+    assert said([0.8] * 12)
+    assert not said(rates), "what came in training is paid for by something, which has a name soon"
+    assert said(rates + [0.85] * 10)
 
 
 def test_standard_errors_are_clustered_by_group_and_without_them_steps_are_compared() -> None:

@@ -3,7 +3,8 @@
     python benchmarks/reliability/fuzz.py [--trials 2000] [--seed 0] [--write]
 
 In process. Of configs and data, without a model, exactly what `covey train` does before it loads one; of run
-folders, what looks at them: the commands and the questions of the pages.
+folders, what looks at them: the commands and the questions of the pages. A folder has odd values and bytes,
+or a log changed under its seals, or a file that is made to harm: these have to be named.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from folders import READERS, SECRET, damage_sealed, make_hostile
 from harness import report
 
 from covey.cli import main as covey
 from covey.config.load import load_config
+from covey.config.rows import key_paths
 from covey.config.schema import Data
-from covey.config.sources import key_paths
+from covey.integrity import SEAL, sealed_line
 from covey.tasks.files import read_problems
 from covey.ui.compare import compared
 from covey.ui.records import Runs, group_page, listed_runs, run_page, step_page
@@ -45,6 +48,8 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+LONGEST = 30
+"""Seconds that a look at a run may take on a busy machine."""
 ODD = (b"\n", b"{", b"}", b"&a *a", b"\xff\xfe", b"[" * 50, b"\t", b": ")
 
 
@@ -113,8 +118,9 @@ def made_runs(folder: Path) -> None:
 
 
 def with_other_value(line: bytes, rng: random.Random) -> bytes:
-    """A record in which one value, however deep, is odd or gone."""
+    """A record in which one value, however deep, is odd or gone; half of the time with the seal of that."""
     record = json.loads(line)
+    seal = record.pop(SEAL)
     place = record
     while True:
         key = rng.choice(sorted(place) if isinstance(place, dict) else range(len(place)))
@@ -126,7 +132,8 @@ def with_other_value(line: bytes, rng: random.Random) -> bytes:
         del place[key]
     else:
         place[key] = rng.choice((*VALUES, 10**400, {"a": [1]}, -7))
-    return json.dumps(record).encode()
+    again = sealed_line(record) if rng.random() < 0.5 else json.dumps({**record, SEAL: seal})
+    return again.rstrip().encode()
 
 
 def damage_run(run: Path, rng: random.Random) -> str:
@@ -142,6 +149,8 @@ def damage_run(run: Path, rng: random.Random) -> str:
         number = rng.randrange(len(lines))
         lines[number] = with_other_value(lines[number], rng)
         path.write_bytes(b"\n".join(lines) + b"\n")
+        if rng.random() < 0.5:
+            (run / "result.json").unlink()  # which has the seal of the whole log
     elif rng.random() < 0.1:
         path.unlink()
     else:
@@ -149,53 +158,80 @@ def damage_run(run: Path, rng: random.Random) -> str:
     return path.name
 
 
-def looks(folder: Path) -> list[Callable[[], object]]:
-    """All that looks at a run: commands, and the pages' questions."""
+def looks(folder: Path) -> dict[str, Callable[[], str]]:
+    """All that looks at a run, by what is said of it in folders.py: commands, and the pages' questions."""
     run, other = folder / "runs" / "r", folder / "whole" / "grpo"
-    commands = [
-        "show R",
-        "show R 1",
-        "show R 1 1",
-        "explain R",
-        "diff R O",
-        "diff O R",
-        "report R -o F/report.html",
-    ]
-    commands += ["pairs R -o F/pairs.jsonl", "rescore R F/rewards.py:varied"]
+    commands = ["show R", "show R 1", "show R 1 1", "explain R", "diff R O", "diff O R"]
+    commands += ["report R -o F/report.html", "pairs R -o F/pairs.jsonl", "rescore R F/rewards.py:varied"]
     words = {"R": str(run), "O": str(other)}
-    split = [[words.get(w, w.replace("F/", f"{folder}/")) for w in command.split()] for command in commands]
-    pages = (
-        lambda: listed_runs(Runs(run.parent)),
-        lambda: run_page("r", run),
-        lambda: step_page(run, 1),
-        lambda: group_page(run, 1, 1),
-        lambda: token_page(run, 1, 1, 1),
-        lambda: compared(run, other),
-    )
-    return [
-        *(partial(command, words) for words in split),
-        *(lambda page=page: json_answer(page()) for page in pages),
-    ]
+    split = {c: [words.get(w, w.replace("F/", f"{folder}/")) for w in c.split()] for c in commands}
+    pages: dict[str, Callable[[], object]] = {
+        "page list": lambda: listed_runs(Runs(run.parent)),
+        "page run": lambda: run_page("r", run),
+        "page step": lambda: step_page(run, 1),
+        "page group": lambda: group_page(run, 1, 1),
+        "page tokens": lambda: token_page(run, 1, 1, 1),
+        "page compare": lambda: compared(run, other),
+    }
+    return {
+        **{c: partial(command, own) for c, own in split.items()},
+        **{name: lambda page=page: json_answer(page()).body.decode() for name, page in pages.items()},
+    }
 
 
-def command(words: list[str]) -> None:
-    """Raise what a command could not answer."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+def command(words: list[str]) -> str:
+    """What a command said, and the report it wrote. Raises what it could not answer."""
+    out, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
         code = covey(words)
     if "a bug in covey" in said.getvalue():
         raise AssertionError(f"{words[0]}: {said.getvalue().splitlines()[-1]}")
     if code > 1:
         raise CoveyError(said.getvalue())
+    written = Path(words[-1]).read_text() if words[0] == "report" else ""
+    return out.getvalue() + said.getvalue() + written
+
+
+def prepared(folder: Path, rng: random.Random) -> tuple[Path, Path]:
+    """A whole run that may be damaged, and another one."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    names = rng.sample(("grpo", "ppo"), 2)
+    run = folder / "runs" / "r"
+    shutil.copytree(folder / "whole" / names[0], run, ignore=shutil.ignore_patterns("*.safetensors"))
+    return run, folder / "whole" / names[1]
 
 
 def look_at_damage(folder: Path, rng: random.Random) -> None:
     """One look at a run with one damage."""
-    shutil.rmtree(folder / "runs", ignore_errors=True)
-    whole = folder / "whole" / rng.choice(("grpo", "ppo"))
-    shutil.copytree(whole, folder / "runs" / "r", ignore=shutil.ignore_patterns("*.safetensors"))
-    damage_run(folder / "runs" / "r", rng)
-    rng.choice(looks(folder))()
+    run, _ = prepared(folder, rng)
+    damage_run(run, rng)
+    rng.choice([*looks(folder).values()])()
+
+
+def look_at_folder(folder: Path, rng: random.Random, hostile: bool) -> None:
+    """One look at a file that was changed under its seal, or that is made to harm.
+
+    Raises AssertionError where the look takes long, does not name the file, or shows another one.
+    """
+    run, other = prepared(folder, rng)
+    name, how = make_hostile(run, folder / "outside", rng) if hostile else damage_sealed(run, other, rng)
+    every = looks(folder)
+    own = READERS[name]
+    look = rng.choice(own if rng.random() < 0.8 else sorted(every))
+    case, started = f"{how}, {name}, {look}", time.monotonic()
+    try:
+        said = every[look]()
+    except CoveyError as error:
+        said = str(error)
+    except Exception as error:
+        raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
+    places = (Path(name).name, Path(name).parent.name or name)
+    if SECRET in said:
+        raise AssertionError(f"{case}: shows a file from elsewhere")
+    if look in own and not any(place in said for place in places):
+        raise AssertionError(f"{case}: does not name the file: {said[:200]}")
+    if time.monotonic() - started > LONGEST:
+        raise AssertionError(f"{case}: took {time.monotonic() - started:.0f} s")
 
 
 def main() -> None:
@@ -233,15 +269,23 @@ def main() -> None:
                     examples.setdefault(f"{kind}: {type(error).__name__}: {str(error)[:80]}", content)
                 slowest = max(slowest, time.monotonic() - started)
         made_runs(Path(folder))
-        for trial in range(arguments.trials // 2):
-            try:
-                look_at_damage(Path(folder), random.Random(f"{arguments.seed} {trial}"))
-                found["run: accepted"] += 1
-            except CoveyError:
-                found["run: answered"] += 1
-            except Exception as error:
-                found["tracebacks"] += 1
-                examples.setdefault(f"run: {type(error).__name__}: {str(error)[:300]}", str(trial).encode())
+        kinds_of_run: dict[str, Callable[[Path, random.Random], None]] = {
+            "run": look_at_damage,
+            "sealed logs": partial(look_at_folder, hostile=False),
+            "hostile folders": partial(look_at_folder, hostile=True),
+        }
+        for kind, look in kinds_of_run.items():
+            for trial in range(arguments.trials // 2 if kind == "run" else arguments.trials // 4):
+                try:
+                    look(Path(folder), random.Random(f"{arguments.seed} {trial}"))
+                    found[f"{kind}: accepted"] += 1
+                except CoveyError:
+                    found[f"{kind}: answered"] += 1
+                except Exception as error:
+                    found["tracebacks"] += 1
+                    examples.setdefault(
+                        f"{kind}: {type(error).__name__}: {str(error)[:300]}", str(trial).encode()
+                    )
     for error, content in examples.items():
         print(error, content[:300])
     figures = {**found, "tracebacks": found["tracebacks"], "slowest answer, ms": round(1000 * slowest)}

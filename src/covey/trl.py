@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from covey import api
 from covey.config.given import with_given
 from covey.config.start import Start
-from covey.config.trl import LEFT_OUT, LOSS, NAMES, SAME, algorithm_of, told
+from covey.config.trl import DEFAULTS, LOSS, NAMES, OTHERS, SAME, told
+from covey.config.trl_loss import algorithm_of
 from covey.config.usercode import spec_of
 from covey.errors import GuardStop
 from covey.models.load import load_policy
@@ -35,73 +36,20 @@ if TYPE_CHECKING:
     from covey.config.load import Loaded
     from covey.insight.ending import Result
 
-_BATCH: Mapping[str, int | float | None] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "steps_per_generation": None,
-    "generation_batch_size": None,
-    "num_train_epochs": 3.0,
-    "max_steps": -1,
-}
-"""The names that together say how large a batch is and how many there are, with TRL's defaults."""
+_BATCH = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_train_epochs",
+    "max_steps",
+)
+"""The names that together say how large a batch is and how many there are."""
 _COUNTS = ("save_steps", "eval_steps")
 """In optimizer steps."""
-_DEFAULTS: Mapping[str, object] = {
-    "num_generations": 8,
-    "max_completion_length": 512,
-    "num_iterations": 1,
-    "learning_rate": 1e-6,
-    "lr_scheduler_type": "linear",
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "seed": 42,
-    "save_steps": 500,
-    "loss_type": LOSS["loss_type"],
-    "save_strategy": "steps",
-    "eval_strategy": "no",
-    "per_device_eval_batch_size": 8,
-    "top_entropy_quantile": 1.0,
-    "entropy_target": 0.2,
-    "entropy_coef_max": 1.0,
-    "entropy_coef_delta": 0.005,
-    "repetition_penalty": 1.0,
-    "adam_epsilon": 1e-08,
-    "vllm_mode": "colocate",
-    "vllm_model_impl": "vllm",
-    "vllm_server_host": "0.0.0.0",  # noqa: S104
-    "vllm_server_port": 8000,
-    "vllm_server_timeout": 240.0,
-    "vllm_group_port": 51216,
-    "vllm_gpu_memory_utilization": 0.3,
-    "vllm_tensor_parallel_size": 1,
-    "vllm_importance_sampling_correction": True,
-    "vllm_importance_sampling_mode": "sequence_mask",
-    "vllm_importance_sampling_clip_max": 3.0,
-    "ds3_gather_for_generation": True,
-    "logging_strategy": "steps",
-    "logging_steps": 10,
-    "log_on_each_node": True,
-    "logging_nan_inf_filter": True,
-    "include_num_input_tokens_seen": "no",
-    "log_level": "passive",
-    "log_level_replica": "warning",
-    "report_to": "none",
-    "project": "huggingface",
-    "log_multimodal": True,
-    "skip_memory_metrics": True,
-    "hub_strategy": "every_save",
-    "average_tokens_across_devices": True,
-    "ddp_timeout": 1800,
-    "local_rank": -1,
-    "shuffle_dataset": True,
-    "dataloader_pin_memory": True,
-    "dataloader_in_order": True,
-    "train_sampling_strategy": "random",
-    "length_column_name": "length",
-    "pad_to_multiple_of": "auto",
-    "eval_do_concat_batches": True,
-}
-"""TRL's, where they are more than nothing and covey's differ, could come to, or do not exist."""
+_OUR_DEFAULT = "gradient_checkpointing"
+"""Where covey's default stays: TRL recomputes layers unless told otherwise, which changes no number."""
+_DEFAULTS = {name: value for name, value in DEFAULTS.items() if name != _OUR_DEFAULT and value is not None}
 _VLLM = "vllm_importance_sampling_"
 NO_LIMIT = 1_000
 """Calls of tools, where TRL sets no limit."""
@@ -127,10 +75,10 @@ class GRPOConfig:
         for name, value in names.items():
             if name not in NAMES:
                 raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
-            default = value == _DEFAULTS[name] if name in _DEFAULTS else not value
+            default = value == DEFAULTS[name] if name in DEFAULTS else not value
             if name in SAME or name in LOSS or name in _OWN or value is None or default:
                 continue
-            if name in LEFT_OUT:
+            if OTHERS[name].inert:
                 self.note(told(name))
             else:
                 raise ConfigError(f"GRPOConfig: {name}={value!r}: {told(name)}")
@@ -157,9 +105,11 @@ class GRPOConfig:
         if given.get("use_cpu"):
             found["device"] = "cpu"
         found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
-        if given.get("use_vllm") and (url := given.get("vllm_server_base_url")):
+        url = given.get("vllm_server_base_url")
+        if given.get("use_vllm") and url:
             found["rollout.sampler"] = {"url": [url]}
-            if correction := _correction(given):
+            correction = _correction(given)
+            if correction:
                 algorithm = algorithm_of({name: found.pop(name) for name in LOSS if name in found})
                 first = [algorithm["correction"]] if algorithm["correction"] else []
                 found["algorithm"] = {**algorithm, "correction": [*first, correction]}
@@ -169,10 +119,11 @@ class GRPOConfig:
         """Sizes and number of rollout batches, of one process."""
 
         def number(name: str, otherwise: float = 0) -> int:
-            value = given.get(name, _BATCH.get(name))
+            value = given.get(name)
             return int(value if isinstance(value, int | float) else otherwise)
 
-        group, passes = number("num_generations"), number("num_iterations")
+        group = number("num_generations")
+        passes = number("num_iterations")
         step = number("per_device_train_batch_size") * number("gradient_accumulation_steps")
         per_pass = number("steps_per_generation", number("gradient_accumulation_steps"))
         size = number("generation_batch_size", number("per_device_train_batch_size") * per_pass)
@@ -181,13 +132,15 @@ class GRPOConfig:
                 f"GRPOConfig: a rollout batch of {size} completions is no multiple of {group} "
                 f"(num_generations) and {step} (those of an optimizer step)"
             )
-        prompts, epochs = size // group, given.get("num_train_epochs", _BATCH["num_train_epochs"])
+        prompts = size // group
+        epochs = given["num_train_epochs"]
         updates = size // step * passes
         batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
         if number("max_steps") > 0:
             batches = -(-number("max_steps") // updates)
         for name in ("max_steps", *_COUNTS):
-            if (asked := number(name)) > 0 and asked % updates and name in self.names:
+            asked = number(name)
+            if asked > 0 and asked % updates and name in self.names:
                 self.note(
                     f"{name}={asked} is {-(-asked // updates) * updates} here: a rollout batch is "
                     f"{updates} optimizer steps, and steps end with it"
@@ -250,9 +203,11 @@ class GRPOTrainer:
         environment_factory: Callable[[], object] | None = None,
         **others: object,
     ) -> None:
-        if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
+        refused = [name for name, value in others.items() if value not in (None, (None, None))]
+        if refused:
             raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; leave it out")
-        self.model, self.args = model, args or GRPOConfig()
+        self.model = model
+        self.args = args or GRPOConfig()
         self.result: Result | None = None
         """None before `train`, and where a guard stopped it."""
         self._stopped = ""
@@ -276,11 +231,11 @@ class GRPOTrainer:
         }
         most = self._settings.pop("max_tool_calling_iterations", None) or NO_LIMIT
         if tools or environment_factory:
-            functions, made = (
-                [_spec(f) for f in tools or ()],
-                environment_factory and _spec(environment_factory),
-            )
-            self._settings["rollout.tools"] = {"functions": functions, "environment": made, "max_calls": most}
+            self._settings["rollout.tools"] = {
+                "functions": [_spec(f) for f in tools or ()],
+                "environment": environment_factory and _spec(environment_factory),
+                "max_calls": most,
+            }
         if peft_config is not None:
             self._settings["lora"] = _lora(peft_config)
 
@@ -364,7 +319,8 @@ def _rewards(functions: object, weights: object) -> list[object]:
 
 def _spec(function: Callable[..., object]) -> str:
     """How another process finds a tool or an environment. Raises ConfigError for one that it cannot."""
-    if (spec := spec_of(function, Path())) is None:
+    spec = spec_of(function, Path())
+    if spec is None:
         raise ConfigError(
             f"GRPOTrainer: {name_of(function)} is no function or class of a file or a module; calls run in "
             "processes of their own, which have to find it there"
@@ -382,14 +338,12 @@ def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
     known = [(entry, Reward("", f)) for entry, f in functions if callable(f)]
     if len(rewards) < 2 or any(reward.options.verdict for _, reward in known):
         return []
-    asks = [
-        (entry, read)
-        for entry, reward in known
-        if reward.may_be_verdict and (read := sorted(columns.intersection(reward.parameters) - _PROMPTS))
-    ]
-    if len(asks) != 1:
+    able = [(entry, reward) for entry, reward in known if reward.may_be_verdict]
+    columns_read = [(entry, sorted(columns.intersection(r.parameters) - _PROMPTS)) for entry, r in able]
+    verifiers = [(entry, read) for entry, read in columns_read if read]
+    if len(verifiers) != 1:
         return []
-    ((entry, read),) = asks
+    ((entry, read),) = verifiers
     (settings,) = entry.values()
     settings["verdict"] = True
     why = f"the only reward that asks for a column ({read[0]}); @covey.reward(verdict=True) chooses another"

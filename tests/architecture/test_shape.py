@@ -13,7 +13,7 @@ import pytest
 
 import covey
 import covey_verify
-from covey.config.sources import key_paths
+from covey.config.rows import key_paths
 from covey.rewards.scorer import Rewards
 from covey_verify.sandbox.choice import choose
 

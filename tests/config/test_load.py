@@ -12,8 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.config.algorithm import RECORDS
+from covey.config.layers import SHORT
 from covey.config.load import load_config, resolved, resolved_yaml
-from covey.config.sources import key_paths
+from covey.config.rows import key_paths
+from covey.objective.value import Critic
 from covey.ui.records import differing_settings
 from covey_verify.errors import ConfigError
 
@@ -43,6 +46,8 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
             "run.yaml:2: train.lerning_rate is not a setting; did you mean train.lr?",
         ),
         ("train: {lr: -1}\n", "run.yaml:1: train.lr = -1: input should be greater than or equal to 0"),
+        ("guards: {kl_warn: yes}\n", "run.yaml:1: guards.kl_warn = True: a number is expected"),
+        ("method: [rl]\n", "run.yaml:1: method = ['rl']: one of these is expected: rl, sft"),
         ("train: {betas: [0.9, 1.5]}\n", "run.yaml:1: train.betas.1 = 1.5: input should be less than 1"),
         ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
         ("seed: 010\n", "seed: YAML reads 010 as the number 8: write 10"),
@@ -330,3 +335,12 @@ def test_the_length_that_a_loss_divides_by_stands_as_a_number(tmp_path: Path) ->
     (tmp_path / "config.yaml").write_text(resolved_yaml(again))
     shown = {s["setting"]: s["value"] for s in differing_settings(tmp_path)}
     assert shown["algorithm.name"] == "dr_grpo" and not any("reduce" in name for name in shown)
+
+
+def test_a_setting_of_an_axis_leaves_what_its_short_form_says(tmp_path: Path) -> None:
+    assert set(RECORDS) <= set(SHORT)
+    (tmp_path / "run.yaml").write_text("algorithm: {name: ppo, critic: policy, kl: 0.2}\n")
+    options = ["--algorithm.critic.lr", "1e-4", "--algorithm.kl.estimator", "k2"]
+    algorithm = load_config(tmp_path / "run.yaml", options).algorithm
+    assert algorithm.critic == Critic(trunk="policy", lr=1e-4)
+    assert algorithm.kl is not None and algorithm.kl.coef == 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 from importlib.util import find_spec
@@ -14,18 +13,14 @@ import pytest
 from covey.config import trl
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.load import load_config
-from covey.config.sources import key_paths
+from covey.config.rows import key_paths
+from covey.config.trl_loss import algorithm_of
 from covey_verify.errors import ConfigError
-
-LINES = [line.partition(" ") for line in (Path(__file__).parent / "trl_1_16.txt").read_text().splitlines()]
-CHECKED_IN = {name for name, _, _ in LINES}
-DEFAULTS = {name: ast.literal_eval(default) for name, _, default in LINES if default}
-"""Those of GRPOConfig."""
 
 
 def test_every_name_of_trl_is_in_the_table_once() -> None:
-    assert trl.NAMES - trl.OLDER == CHECKED_IN
-    kinds = [*trl.SAME, *trl.LOSS, *trl.INSTEAD, *(n for names in trl.ABSENT.values() for n in names)]
+    assert set(trl.CHECKED_IN) == trl.NAMES - trl.OLDER
+    kinds = [*trl.SAME, *trl.LOSS, *trl.OTHERS]
     assert len(kinds) == len(set(kinds)) == len(trl.NAMES)
 
 
@@ -36,28 +31,24 @@ def test_the_table_is_that_of_the_installed_trl() -> None:
     from trl.scripts.grpo import GRPOScriptArguments
 
     kinds = (GRPOConfig, ModelConfig, GRPOScriptArguments)
-    assert {f.name for kind in kinds for f in dataclasses.fields(kind)} == CHECKED_IN
+    assert {f.name for kind in kinds for f in dataclasses.fields(kind)} == set(trl.CHECKED_IN)
     made = GRPOConfig(output_dir=None, use_cpu=True, bf16=False)
     every = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
     found = {n: getattr(made, n) if d is dataclasses.MISSING else d for n, d in every.items()}
-    assert found == DEFAULTS
-
-
-def test_the_loss_has_the_defaults_of_trl() -> None:
-    assert {name: DEFAULTS[name] for name in trl.LOSS} == dict(trl.LOSS)
+    assert found == trl.DEFAULTS
 
 
 def test_what_to_write_instead_are_settings() -> None:
     settings = set(key_paths())
     assert set(trl.SAME.values()) <= settings
-    for name, remedy in trl.INSTEAD.items():
-        keys = re.findall(r"(?:train|rollout|eval|data)(?:\.\w+)+", remedy)
+    for name, other in trl.OTHERS.items():
+        keys = re.findall(r"(?:train|rollout|eval|data)(?:\.\w+)+", other.remark)
         assert set(keys) <= settings, name
 
 
 def algorithm(**given: Any) -> dict[str, Any]:
     """What TRL's names come to, without what is empty."""
-    full = describe(build_algorithm(trl.algorithm_of(given)))
+    full = describe(build_algorithm(algorithm_of(given)))
     return {axis: value for axis, value in full.items() if value not in (None, [], 0.0)}
 
 
@@ -200,7 +191,7 @@ def test_names_that_mean_the_same_are_renamed_with_a_note(tmp_path: Path) -> Non
 def test_a_loss_of_trl_is_said_and_stands_alone() -> None:
     loaded = load_config(overrides=["--loss_type", "dr_grpo", "--epsilon", "0.1"])
     assert describe(loaded.algorithm) == describe(
-        build_algorithm(trl.algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1}))
+        build_algorithm(algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1}))
     )
     (note,) = loaded.notes
     assert note.startswith("loss_type, epsilon: TRL's loss")
@@ -230,7 +221,7 @@ def test_trls_steps_are_updates() -> None:
         load_config(overrides=["--max_steps", "8", "--num_iterations", "2", "--train.updates_per_batch", "2"])
 
 
-@pytest.mark.parametrize("name", sorted({*trl.INSTEAD, *(n for names in trl.ABSENT.values() for n in names)}))
+@pytest.mark.parametrize("name", sorted(trl.OTHERS))
 def test_no_other_name_is_guessed_at(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[f"--{name}", "1"])

@@ -31,11 +31,11 @@ from covey.objective import (
     surrogates,
     token_weights,
 )
-from covey.objective.algorithms import PRESETS, Algorithm, Entropy
+from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
 from covey.objective.reductions import constant_length, token_mean
 from covey.types import Completion, Group, Problem
 from covey_verify.types import StepRewards

@@ -18,11 +18,11 @@ from covey.objective import (
     surrogates,
     token_weights,
 )
-from covey.objective.algorithms import PRESETS, Entropy
+from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
 from covey.objective.bound import bind
 from covey.objective.data import OFFERED
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
 from covey_verify.errors import ConfigError
 from tests.objective.table import ALGORITHMS
 

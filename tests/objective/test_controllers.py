@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.objective.algorithms import PRESETS, Entropy
+from covey.objective.algorithms import PRESETS
 from covey.objective.controllers import (
     Coefficients,
     adaptive_entropy,
@@ -16,7 +16,7 @@ from covey.objective.controllers import (
     next_coefficients,
 )
 from covey.objective.filters import informative, pass_rate_band
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
 from tests.fakes import group
 
 

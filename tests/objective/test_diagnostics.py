@@ -26,6 +26,7 @@ from covey.objective.diagnostics import (
 )
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
+from covey.types import Group
 from covey_verify.types import StepRewards
 from tests.fakes import group
 from tests.objective.test_loss import algorithm, made_inputs, t
@@ -170,6 +171,18 @@ def test_rewards_are_correlated_where_both_judged_and_both_vary() -> None:
         "reward/correlation/x/y": pytest.approx(0)
     }
     assert correlations({"x": np.array([0, 1, nan, nan]), "y": np.array([nan, nan, 0, 1.0])}) == {}
+
+
+def test_what_mixes_scripts_has_a_standard_error_by_group() -> None:
+    def written(text: str) -> Group:
+        plain = group([0, 0])
+        return replace(plain, completions=tuple(replace(c, text=text) for c in plain.completions))
+
+    metrics = group_metrics([written("so we say 答案"), written("so we say"), written("答案"), written("")])
+    assert metrics["text/mixed_scripts"] == 0.25
+    assert metrics["text/mixed_scripts/stderr"] == pytest.approx(math.sqrt(0.25 * 0.75 / 3)), (
+        "four, not eight"
+    )
 
 
 def test_a_reward_is_held_against_the_verdict_within_groups() -> None:

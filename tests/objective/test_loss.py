@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from covey.objective import corrections, penalties, ratios, reductions, surrogates, token_weights
-from covey.objective.algorithms import PRESETS, Algorithm, Entropy
+from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import Bound, bind
 from covey.objective.data import LossInputs
 from covey.objective.diagnostics import gradient_coefficient
 from covey.objective.loss import penalty, policy_loss, policy_values
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
 from covey.objective.reductions import Totals
 from tests.objective.table import evaluated, inputs_of, leaves, made_batch, made_groups
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,43 @@ def test_a_row_of_other_types_or_there_twice_is_named_by_its_line(folder: Path, 
     damaged(rows[1])
     rewrite_rollouts(folder, 0, rows)
     with pytest.raises(CheckpointError, match=r"step_000000\.jsonl:2: damaged"):
+        read_rollouts(folder, 0)
+
+
+def test_rows_that_changed_places_are_not_given_the_tokens_of_each_other(folder: Path) -> None:
+    """Each is sealed, so nothing but its place says whose the arrays are."""
+    path = folder / "rollouts/step_000000.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for changed, number in (
+        ([lines[1], lines[0], *lines[2:]], 1),
+        ([lines[0], lines[3], lines[2], lines[1]], 2),
+        ([*lines[2:], *lines[:2]], 3),
+    ):
+        path.write_text("".join(changed))
+        with pytest.raises(CheckpointError, match=rf"step_000000\.jsonl:{number}: damaged, another line"):
+            read_rollouts(folder, 0)
+
+
+def test_a_row_of_another_run_or_step_is_named(folder: Path, tmp_path: Path) -> None:
+    other = RunFolder(tmp_path / "other")
+    groups = [made_group([0, 1], ["7", "8"]), made_group([1, 0], ["c", "d"])]
+    for step in (0, 1):
+        log_step(other, step, groups if step == 0 else [made_group([1, 0], ["4", "5"])] * 2)
+    other.close()
+    path = folder / "rollouts/step_000000.jsonl"
+    own = path.read_text().splitlines(keepends=True)
+    for step in (0, 1):
+        foreign = (tmp_path / f"other/rollouts/step_{step:06d}.jsonl").read_text().splitlines(keepends=True)
+        path.write_text("".join([*own[:2], foreign[2], own[3]]))
+        with pytest.raises(CheckpointError, match=r"step_000000\.jsonl:3: damaged, another line"):
+            read_rollouts(folder, 0)
+
+
+def test_a_log_that_is_no_file_is_named(folder: Path) -> None:
+    path = folder / "rollouts/step_000000.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=r"step_000000\.jsonl"):
         read_rollouts(folder, 0)
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from peft import IA3Config, LoraConfig
-from tests.config.test_trl import DEFAULTS
 from tests.train.test_from_objects import ROWS, Dataset, live, varied, weights
 
 import covey
 from covey.config.algorithm import describe
 from covey.config.load import load_config
-from covey.config.trl import SAME
+from covey.config.trl import DEFAULTS, SAME
 from covey.models.tiny import build_model, build_tokenizer
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey.trl import _lora as trl_lora

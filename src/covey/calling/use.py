@@ -11,8 +11,8 @@ from covey.calling.readable import prove_readable
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
-from covey.config.schema import Method
-from covey.config.unread import COLLECTS, reads
+from covey.config.methods import COLLECTS
+from covey.config.unread import reads
 from covey.models.policy import Policy
 from covey.prompts import check_known
 from covey.sampling.base import Sampler
@@ -121,7 +121,7 @@ def _refuse_taken(problems: Sequence[Problem]) -> None:
             )
 
 
-def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: Method = "rl") -> Iterator[str]:
+def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl") -> Iterator[str]:
     """What the model is not told of its tools. Raises ConfigError or DataError where nobody can answer it."""
     if toolbox is None:
         return

@@ -47,10 +47,10 @@ def metrics_page() -> str:
 def _metrics(name: str) -> Iterator[Entry]:
     for found in METRIC.finditer(metrics_page()):
         pattern = re.escape(found["name"])
-        for word, stands_for in STANDS_FOR.items():
-            pattern = pattern.replace(word, stands_for)
+        for placeholder, stands_for in STANDS_FOR.items():
+            pattern = pattern.replace(placeholder, stands_for)
         if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):
-            yield _word(found["name"], "metric", found["meaning"], range=f"healthy: {found['healthy']}")
+            yield word(found["name"], "metric", found["meaning"], range=f"healthy: {found['healthy']}")
 
 
 def _in_family(name: str, metric: str) -> bool:
@@ -64,7 +64,7 @@ def _functions(name: str) -> Iterator[Entry]:
                 users = [n for n, preset in PRESETS.items() if function in _functions_of(preset)]
                 uses = f"used by {', '.join(users)}" if users else ""
                 where = f"algorithm.{'kl.' * (axis == 'estimator')}{axis}"
-                yield _word(name, where, _doc(function), range=uses, source=_sources(function, users))
+                yield word(name, where, _doc(function), range=uses, source=_sources(function, users))
 
 
 def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
@@ -85,14 +85,14 @@ def _presets(name: str) -> Iterator[Entry]:
         axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "filter")
         chosen = {axis: getattr(PRESETS[name], axis) for axis in axes}
         made = ", ".join(f"{axis} {bound.name}" for axis, bound in chosen.items() if bound is not None)
-        yield _word(name, "algorithm", f"A preset: {made}.", source=PRESETS[name].paper)
+        yield word(name, "algorithm", f"A preset: {made}.", source=PRESETS[name].paper)
 
 
 def _rewards(name: str) -> Iterator[Entry]:
     from covey.rewards.base import BUILT_IN
 
     if name in BUILT_IN:
-        yield _word(name, "rewards", _doc(BUILT_IN[name]))
+        yield word(name, "rewards", _doc(BUILT_IN[name]))
 
 
 def _findings(name: str) -> Iterator[Entry]:
@@ -101,7 +101,7 @@ def _findings(name: str) -> Iterator[Entry]:
     for rule in RULES:
         if rule.id == name:
             silences = f"; silences {', '.join(rule.explains)}" if rule.explains else ""
-            yield _word(
+            yield word(
                 name, "finding", f"{rule.threshold} Because {rule.reason}", range=rule.severity + silences
             )
 
@@ -111,6 +111,7 @@ def _doc(function: Callable[..., object]) -> str:
     return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split())
 
 
-def _word(name: str, kind: str, effect: str, **facts: str) -> Entry:
+def word(name: str, kind: str, effect: str, **facts: object) -> Entry:
+    """What is known of a name that is no setting, in the fields of one."""
     known: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
     return {"setting": name, "of": kind, "effect": effect, **known, **facts}

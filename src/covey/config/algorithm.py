@@ -14,34 +14,45 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from inspect import isfunction
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import recorded_name
+from covey.config.layers import SHORT
+from covey.config.rows import Row
 from covey.config.unknown import meant, near
 from covey.config.usercode import uncalled
-from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
+from covey.objective import data
+from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
-from covey.objective.data import OFFERED
 from covey.objective.dialects import DIALECTS, Framework
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
+from covey.objective.setting import Setting
 from covey.objective.value import Critic
 from covey_verify.errors import ConfigError
-from covey_verify.types import NonNegative
 from covey_verify.usercode import load_function, name_of
 from covey_verify.web import without_password
 
-OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
-LISTS = {"correction", "token_weights"}
+AXIS_DEFAULTS = {f.name: f.default for f in fields(Algorithm) if f.name != "paper"}
+OPTIONAL = {axis for axis, default in AXIS_DEFAULTS.items() if default in (None, ())}
+LISTS = {axis for axis, default in AXIS_DEFAULTS.items() if default == ()}
 """Axes that take several functions; their factors multiply."""
-SIMPLE: Mapping[str, Any] = {"old": OldPolicy, "nll": NonNegative}
-"""Axes that are a word or a number."""
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
+SIMPLE = set(AXIS_DEFAULTS) - set(AXES) - set(RECORDS)
+"""Axes that are a word or a number."""
+BESIDE_AXES: Mapping[str, Setting] = {
+    "name": Setting("The preset that the rest starts from; `covey algorithms` lists them."),
+    "dialect": Setting("Whose reading of the preset: another framework's eps, counts, clips, KL and means."),
+}
+"""Keys of the `algorithm` block that are no axes."""
+NEVER_LOADED = {"Tensor": object}
+"""What annotations of the objective name and a config, which does not load torch, cannot."""
 FEW_WORDS = 40
 """So many valid words are listed where none is near."""
 
@@ -67,10 +78,10 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path
             f"it has: {', '.join(dialect.algorithms)}"
         )
     algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
-    known = {f.name for f in fields(Algorithm)} - {"paper"}
     for axis, value in overrides.items():
-        if axis not in known:
-            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known | {'name', 'dialect'})}")
+        if axis not in AXIS_DEFAULTS:
+            known = {*AXIS_DEFAULTS, *BESIDE_AXES}
+            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known)}")
         chosen = _axis(axis, getattr(algorithm, axis), value, folder, dialect)
         algorithm = replace(algorithm, **{axis: chosen})
     return algorithm
@@ -88,7 +99,8 @@ def _mapping(where: str, value: object) -> dict[str, object]:
         return {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r} is neither a name nor a mapping of settings")
-    if not (isinstance(name := value.get("name", ""), str) or callable(name)):
+    name = value.get("name", "")
+    if not (isinstance(name, str) or callable(name)):
         raise ConfigError(f"{where}.name: {name!r} is no name")
     return {str(key): v for key, v in value.items()}
 
@@ -99,7 +111,7 @@ def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: 
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
         return () if axis in LISTS else None
     if axis in SIMPLE:
-        return _validated(f"algorithm.{axis}", SIMPLE[axis], value)
+        return _validated(f"algorithm.{axis}", axis_types()[axis], value)
     if axis in LISTS:
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
@@ -150,10 +162,10 @@ def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Ca
     except (TypeError, ValueError):
         raise ConfigError(f"{_place(axis)}: {name} does not say what data it asks for") from None
     for asked in names:
-        if asked not in OFFERED[axis]:
+        if asked not in data.OFFERED[axis]:
             raise ConfigError(
                 f"{_place(axis)}: {name} asks for {asked!r}, which is no data of this axis"
-                f"{hint(asked, OFFERED[axis])}; settings come after a * in its signature"
+                f"{hint(asked, data.OFFERED[axis])}; settings come after a * in its signature"
             )
     return function
 
@@ -176,8 +188,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
 
 def _record(axis: str, kind: type, current: Any, value: object, folder: Path | None) -> KL | Entropy | Critic:
     """`kl`, `entropy` and `critic` are records of plain settings; a bare number or name is short for one."""
-    short = "trunk" if kind is Critic else "coef"
-    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {short: value}
+    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {SHORT[axis]: value}
     record = current or kind()
     known = inspect.signature(kind, eval_str=True).parameters
     for key, given in settings.items():
@@ -204,9 +215,16 @@ def checked_settings(
     return {key: _validated(f"{where}.{key}", known[key].annotation, v) for key, v in settings.items()}
 
 
+@cache
+def axis_types() -> dict[str, object]:
+    """The annotation of each axis of an algorithm."""
+    signature = inspect.signature(Algorithm, eval_str=True, locals={**vars(data), **NEVER_LOADED})
+    return {axis: signature.parameters[axis].annotation for axis in AXIS_DEFAULTS}
+
+
 def parameters_of(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The settings of a function, by name, their types evaluated."""
-    signature = inspect.signature(function, eval_str=True, locals={"Tensor": object})
+    signature = inspect.signature(function, eval_str=True, locals=NEVER_LOADED)
     return {n: p for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
@@ -224,7 +242,7 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
     With ``max_tokens``, the length that a reduction divides by is the number that it comes to there.
     """
-    found = {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
+    found = {axis: _spelled(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
     reduce = found["reduce"]
     if isinstance(reduce, dict) and reduce.get("length", ...) is None:
         reduce["length"] = max_tokens
@@ -243,17 +261,20 @@ def departures(algorithm: Algorithm, name: str) -> str:
     >>> departures(build_algorithm({"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": None}), "grpo")
     'surrogate: clip_high 0.3; kl: none'
     """
-    usual, found = describe(PRESETS[name]), []
+    preset = describe(PRESETS[name])
+    differences = []
     for axis, value in describe(algorithm).items():
-        before = usual[axis]
+        before = preset[axis]
+        if value == before:
+            continue
         if isinstance(value, dict) and isinstance(before, dict):
-            other = {k: v for k, v in value.items() if before.get(k, ...) != v}
-            plain = {k: v["name"] if isinstance(v, dict) else v for k, v in other.items()}
-            told = [str(v) if k == "name" else f"{k} {v}" for k, v in plain.items()]
-            found += [f"{axis}: {', '.join(told)}"] if told else []
-        elif value != before:
-            found.append(f"{axis}: {value or 'none'}")
-    return "; ".join(found)
+            changed = {k: v for k, v in value.items() if before.get(k, ...) != v}
+            plain = {k: v["name"] if isinstance(v, dict) else v for k, v in changed.items()}
+            said = ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in plain.items())
+        else:
+            said = str(value or "none")
+        differences.append(f"{axis}: {said}")
+    return "; ".join(differences)
 
 
 def _spelled(value: object) -> object:
@@ -266,32 +287,43 @@ def _spelled(value: object) -> object:
     return value
 
 
-def algorithm_settings() -> Iterator[tuple[str, str, inspect.Parameter]]:
-    """(dotted key, function or record it belongs to, parameter) of all settings below `algorithm`."""
-    for axis, functions in AXES.items():
-        place = _place(axis)
-        for function in functions:
-            for parameter in parameters_of(function).values():
-                yield f"{place}.{parameter.name}", function.__name__, parameter
-    for axis, record in RECORDS.items():
-        for parameter in inspect.signature(record, eval_str=True).parameters.values():
-            yield f"algorithm.{axis}.{parameter.name}", axis, parameter
+@cache
+def algorithm_rows() -> tuple[Row, ...]:
+    """The axes of `algorithm`, and the settings of all functions and records on them."""
+    return tuple(
+        chain(
+            _axis_rows(),
+            *(rows_of(f, _place(axis)) for axis, functions in AXES.items() for f in functions),
+            *(_record_rows(axis, record) for axis, record in RECORDS.items()),
+        )
+    )
 
 
-def names_on(axis: str) -> list[str]:
-    """What `algorithm.<axis>` may name."""
+def rows_of(function: Callable[..., object], place: str) -> Iterator[Row]:
+    """The settings of a function, a row each, with the keys that they have at a place of the config."""
+    for p in parameters_of(function).values():
+        yield Row(f"{place}.{p.name}", function.__name__, p.default, p.annotation)
+
+
+def _axis_rows() -> Iterator[Row]:
     words = {"name": PRESETS, "dialect": DIALECTS, **{axis: _names(axis) for axis in AXES}}
-    return list(words.get(axis, ()))
+    for key, setting in BESIDE_AXES.items():
+        yield Row(f"algorithm.{key}", "", "the preset's", Annotated[str, setting], tuple(words[key]))
+    for axis, annotation in axis_types().items():
+        yield Row(f"algorithm.{axis}", "", "the preset's", annotation, tuple(words.get(axis, ())))
+
+
+def _record_rows(axis: str, record: type) -> Iterator[Row]:
+    defaults = record()
+    for p in inspect.signature(record, eval_str=True).parameters.values():
+        value = getattr(defaults, p.name)
+        default = value.name if isinstance(value, Bound) else value
+        yield Row(f"algorithm.{axis}.{p.name}", axis, default, p.annotation)
 
 
 def algorithm_keys() -> list[str]:
     """All dotted keys below `algorithm`."""
-    axes = [f"algorithm.{f.name}" for f in fields(Algorithm) if f.name != "paper"]
-    return list(
-        dict.fromkeys(
-            ["algorithm.name", "algorithm.dialect", *axes, *(key for key, _, _ in algorithm_settings())]
-        )
-    )
+    return list(dict.fromkeys(row.key for row in algorithm_rows()))
 
 
 def hint(word: str, known: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
@@ -49,7 +50,9 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
 
 def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """The same for a reinforcement run's whole config."""
-    rollout, train, guards = config.rollout, config.train, config.guards
+    rollout = config.rollout
+    train = config.train
+    guards = config.guards
     yield from contradictions(algorithm, rollout.group_size, updates_of(config))
     if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
         yield (
@@ -111,7 +114,7 @@ def of_examples(config: Config) -> Iterator[str]:
     """The same for what makes examples, and what learns from them."""
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
-    if config.data.examples and config.method in ("rl", "pairs", "rejection_sampling"):
+    if config.data.examples and config.method in SAMPLES:
         yield f"data.examples: method {config.method} learns from none; remove them, or choose another method"
     if config.train.final == "best" and not config.eval.every and reads(config.method, "train.final"):
         yield "train.final best: nothing is measured while it trains; set eval.every, as to 20"
@@ -194,7 +197,8 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
 
 
 def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
-    ratio, surrogate = algorithm.ratio.name, algorithm.surrogate
+    ratio = algorithm.ratio.name
+    surrogate = algorithm.surrogate
     if updates > 1 and ratio == "on_policy":
         yield (
             f"algorithm.ratio on_policy: {updates} updates per batch leave the policy that sampled, which it "
@@ -318,7 +322,8 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _of_critic(algorithm: Algorithm) -> Iterator[str]:
-    critic, asked = algorithm.critic, "values" in algorithm.needs
+    critic = algorithm.critic
+    asked = "values" in algorithm.needs
     if asked and critic is None:
         yield f"algorithm.advantage {algorithm.advantage.name} needs a critic's values: set critic: own"
     if critic is None:

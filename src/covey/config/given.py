@@ -95,7 +95,8 @@ def with_given(settings: Mapping[str, object]) -> dict[str, object]:
     Those of `stages` too. Raises ConfigError for a model without a tokenizer, and the other way round.
     """
     settings = dict(settings)
-    model, tokenizer = settings.get("model"), settings.pop("tokenizer", None)
+    model = settings.get("model")
+    tokenizer = settings.pop("tokenizer", None)
     is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
     if is_object and tokenizer is None and not isinstance(model, Given):
         raise ConfigError(
@@ -111,7 +112,8 @@ def with_given(settings: Mapping[str, object]) -> dict[str, object]:
         settings["model"] = str(model)
     if "data" in settings:
         settings["data"] = _data(settings["data"])
-    if isinstance(stages := settings.get("stages"), list | tuple):
+    stages = settings.get("stages")
+    if isinstance(stages, list | tuple):
         settings["stages"] = [with_given(s) if isinstance(s, Mapping) else s for s in stages]
     return settings
 
@@ -173,7 +175,8 @@ def refuse_lost(raw: Mapping[str, object]) -> None:
     lost = {k: [t.removeprefix(OBJECT) for t in _texts(v) if t.startswith(OBJECT)] for k, v in raw.items()}
     lost = {key: names for key, names in lost.items() if names}
     if lost:
-        run, again = str(raw.get("output", "")), ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
+        run = str(raw.get("output", ""))
+        again = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
         raise ConfigError(
             "\n".join(
                 f"{key}: `{names[0]}` was given to this run as an object in Python, which no file can hold"

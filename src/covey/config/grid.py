@@ -71,7 +71,9 @@ def pieces(text: str) -> list[str]:
     >>> pieces("1e-4, 2e-4"), pieces("[0.9,0.95],[0.9,0.99]"), pieces("'a,b',c")
     (['1e-4', '2e-4'], ['[0.9,0.95]', '[0.9,0.99]'], ["'a,b'", 'c'])
     """
-    found, depth, quote = [""], 0, ""
+    parts = [""]
+    depth = 0  # of open brackets
+    quote = ""  # the quotation mark that is open
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
@@ -80,10 +82,10 @@ def pieces(text: str) -> list[str]:
         else:
             depth += (letter in "[{(") - (letter in ")}]")
         if letter == "," and not depth and not quote:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += letter
-    return [piece.strip() for piece in found]
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def _shown(text: str) -> str:
@@ -92,7 +94,8 @@ def _shown(text: str) -> str:
         value = float(text)
     except ValueError:
         return text
-    return short if float(short := f"{value:g}") == value else repr(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 class Grid(NamedTuple):
@@ -117,7 +120,8 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
             "launch.processes: a sweep makes its runs in one process. Take --launch.processes 1, without "
             "torchrun, or make each run by `covey train` with an --output of its own"
         )
-    runs, known = list[Planned](), dict[str, Path]()
+    runs = list[Planned]()
+    known = dict[str, Path]()  # a resolved config -> the folder of its run
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
         settings = [f"--{c.key}={value}" for c, value in zip(chosen, cell, strict=True)]
         folder = base.output / _folder_name(chosen, cell, seed)
@@ -126,7 +130,8 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
         runs.append(Planned(cell, seed, own, loaded))
         resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
         same = json.dumps(resolutions, default=str, sort_keys=True)
-        if (other := known.setdefault(same, folder)) != folder:
+        other = known.setdefault(same, folder)
+        if other != folder:
             raise ConfigError(f"{other.name} and {folder.name} are the same run; leave one of them out")
     return Grid(base.output, tuple(c.key for c in chosen), runs)
 

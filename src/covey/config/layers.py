@@ -18,13 +18,14 @@ SHORT: Mapping[str, str] = {
     "algorithm": "name",
     "kl": "coef",
     "entropy": "coef",
+    "critic": "trunk",
     "tools": "functions",
     **dict.fromkeys(AXES, "name"),
 }
 """Keys whose value may be short for a mapping, and the key in it that the short form gives."""
 
 
-class Setting(NamedTuple):
+class Assignment(NamedTuple):
     """A value on its way into a config."""
 
     key: str
@@ -43,9 +44,9 @@ class Layers:
     notes: list[str] = field(default_factory=list)
     per_update: dict[tuple[str, str], str] = field(default_factory=dict)
     """Settings given by a name that TRL counts in optimizer steps: (key, origin) -> that name."""
-    everywhere: list[Setting] = field(default_factory=list)
+    everywhere: list[Assignment] = field(default_factory=list)
     """Settings that hold in every stage."""
-    of_stages: list[Setting] = field(default_factory=list)
+    of_stages: list[Assignment] = field(default_factory=list)
     """Settings of one stage, as `stages.2.train.steps`."""
     of_trl: bool = False
     """Whether any name was TRL's."""
@@ -95,11 +96,11 @@ class Layers:
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error}") from None
 
-    def add(self, settings: Iterable[Setting], over_stages: bool = True) -> None:
+    def add(self, settings: Iterable[Assignment], over_stages: bool = True) -> None:
         """Put settings over what is there; ``over_stages``: also over what its stages say."""
         for key, value, origin in settings:
             if key.startswith("stages."):
-                self.of_stages.append(Setting(key, value, origin))
+                self.of_stages.append(Assignment(key, value, origin))
                 continue
             new, translated = self._name(key, value, origin)
             self.raw = put(self.raw, new, translated)
@@ -107,7 +108,7 @@ class Layers:
             if new == "stages":
                 self._rename_stages()
             elif over_stages:
-                self.everywhere.append(Setting(new, translated, origin))
+                self.everywhere.append(Assignment(new, translated, origin))
 
     def stages(self) -> list[tuple[str, dict[str, object], dict[str, str]]]:
         """(name, values, origins) of each stage; none where there are no stages."""
@@ -133,7 +134,7 @@ class Layers:
         prefix: str,
         base: dict[str, object],
         own: Mapping[str, object],
-        mine: Sequence[Setting],
+        mine: Sequence[Assignment],
     ) -> tuple[dict[str, object], dict[str, str]]:
         method = self._method(base, own)
         # What the whole run says of the reinforcement loss is not for stages that have another one.
@@ -150,7 +151,7 @@ class Layers:
             origins[key] = origin
         return merged, origins
 
-    def _choose(self, setting: Setting) -> tuple[int, Setting]:
+    def _choose(self, setting: Assignment) -> tuple[int, Assignment]:
         """The index of the stage a key like `stages.2.train.steps` is about, and the setting in it."""
         _, wanted, *rest = setting.key.split(".")
         known = {
@@ -160,7 +161,7 @@ class Layers:
             there = f"stages are named by number or folder, {', '.join(self.names)}: --stages.1.train.steps 5"
             raise ConfigError(f"{setting.origin}: {there if self.names else 'this config has no stages'}")
         key, value = self._name(".".join(rest), setting.value, setting.origin)
-        return known[wanted], Setting(key, value, setting.origin)
+        return known[wanted], Assignment(key, value, setting.origin)
 
 
 def get(raw: object, key: str) -> object:
@@ -189,8 +190,9 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, o
     """``base`` with ``over`` laid over it, mapping by mapping."""
     merged = dict(base)
     for key, new in over.items():
-        value, below = new, merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            value = merge(below, value)
-        merged[key] = value
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(new, Mapping):
+            merged[key] = merge(below, new)
+        else:
+            merged[key] = new
     return merged

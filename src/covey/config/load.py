@@ -27,15 +27,17 @@ from covey.config.algorithm import (
 from covey.config.contradictions import of_config, of_examples, updates_of
 from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers
+from covey.config.methods import COMPARES, METHODS
+from covey.config.rows import key_paths
 from covey.config.schema import Config
-from covey.config.sources import items, key_paths, options, read_yaml
+from covey.config.sources import items, options, read_yaml
+from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explained
 from covey.config.unread import reads, unread_settings
 from covey.integrity import sealed_text
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.corrections import truncated
-from covey.objective.preference import LOSSES
 from covey_verify.errors import ConfigError
 from covey_verify.web import without_password
 
@@ -133,7 +135,8 @@ def _validate(
             problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
-    if isinstance(config.algorithm, dict) and (dialect := config.algorithm.get("dialect")):
+    dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
+    if isinstance(config.algorithm, dict) and dialect:
         name = str(config.algorithm.get("name", "grpo"))
         notes.append(f"algorithm {name} as {dialect} computes it; {departures(algorithm, name)}")
     notes = notes if config.method == "rl" else []
@@ -157,10 +160,10 @@ def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]
 
 def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
     """The loss of a method and its settings. Raises ConfigError for settings that it has not."""
-    function = LOSSES.get(config.method)
+    function = METHODS[config.method].loss
     if function is None:
         if config.loss and not config.stages:
-            known = ", ".join(LOSSES)
+            known = ", ".join(COMPARES)
             raise ConfigError(
                 _placed(f"loss: method {config.method} has no settings here; these have: {known}", origins)
             )
@@ -179,13 +182,14 @@ def _with_loss_of_trl(
     if not given:
         return dict(raw), origins, []
     places = {name: origins.get(name, name) for name in given}
-    if (method := raw.get("method", "rl")) != "rl" and not raw.get("stages"):
+    method = raw.get("method", "rl")
+    if method != "rl" and not raw.get("stages"):
         raise ConfigError(
             f"{_said(min(places.values()))}: {', '.join(given)} would be of the reinforcement loss; the "
             f"settings of method {method} are in `loss`, as loss: {{beta: 0.1}}"
         )
     try:
-        algorithm = trl.algorithm_of(given)
+        algorithm = algorithm_of(given)
     except ConfigError as error:
         place = places.get(str(error).partition(" ")[0].rstrip(":"), min(places.values()))
         raise ConfigError(f"{_said(place)}: {error}") from None
@@ -260,7 +264,8 @@ MISTAKES_IN_WORDS: Mapping[str, str] = {
 
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
     """What is wrong, a line each; names that are no settings last, and once where to find those that are."""
-    wrong, unknown = [], []
+    wrong = []
+    unknown = []
     known = [*key_paths(), *algorithm_keys()]
     for e in error.errors():
         path = ".".join(map(str, e["loc"]))
@@ -292,9 +297,9 @@ def _shown(value: object) -> str:
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
     """Where a key was set, or something in it, or what it is in; '' if nowhere."""
-    within = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
-    if path not in origins and (inner := next(within, None)):
-        return inner
+    inside = next((origin for key, origin in origins.items() if key.startswith(f"{path}.")), "")
+    if path not in origins and inside:
+        return inside
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins[path] if path else ""

@@ -7,35 +7,66 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from annotated_types import MinLen
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from covey.config.section import MANY, Names, Section
+from covey.config.methods import RL, SAMPLES
+from covey.config.section import (
+    MANY,
+    Duration,
+    DurationOrZero,
+    Few,
+    FewOrZero,
+    Many,
+    ManyOrZero,
+    Names,
+    Section,
+    Size,
+    SizeOrZero,
+    setting,
+)
+from covey_verify.types import NonNegative
 from covey_verify.web import plain_address
 
 
 class Servers(Section):
     """Inference servers that sample in place of this process."""
 
-    url: Names = Field((), description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang.")
-    folder: Path | None = Field(
-        None, description="Where weights are written for the servers; by default `sync` in the run's folder."
+    url: Names = setting(
+        (),
+        "Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang.",
+        usual="one to eight servers",
     )
-    tolerance: float | None = Field(
+    folder: Path | None = setting(
         None,
-        ge=0,
-        description="Largest mean difference of log-probs to the trainer's, nats, after a change of weights; "
-        "by default ten times a server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
+        "Where weights are written for the servers; by default `sync` in the run's folder.",
+        usual="on a file system that all servers see, in memory if there is room",
+        resume="safe",
     )
-    timeout: float = Field(
-        600.0, gt=0, le=10**6, description="Seconds that a group's completions or new weights may take."
-    )
-    patience: float = Field(
-        60.0, ge=0, le=10**6, description="Seconds to wait for a server when none is left, then the run ends."
-    )
-    restart: str | None = Field(
+    tolerance: NonNegative | None = setting(
         None,
-        description="Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, "
-        "where it has not taken new weights.",
+        "Largest mean difference of log-probs to the trainer's, nats, after a change of weights; by default "
+        "ten times a server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
+        usual="1e-4 in float32, 0.01 to 0.05 in bfloat16",
+        resume="safe",
+    )
+    timeout: Duration = setting(
+        600.0,
+        "Seconds that a group's completions or new weights may take.",
+        usual="60 to 1,800",
+        resume="safe",
+    )
+    patience: DurationOrZero = setting(
+        60.0,
+        "Seconds to wait for a server when none is left, then the run ends.",
+        usual="60 to 600",
+        resume="safe",
+    )
+    restart: str | None = setting(
+        None,
+        "Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, where it has "
+        "not taken new weights.",
+        usual="none",
+        resume="safe",
     )
 
     @field_validator("url")
@@ -57,29 +88,37 @@ class Servers(Section):
 class ToolUse(Section):
     """What a model may call while it answers, and how it is answered."""
 
-    functions: Names = Field((), description="`calculate`, `python` (in the sandbox), or module.py:function.")
-    environment: str | None = Field(
+    functions: Names = setting(
+        (),
+        "`calculate`, `python` (in the sandbox), or module.py:function.",
+        usual="one to three; python or search in most papers",
+    )
+    environment: str | None = setting(
         None,
-        description="module.py:Class. Each completion has an object of its own, whose methods are tools.",
+        "module.py:Class. Each completion has an object of its own, whose methods are tools.",
+        usual="a class of yours, where calls change something that later calls see",
     )
-    max_calls: int = Field(
-        4, ge=1, le=1_000, description="Turns of a completion that are answered; the next one is its last."
+    max_calls: Few = setting(
+        4,
+        "Turns of a completion that are answered; the next one is its last.",
+        usual="1 to 10",
+        source="4 searches in Search-R1 (arXiv 2503.09516)",
+        trl="max_tool_calling_iterations",
     )
-    calls_per_turn: int = Field(
-        8, ge=1, le=1_000, description="Calls of a turn that are run; the model is told which were not."
+    calls_per_turn: Few = setting(
+        8, "Calls of a turn that are run; the model is told which were not.", usual="1 to 16"
     )
-    timeout: float = Field(
-        10.0, gt=0, le=10**6, description="Seconds a call may take; the model is told if it took longer."
+    timeout: Duration = setting(
+        10.0, "Seconds a call may take; the model is told if it took longer.", usual="5 to 60"
     )
-    seconds: float = Field(
+    seconds: Duration = setting(
         60.0,
-        gt=0,
-        le=10**6,
-        description="Seconds that the calls of a completion may take together, and for which a batch of "
-        "completions, each round of resampled groups too, may wait for tools; later calls are not run.",
+        "Seconds that the calls of a completion may take together, and for which a batch of completions, "
+        "each round of resampled groups too, may wait for tools; later calls are not run.",
+        usual="30 to 600: the longest that a step may stand still",
     )
-    result_tokens: int = Field(
-        256, ge=1, le=MANY, description="Longest result, tokens; what is beyond is cut off."
+    result_tokens: Many = setting(
+        256, "Longest result, tokens; what is beyond is cut off.", usual="200 to 2,000"
     )
 
     @model_validator(mode="after")
@@ -99,61 +138,85 @@ class ToolUse(Section):
 class Rollout(Section):
     """How completions are sampled."""
 
-    group_size: int = Field(
+    group_size: Size = setting(
         8,
-        ge=1,
-        le=65_536,
-        description="Completions per prompt. More give a better baseline at a higher cost.",
+        "Completions per prompt. More give a better baseline at a higher cost.",
+        usual="4 to 64; 8 or 16 in most papers",
+        source="64 in DeepSeekMath (arXiv 2402.03300), 16 in DAPO (2503.14476)",
+        trl="num_generations",
+        read_by=SAMPLES,
     )
-    prompts_per_step: int = Field(16, ge=1, le=65_536, description="Prompts sampled for a training step.")
-    max_tokens: int = Field(
+    prompts_per_step: Size = setting(
+        16, "Prompts sampled for a training step.", usual="16 to 512", read_by=SAMPLES
+    )
+    max_tokens: Many = setting(
         512,
-        ge=1,
-        le=MANY,
-        description="Longest completion, tokens, what tools say included; longer ones are truncated.",
+        "Longest completion, tokens, what tools say included; longer ones are truncated.",
+        usual="256 for short answers, 4,000 to 32,000 for long reasoning",
+        source="1,024 in DeepSeekMath (arXiv 2402.03300), 20,480 in DAPO (2503.14476)",
+        trl="max_completion_length",
     )
-    temperature: float = Field(
-        1.0, ge=0, le=100, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
-    )
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
-    top_k: int = Field(0, ge=0, le=MANY, description="Keep the k likeliest tokens; 0 keeps all.")
-    stop: tuple[Annotated[str, MinLen(1)], ...] = Field((), description="Strings that end a completion.")
-    curriculum: Literal["off", "frontier"] = Field(
-        "off", description="`frontier` draws problems by how close their pass rate is to one half."
-    )
-    adapt_group_size: bool = Field(
-        False, description="Spread the step's completions over prompts by their remembered pass rates."
-    )
-    prepass: int = Field(
-        0,
+    temperature: float = setting(
+        1.0,
+        "Of sampling; the loss uses the same. Published runs use 0.6 to 1.0.",
         ge=0,
-        le=65_536,
-        description="Completions of every training problem before the first step, so that its pass rate is "
-        "known to the curriculum and to adapt_group_size; 0: none.",
+        le=100,
+        usual="0.6 to 1.0",
+        source="1.0 in DAPO (arXiv 2503.14476), 0.6 in evaluations of DeepSeek-R1 (2501.12948)",
+        trl="temperature",
     )
-    retire_after: int = Field(
+    top_p: float = setting(
+        1.0, "Nucleus: keep this much probability.", gt=0, le=1, usual="1.0; 0.95 in few papers", trl="top_p"
+    )
+    top_k: ManyOrZero = setting(0, "Keep the k likeliest tokens; 0 keeps all.", usual="0", trl="top_k")
+    stop: tuple[Annotated[str, MinLen(1)], ...] = setting((), "Strings that end a completion.")
+    curriculum: Literal["off", "frontier"] = setting(
+        "off",
+        "`frontier` draws problems by how close their pass rate is to one half.",
+        resume="refused",
+        read_by=SAMPLES,
+    )
+    adapt_group_size: bool = setting(
+        False,
+        "Spread the step's completions over prompts by their remembered pass rates.",
+        resume="refused",
+        read_by=SAMPLES,
+    )
+    prepass: SizeOrZero = setting(
         0,
-        ge=0,
-        le=1_000,
-        description="A problem that was solved (pass rate .9 or more) so many times in a row is not drawn "
-        "again, unless all are; 0: never.",
+        "Completions of every training problem before the first step, so that its pass rate is known to the "
+        "curriculum and to adapt_group_size; 0: none.",
+        usual="0, or 4 to 8",
+        read_by=SAMPLES,
     )
-    mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
-    max_resampling_rounds: int = Field(
-        4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."
-    )
-    max_running: int = Field(
-        256, ge=1, le=65_536, description="Completions generated at once, by each server; bounds the cache."
-    )
-    staleness: int = Field(
+    retire_after: FewOrZero = setting(
         0,
-        ge=0,
-        le=1_000,
-        description="Training steps that sampling may run ahead of the weights; 0 waits for every update.",
+        "A problem that was solved (pass rate .9 or more) so many times in a row is not drawn again, unless "
+        "all are; 0: never.",
+        usual="0; 1 in ScaleRL",
+        read_by=SAMPLES,
     )
-    sampler: Servers | None = Field(None, description="Sample on servers: {url: [http://127.0.0.1:8000]}.")
-    tools: ToolUse | None = Field(
-        None, description="What the model may call while it answers: {functions: [calculate]}."
+    mask_truncated: bool = setting(
+        False,
+        "Train no token of truncated completions.",
+        source="DAPO's overlong filtering (arXiv 2503.14476)",
+        trl="mask_truncated_completions",
+        read_by=RL,
+    )
+    max_resampling_rounds: FewOrZero = setting(
+        4, "Rounds of resampling for groups that a filter dropped.", usual="2 to 4", read_by=SAMPLES
+    )
+    max_running: Size = setting(256, "Completions generated at once, by each server; bounds the cache.")
+    staleness: FewOrZero = setting(
+        0,
+        "Training steps that sampling may run ahead of the weights; 0 waits for every update.",
+        usual="0, or 1 to 4 where sampling or rewards take long",
+        source="AReaL (arXiv 2505.24298): up to 4 costs nothing with a correction",
+        read_by=SAMPLES,
+    )
+    sampler: Servers | None = setting(None, "Sample on servers: {url: [http://127.0.0.1:8000]}.")
+    tools: ToolUse | None = setting(
+        None, "What the model may call while it answers: {functions: [calculate]}."
     )
 
     @field_validator("tools", mode="before")

@@ -1,213 +1,276 @@
-"""Every setting there is: its default, its unit, what it does. Nothing here loads torch."""
+"""Every setting there is, a row each: type, bounds, default, and all that is said of it anywhere.
+
+A row names what the setting does, values in use and their source, TRL's name for it, what a change does to a
+run that is resumed, and which methods read it (``objective/setting.py``). Errors, `covey explain`, notes on
+unread settings, `covey resume` and TRL's scripts read it from here. Nothing here loads torch.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from annotated_types import Ge, Lt
+from pydantic import field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
+from covey.config.methods import (
+    ALL,
+    COLLECTS,
+    COMPARES,
+    LEARNS,
+    POLICIES,
+    RL,
+    SAMPLES,
+    TRAINS,
+    WITH_MODEL,
+    MethodName,
+)
 from covey.config.sampling import Rollout
-from covey.config.section import MANY, Names, Paths, Section
+from covey.config.section import (
+    Duration,
+    DurationOrZero,
+    Few,
+    Many,
+    Names,
+    Paths,
+    Section,
+    Size,
+    SizeOrZero,
+    Steps,
+    StepsOrZero,
+    setting,
+)
 from covey.machine import MOST_THREADS
+from covey_verify.types import NonNegative, OpenShare, Positive, Share
 from covey_verify.web import plain_address
 
-Method = Literal[
-    "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
-    "rejection_sampling", "filter",
-]  # fmt: skip
-
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
 class Data(Section):
     """Where problems come from: a built-in task, or files with one problem per row."""
 
-    task: str | None = Field(None, description="Built-in generated task: `last_digit`, `sums`, ...")
-    train: Annotated[Path | GivenRows | None, or_given(Path | None)] = Field(
-        None, description="File of training problems: JSONL, JSON, CSV or parquet; from Python rows, too."
+    task: str | None = setting(None, "Built-in generated task: `last_digit`, `sums`, ...")
+    train: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
+        None, "File of training problems: JSONL, JSON, CSV or parquet; from Python rows, too."
     )
-    test: Annotated[Path | GivenRows | None, or_given(Path | None)] = Field(
-        None, description="The same for held-out problems."
+    test: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
+        None, "The same for held-out problems."
     )
-    prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
-    completion: str = Field(
+    prompt: str = setting("prompt", "Column with the prompt: text or chat messages.")
+    completion: str = setting(
         "completion",
-        description="Column with the answer (sft, kto), or a text with {columns} in it, as "
+        "Column with the answer (sft, kto), or a text with {columns} in it, as "
         "'<think>{reasoning}</think>{answer}'.",
     )
-    examples: Paths = Field(
+    examples: Paths = setting(
         (),
-        description="Files of answers, pairs or judged answers, where problems come from elsewhere; in a "
-        "pipeline also earlier stages that wrote some, as 2-pairs. The last one counts in full.",
+        "Files of answers, pairs or judged answers, where problems come from elsewhere; in a pipeline also "
+        "earlier stages that wrote some, as 2-pairs. The last one counts in full.",
     )
-    replay: float = Field(
-        1.0, ge=0, le=1, description="Fraction of each earlier one of data.examples that is used again."
-    )
-    held_out: float = Field(
+    replay: Share = setting(1.0, "Fraction of each earlier one of data.examples that is used again.")
+    held_out: BelowOne = setting(
         0.1,
-        ge=0,
-        lt=1,
-        description="Fraction of the pairs kept for measuring where data.test has none (preferences, "
-        "reward models).",
+        "Fraction of the pairs kept for measuring where data.test has none (preferences, reward models).",
+        read_by=COMPARES,
     )
-    answer: str | None = Field(
+    answer: str | None = setting(
         None,
-        description="Column copied to `answer` for the rewards, where the file names it otherwise; "
+        "Column copied to `answer` for the rewards, where the file names it otherwise; "
         "reward_model.ground_truth is a place inside one.",
     )
-    columns: dict[str, str] = Field(
-        {}, description="Further columns to copy: the name a reward asks for, the file's own name for it."
+    columns: dict[str, str] = setting(
+        {}, "Further columns to copy: the name a reward asks for, the file's own name for it."
     )
-    template: str | None = Field(
-        None,
-        description="Text around each text prompt: {prompt} is its place, {column} that of a column.",
+    template: str | None = setting(
+        None, "Text around each text prompt: {prompt} is its place, {column} that of a column."
     )
-    chat: bool = Field(False, description="Send text prompts as a user's message through the chat template.")
-    system: str | None = Field(None, description="System message before every prompt; implies chat.")
-    chat_template_kwargs: dict[str, object] = Field(
+    chat: bool = setting(False, "Send text prompts as a user's message through the chat template.")
+    system: str | None = setting(None, "System message before every prompt; implies chat.")
+    chat_template_kwargs: dict[str, object] = setting(
         {},
-        description="Passed on to the chat template, as {enable_thinking: false}; a row's columns "
+        "Passed on to the chat template, as {enable_thinking: false}; a row's columns "
         "`chat_template_kwargs`, `tools` and `documents` go there too and win.",
+        trl="chat_template_kwargs",
     )
-    train_size: int = Field(4096, ge=1, le=MANY, description="Problems a generated task offers for training.")
-    test_size: int = Field(
-        512, ge=1, le=MANY, description="Held-out problems, generated or from the file's head."
-    )
-    long_prompts: Literal["error", "drop"] = Field(
-        "error", description="Prompts that do not fit the context with max_tokens: refuse, or leave out."
+    train_size: Many = setting(4096, "Problems a generated task offers for training.")
+    test_size: Many = setting(512, "Held-out problems, generated or from the file's head.")
+    long_prompts: Literal["error", "drop"] = setting(
+        "error", "Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
 
 
 class Train(Section):
     """How the policy is updated."""
 
-    steps: int = Field(
-        200, ge=1, le=10**9, description="Training steps: rollout batches, or batches of rows."
+    steps: Steps = setting(
+        200,
+        "Training steps: rollout batches, or batches of rows.",
+        usual="100 to 2,000",
+        trl="max_steps",
+        read_by=WITH_MODEL,
     )
-    optimizer: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw", description="adamw_8bit keeps the moments in 2 bytes a weight instead of 8."
+    optimizer: Literal["adamw", "adamw_8bit"] = setting(
+        "adamw",
+        "adamw_8bit keeps the moments in 2 bytes a weight instead of 8.",
+        trl="optim",
+        resume="refused",
+        read_by=WITH_MODEL,
     )
-    lr: float = Field(1e-6, ge=0, description="AdamW learning rate after warm-up.")
-    warmup_steps: int = Field(0, ge=0, le=10**9, description="Steps of linear warm-up.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="What the learning rate does after the warm-up, optimizer step by step."
+    lr: NonNegative = setting(
+        1e-6,
+        "AdamW learning rate after warm-up.",
+        usual="1e-7 to 5e-6 for all weights of a large model, 1e-5 to 2e-4 with lora or for a tiny one",
+        source="1e-6 in DeepSeekMath (arXiv 2402.03300) and DAPO (2503.14476)",
+        trl="learning_rate",
     )
-    weight_decay: float = Field(
-        0.0, ge=0, description="AdamW weight decay, of every weight, those of norms and biases too."
+    warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up.", usual="0 to 20")
+    schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant",
+        "What the learning rate does after the warm-up, optimizer step by step.",
+        trl="lr_scheduler_type",
     )
-    betas: tuple[BelowOne, BelowOne] = Field((0.9, 0.99), description="AdamW moment decay rates.")
-    grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
-    inner_epochs: int = Field(1, ge=1, le=1_000, description="Passes over each rollout batch.")
-    updates_per_batch: int = Field(1, ge=1, le=65_536, description="Optimizer steps per pass.")
-    tokens_per_micro_batch: int = Field(
-        4096, ge=1, le=2**31, description="Tokens in the model at once; changes memory, not the result."
+    weight_decay: NonNegative = setting(
+        0.0, "AdamW weight decay, of every weight, those of norms and biases too.", usual="0 to 0.1"
     )
-    recompute_layers: bool = Field(
-        False, description="Keep only each layer's input: a third more time, a fraction of the memory."
+    betas: tuple[BelowOne, BelowOne] = setting((0.9, 0.99), "AdamW moment decay rates.")
+    grad_clip: Positive = setting(
+        1.0, "Largest norm of the gradient.", usual="0.1 to 1.0", trl="max_grad_norm"
     )
-    batch_size: int = Field(32, ge=1, le=65_536, description="Rows or pairs per step (all but rl).")
-    stop_at: float | None = Field(
-        None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."
+    inner_epochs: Few = setting(
+        1,
+        "Passes over each rollout batch.",
+        usual="1; at most 4",
+        source="1 in DeepSeekMath (arXiv 2402.03300), 4 and more in PPO (1707.06347)",
+        trl="num_iterations",
+        read_by=RL,
     )
-    save_every: int = Field(50, ge=1, le=10**9, description="Steps between checkpoints.")
-    keep: int = Field(
-        2, ge=1, le=10**6, description="Newest checkpoints kept; that of the best evaluation always is."
+    updates_per_batch: Size = setting(
+        1, "Optimizer steps per pass.", usual="1 to 16", source="16 in DAPO (arXiv 2503.14476)", read_by=RL
     )
-    final: Literal["last", "best"] = Field(
-        "last", description="Whose weights `final/` gets: of the last step, or of the best evaluated one."
+    tokens_per_micro_batch: int = setting(
+        4096, "Tokens in the model at once; changes memory, not the result.", ge=1, le=2**31
+    )
+    recompute_layers: bool = setting(
+        False,
+        "Keep only each layer's input: a third more time, a fraction of the memory.",
+        trl=("gradient_checkpointing", "activation_checkpointing"),
+    )
+    batch_size: Size = setting(32, "Rows or pairs per step (all but rl).", resume="refused", read_by=LEARNS)
+    stop_at: float | None = setting(
+        None, "End the stage once held-out sampled accuracy reaches this.", gt=0, le=1, usual="none"
+    )
+    save_every: Steps = setting(
+        50, "Steps between checkpoints.", trl="save_steps", resume="safe", read_by=WITH_MODEL
+    )
+    keep: int = setting(
+        2,
+        "Newest checkpoints kept; that of the best evaluation always is.",
+        ge=1,
+        le=10**6,
+        trl="save_total_limit",
+        resume="safe",
+        read_by=WITH_MODEL,
+    )
+    final: Literal["last", "best"] = setting(
+        "last",
+        "Whose weights `final/` gets: of the last step, or of the best evaluated one.",
+        resume="safe",
+        read_by=POLICIES,
     )
 
 
 class Eval(Section):
     """How progress is measured on held-out problems."""
 
-    every: int = Field(0, ge=0, le=10**9, description="Steps between evaluations; 0: before and after only.")
-    problems: int = Field(256, ge=1, le=MANY, description="Held-out problems, the same ones every time.")
-    samples: int = Field(4, ge=1, le=65_536, description="Sampled completions per problem, for pass@k.")
+    every: StepsOrZero = setting(0, "Steps between evaluations; 0: before and after only.", trl="eval_steps")
+    problems: Many = setting(256, "Held-out problems, the same ones every time.")
+    samples: Size = setting(
+        4, "Sampled completions per problem, for pass@k.", usual="4 to 32", trl="num_generations_eval"
+    )
 
 
 class Keep(Section):
     """Which completions become examples (pairs, rejection_sampling, filter)."""
 
-    margin: float = Field(
-        0.0, ge=0, description="Pairs: the chosen's reward is above the rejected's by more."
+    margin: NonNegative = setting(
+        0.0, "Pairs: the chosen's reward is above the rejected's by more.", read_by=("pairs",)
     )
-    per_problem: int = Field(4, ge=1, le=65_536, description="Most examples of a problem.")
-    least: dict[str, float] = Field(
+    per_problem: Size = setting(4, "Most examples of a problem.", read_by=COLLECTS)
+    least: dict[str, float] = setting(
         {},
-        description="Rejection sampling: the least value of a reward, by name, as "
-        "{language_consistency: 0.9}; the verdict above 0.5 is always asked for.",
+        "Rejection sampling: the least value of a reward, by name, as {language_consistency: 0.9}; the "
+        "verdict above 0.5 is always asked for.",
+        read_by=("rejection_sampling",),
     )
-    score: float = Field(0.5, gt=0, lt=1, description="Filter: rows are wanted with a probability above it.")
+    score: OpenShare = setting(
+        0.5, "Filter: rows are wanted with a probability above it.", read_by=("filter",)
+    )
 
 
 class Guards(Section):
     """When a run that goes wrong is ended, its last good checkpoint kept."""
 
-    bad_updates: int = Field(
-        3,
-        ge=1,
-        le=10**9,
-        description="Stop after this many non-finite updates in a row, each of which is skipped.",
+    bad_updates: Steps = setting(
+        3, "Stop after this many non-finite updates in a row, each of which is skipped.", read_by=TRAINS
     )
-    dead_steps: int = Field(
-        20, ge=0, le=10**9, description="Stop after this many steps in a row without an advantage; 0: never."
+    dead_steps: StepsOrZero = setting(
+        20, "Stop after this many steps in a row without an advantage; 0: never."
     )
-    kl_warn: float | None = Field(
-        5.0, gt=0, description="Warn above this KL to the reference, in nats per completion."
+    kl_warn: Positive | None = setting(5.0, "Warn above this KL to the reference, in nats per completion.")
+    kl_act: Positive | None = setting(10.0, "Do what kl_action says above this KL.")
+    kl_stop: Positive | None = setting(
+        20.0,
+        "Stop above this KL, whatever kl_action says.",
+        usual="10 to 50 nats per completion",
+        source="explainers, which put the alarm at 5 to 10 nats",
     )
-    kl_act: float | None = Field(10.0, gt=0, description="Do what kl_action says above this KL.")
-    kl_stop: float | None = Field(20.0, gt=0, description="Stop above this KL, whatever kl_action says.")
-    kl_action: Literal["warn", "raise_coef", "stop"] = Field(
+    kl_action: Literal["warn", "raise_coef", "stop"] = setting(
         "warn",
-        description="Above kl_act. raise_coef multiplies the KL coefficient by 1.5 per step above it "
-        "and divides it again per step below.",
+        "Above kl_act. raise_coef multiplies the KL coefficient by 1.5 per step above it and divides it "
+        "again per step below.",
+        resume="breaks exactness",
     )
-    entropy_floor: float = Field(
-        0.0, ge=0, description="Stop when the entropy of a step's sampling, nats a token, falls below."
+    entropy_floor: NonNegative = setting(
+        0.0, "Stop when the entropy of a step's sampling, nats a token, falls below."
     )
-    stall_minutes: float = Field(
-        60.0, ge=0, le=10**6, description="End the process after this long without progress; 0: never."
+    stall_minutes: DurationOrZero = setting(
+        60.0, "End the process after this long without progress; 0: never.", read_by=WITH_MODEL
     )
 
 
 class Scoring(Section):
     """How rewards are run, and when their failures end a run."""
 
-    timeout: float = Field(60.0, gt=0, le=10**6, description="Seconds a call of a reward function may take.")
-    max_infra: float = Field(
-        0.2,
-        ge=0,
-        le=1,
-        description="Stop if more than this fraction of the last 5 steps' completions could not be judged.",
+    timeout: Duration = setting(60.0, "Seconds a call of a reward function may take.")
+    max_infra: Share = setting(
+        0.2, "Stop if more than this fraction of the last 5 steps' completions could not be judged."
     )
-    max_bad_references: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Refuse data with a larger fraction of reference answers that no answer can equal.",
+    max_bad_references: Share = setting(
+        0.01, "Refuse data with a larger fraction of reference answers that no answer can equal."
     )
-    noise: float = Field(
+    noise: float = setting(
         0.0,
+        "Fraction of labels flipped in training (label noise), to see what a run bears.",
         ge=0,
         le=0.5,
-        description="Fraction of labels flipped in training (label noise), to see what a run bears.",
+        usual="0",
+        read_by=SAMPLES,
     )
 
 
 class Sandbox(Section):
     """Where model-written code runs."""
 
-    backend: Literal["auto", "bwrap", "landlock", "wasm", "remote"] = Field(
-        "auto", description="auto: the strongest that withstands its own probe."
+    backend: Literal["auto", "bwrap", "landlock", "wasm", "remote"] = setting(
+        "auto", "auto: the strongest that withstands its own probe."
     )
-    url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
-    unsafe_local: bool = Field(False, description="If no sandbox works, run model code with your own rights.")
-    packages: Names = Field(
+    url: str | None = setting(None, "Of a SandboxFusion service, for `remote`.")
+    unsafe_local: bool = setting(False, "If no sandbox works, run model code with your own rights.")
+    packages: Names = setting(
         ("numpy", "sympy"),
-        description="What a model's programs may import beyond the standard library, with what that needs.",
+        "What a model's programs may import beyond the standard library, with what that needs.",
     )
 
     @field_validator("url")
@@ -219,35 +282,43 @@ class Sandbox(Section):
 class Lora(Section):
     """Low-rank adapters: train a few weights, keep the rest as the reference."""
 
-    rank: int = Field(16, ge=1, le=65_536, description="Rank of the update.")
-    alpha: float = Field(32.0, gt=0, le=10**6, description="Scale of the update: alpha / rank.")
-    targets: str | tuple[str, ...] | None = Field(
-        "all-linear", description="Which linear layers; null: peft's choice for the architecture."
+    rank: Size = setting(16, "Rank of the update.", usual="8 to 128")
+    alpha: float = setting(
+        32.0, "Scale of the update: alpha / rank.", gt=0, le=10**6, usual="one or two times the rank"
+    )
+    targets: str | tuple[str, ...] | None = setting(
+        "all-linear", "Which linear layers; null: peft's choice for the architecture."
     )
 
 
 class Launch(Section):
     """Where the processes of a run are."""
 
-    processes: int = Field(
+    processes: int = setting(
         1,
+        "Processes on this machine that train together, one for each GPU; torchrun starts more.",
         ge=1,
         le=4096,
-        description="Processes on this machine that train together, one for each GPU; torchrun starts more.",
+        usual="one for each GPU",
     )
-    restarts: int = Field(
+    restarts: int = setting(
         3,
+        "How often they are started again, from the last checkpoint, after one of them died.",
         ge=0,
         le=10**6,
-        description="How often they are started again, from the last checkpoint, after one of them died.",
+        usual="3; more in long runs",
     )
-    ray: str | None = Field(
+    ray: str | None = setting(
         None,
-        description="Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward "
-        "functions; auto: the one this machine belongs to, else one of its own.",
+        "Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward functions; auto: "
+        "the one this machine belongs to, else one of its own.",
+        usual="none on one machine",
     )
-    samplers: int = Field(
-        0, ge=0, le=65_536, description="Samplers that Ray places, each with a GPU where the cluster has any."
+    samplers: SizeOrZero = setting(
+        0,
+        "Samplers that Ray places, each with a GPU where the cluster has any.",
+        usual="one for each GPU that does not train",
+        resume="breaks exactness",
     )
 
     @model_validator(mode="after")
@@ -260,60 +331,78 @@ class Launch(Section):
 class Config(Section):
     """One run, or one stage of it."""
 
-    model: Annotated[str | GivenModel, or_given(str)] = Field(
-        "tiny", description="Hub id, folder, or `tiny`: built on the spot; from Python a model, too."
+    model: Annotated[str | GivenModel, or_given(str)] = setting(
+        "tiny",
+        "Hub id, folder, or `tiny`: built on the spot; from Python a model, too.",
+        trl="model_name_or_path",
+        resume="refused",
+        read_by=ALL,
     )
-    method: Method = Field(
+    method: MethodName = setting(
         "rl",
-        description="Reinforcement; supervised; from preferences (dpo to hinge); a reward model; or what "
-        "makes data for later stages: pairs, rejection_sampling, filter.",
+        "Reinforcement; supervised; from preferences (dpo to hinge); a reward model; or what makes data for "
+        "later stages: pairs, rejection_sampling, filter.",
+        resume="refused",
+        read_by=ALL,
     )
-    loss: dict[str, object] = Field(
-        {}, description="Settings of the method's loss (dpo to hinge, reward_model), as {beta: 0.1}."
+    loss: dict[str, object] = setting(
+        {}, "Settings of the method's loss (dpo to hinge, reward_model), as {beta: 0.1}."
     )
-    output: Path = Field(Path("runs/run"), description="Folder of the run.")
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="Of every random draw.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
+    output: Path = setting(
+        Path("runs/run"), "Folder of the run.", trl="output_dir", resume="safe", read_by=ALL
     )
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    seed: int = setting(0, "Of every random draw.", ge=0, le=2**63 - 1, trl="seed", resume="refused")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "Of the weights; auto: float32 on CPU, bfloat16 on GPU.", trl="dtype", resume="refused"
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        description="What a model's products multiply on a CPU whose weights are float32; auto: bfloat16 "
-        "where this processor was measured to be 1.5 times as fast with it, else float32.",
+        "What a model's products multiply on a CPU whose weights are float32; auto: bfloat16 where this "
+        "processor was measured to be 1.5 times as fast with it, else float32.",
     )
-    longrope: Literal["short", "long"] = Field(
+    longrope: Literal["short", "long"] = setting(
         "short",
-        description="By which table a model of the rope type `longrope` (Phi 3 and 4 mini) turns all "
-        "sequences: short, and none is longer than it is for; long, up to the context.",
+        "By which table a model of the rope type `longrope` (Phi 3 and 4 mini) turns all sequences: short, "
+        "and none is longer than it is for; long, up to the context.",
+        resume="refused",
     )
-    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
-    threads: int = Field(
+    device: str = setting("auto", "`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
+    threads: int = setting(
         0,
+        "CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use.",
         ge=0,
         le=MOST_THREADS,
-        description="CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use.",
+        resume="safe",
     )
-    data: Data = Data()
-    rewards: tuple[object, ...] = Field(
+    data: Data = setting(Data(), resume="refused", read_by=ALL)
+    rewards: tuple[object, ...] = setting(
         (),
-        description="Reward functions: names, module.py:function, {name: weight} or {name: settings}; "
-        "`verdict: true` in one marks what says if a completion is correct.",
+        "Reward functions: names, module.py:function, {name: weight} or {name: settings}; `verdict: true` in "
+        "one marks what says if a completion is correct.",
+        trl="reward_funcs",
+        read_by=tuple(m for m in WITH_MODEL if m != "reward_model"),
     )
     scoring: Scoring = Scoring()
-    sandbox: Sandbox = Sandbox()
+    sandbox: Sandbox = setting(Sandbox(), resume="safe")
     rollout: Rollout = Rollout()
-    algorithm: str | dict[str, object] = Field("dapo", description="A preset, or a mapping over its axes.")
-    train: Train = Train()
-    eval: Eval = Eval()
-    keep: Keep = Keep()
-    guards: Guards = Guards()
-    tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = Field(
-        None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."
+    algorithm: str | dict[str, object] = setting(
+        "dapo",
+        "A preset, or a mapping over its axes. With train.updates_per_batch 1 and inner_epochs 1 every ratio "
+        "is 1: no setting of ratio or surrogate (clip_low, clip_high, dual_clip, cap, tau, ...) can act, and "
+        "presets that differ only so are the same.",
+        read_by=RL,
     )
-    lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
-    launch: Launch = Launch()
-    stages: tuple[dict[str, object], ...] = Field(
-        (), description="A pipeline: each stage overrides this config and starts from the last model."
+    train: Train = setting(Train(), read_by=TRAINS)
+    eval: Eval = setting(Eval(), read_by=TRAINS)
+    keep: Keep = setting(Keep(), read_by=())
+    guards: Guards = setting(Guards(), resume="safe", read_by=RL)
+    tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = setting(
+        None, "Who gets a copy of all numbers; offline. The run folder has them anyway.", resume="safe"
+    )
+    lora: Lora | None = setting(None, "Train adapters instead of all weights.", resume="refused")
+    launch: Launch = setting(Launch(), resume="safe")
+    stages: tuple[dict[str, object], ...] = setting(
+        (), "A pipeline: each stage overrides this config and starts from the last model.", read_by=ALL
     )
 
     @model_validator(mode="after")

@@ -1,14 +1,31 @@
-"""What every section of the settings is: strict, read once, never changed."""
+"""What a section of the settings is: strict, read once, never changed; and how a setting is described."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+from covey.objective.setting import Setting
 
 MANY = 10_000_000
 """Of problems or tokens: more is a slip of the keyboard."""
+
+# Ranges of settings. Their upper ends catch slips of the keyboard, before something allocates that much.
+Few = Annotated[int, Ge(1), Le(1_000)]
+FewOrZero = Annotated[int, Ge(0), Le(1_000)]
+Size = Annotated[int, Ge(1), Le(65_536)]
+SizeOrZero = Annotated[int, Ge(0), Le(65_536)]
+Many = Annotated[int, Ge(1), Le(MANY)]
+ManyOrZero = Annotated[int, Ge(0), Le(MANY)]
+Steps = Annotated[int, Ge(1), Le(10**9)]
+StepsOrZero = Annotated[int, Ge(0), Le(10**9)]
+Duration = Annotated[float, Gt(0), Le(10**6)]
+DurationOrZero = Annotated[float, Ge(0), Le(10**6)]
 
 
 def _several(value: object) -> object:
@@ -28,10 +45,15 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: object, info: ValidationInfo) -> object:
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if (
+            get_origin(annotation) is not tuple
+        ):  # of a union: float | None may be Annotated[float, ...] | None
+            kinds = {getattr(kind, "__origin__", kind) for kind in kinds}
+        if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
-        if value == "" and Path in {kind, *get_args(kind)}:
+        if value == "" and Path in kinds:
             raise ValueError("a path is expected; the folder at hand is `.`")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("no text here may have a NUL byte")
@@ -41,3 +63,32 @@ class Section(BaseModel):
             except UnicodeEncodeError:
                 raise ValueError("this is no text, it has half a surrogate pair") from None
         return value
+
+
+def setting(default: object, effect: str = "", /, **facts: Any) -> Any:
+    """A field of a section: its default, what it does, bounds (``ge``, ``le``, ...) and facts of a Setting.
+
+    What a section says of itself holds for each of its settings that does not say otherwise.
+    """
+    own = {name: facts.pop(name) for name in Setting.__dataclass_fields__ if name in facts}
+    field: FieldInfo = Field(default, description=effect, **facts)
+    field.metadata.append(Setting(effect, **own))
+    return field
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted key, what pydantic knows of it) of every setting in a section, and of the sections below it.
+
+    A section comes before its settings.
+    """
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}", field
+        below = section_of(field)
+        if below is not None:
+            yield from fields_of(below, f"{prefix}{name}.")
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The model of a field that is a section; None of a setting."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import yaml
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from covey.config.layers import Setting
+from covey.config.layers import Assignment
 from covey.config.schema import Config
-from covey.config.section import Section
+from covey.config.section import section_of
 from covey_verify.errors import ConfigError
 
 MAX_BYTES = 1 << 20
@@ -102,7 +100,7 @@ def _in_base_ten(where: str, text: str, value: object) -> None:
         )
 
 
-def options(tokens: Sequence[str]) -> Iterable[Setting]:
+def options(tokens: Sequence[str]) -> Iterable[Assignment]:
     """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they are."""
     left = list(tokens)
     while left:
@@ -122,32 +120,14 @@ def options(tokens: Sequence[str]) -> Iterable[Setting]:
         _in_base_ten(f"--{key}", text, value)
         if isinstance(value, str) and text[0] not in "'\"":
             value = text  # YAML would truncate `a #1` and fold lines
-        yield Setting(key.replace("-", "_"), value, f"--{key}")
+        yield Assignment(key.replace("-", "_"), value, f"--{key}")
 
 
-def items(values: Mapping[str, object]) -> Iterable[Setting]:
+def items(values: Mapping[str, object]) -> Iterable[Assignment]:
     """Python values; a section's are settings of their own, so that others of the section stay."""
     for key, value in values.items():
         setting = Config.model_fields.get(key)
-        if isinstance(value, Mapping) and setting and _section(setting):
-            yield from (Setting(f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
+        if isinstance(value, Mapping) and setting and section_of(setting):
+            yield from (Assignment(f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
         else:
-            yield Setting(key, value, key)
-
-
-def key_paths() -> list[str]:
-    """All dotted keys of the config."""
-    return [path for path, _ in fields_of(Config)]
-
-
-def fields_of(section: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo]]:
-    """(dotted key, what pydantic knows of it) of every setting in a section and those below it."""
-    for name, setting in section.model_fields.items():
-        below = _section(setting)
-        yield from fields_of(below, f"{prefix}{name}.") if below else [(f"{prefix}{name}", setting)]
-
-
-def _section(known: FieldInfo) -> type[Section] | None:
-    """The model of a field that is a section; None of a setting."""
-    kinds = (known.annotation, *getattr(known.annotation, "__args__", ()))
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
+            yield Assignment(key, value, key)

@@ -23,7 +23,8 @@ def explained(path: str, value: object, known: Sequence[str], kind: str = "setti
     last = path.rpartition(".")[2]
     if said := trl.told(last):
         return f"{path} is not a setting; {said}"
-    if isinstance(value, Mapping) and (sections := _sections(path, value, known)):
+    sections = _sections(path, value, known) if isinstance(value, Mapping) else []
+    if sections:
         return f"{path} is not a section{meant(sections)}"
     return f"{path} is not a {kind}{meant(_settings(path, known))}"
 

@@ -1,54 +1,18 @@
-"""Settings that were given and that nothing reads: which methods read a section is said here, once."""
+"""Settings that were given and that the method does not read; the schema says which methods read one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import get_args
+from collections.abc import Iterator, Mapping, Sequence
 
-from covey.config.schema import Config, Method
-from covey.objective.preference import PREFERENCES
-
-ALL: Collection[str] = get_args(Method)
-RL = ("rl",)
-COLLECTS = ("pairs", "rejection_sampling")
-RANKS = (*PREFERENCES, "reward_model")
-TRAINS = ("rl", "sft", *RANKS)
-MODEL_ONLY = tuple(m for m in ALL if m != "filter")
-
-READ_BY: Mapping[str, Collection[str]] = {
-    **dict.fromkeys(("method", "output", "model", "data", "stages"), ALL),
-    "data.held_out": RANKS,
-    "rewards": tuple(m for m in MODEL_ONLY if m != "reward_model"),
-    "algorithm": RL,
-    **dict.fromkeys(("rollout.group_size", "rollout.prompts_per_step", "scoring.noise"), (*RL, *COLLECTS)),
-    **dict.fromkeys(("rollout.curriculum", "rollout.adapt_group_size", "rollout.prepass"), (*RL, *COLLECTS)),
-    **dict.fromkeys(("rollout.retire_after", "rollout.max_resampling_rounds"), (*RL, *COLLECTS)),
-    "rollout.staleness": (*RL, *COLLECTS),
-    "rollout.mask_truncated": RL,
-    "train": TRAINS,
-    **dict.fromkeys(("train.steps", "train.save_every", "train.keep"), MODEL_ONLY),
-    **dict.fromkeys(("train.inner_epochs", "train.updates_per_batch"), RL),
-    "train.batch_size": ("sft", *RANKS),
-    "train.final": ("rl", "sft", *PREFERENCES),
-    "eval": TRAINS,
-    "train.optimizer": MODEL_ONLY,
-    "guards": RL,
-    "guards.bad_updates": TRAINS,
-    "guards.stall_minutes": MODEL_ONLY,
-    "keep": (),
-    "keep.margin": ("pairs",),
-    "keep.per_problem": COLLECTS,
-    "keep.least": ("rejection_sampling",),
-    "keep.score": ("filter",),
-}
-"""A section or a setting -> the methods that read it; the longest name counts. Others: all but filter."""
+from covey.config.methods import WITH_MODEL
+from covey.config.rows import said_of
+from covey.config.schema import Config
 
 
 def reads(method: str, key: str) -> bool:
     """Whether a run of this method reads a setting, as train.lr."""
-    while key and key not in READ_BY:
-        key = key.rpartition(".")[0]
-    return method in READ_BY.get(key, MODEL_ONLY)
+    read_by = said_of(key, "read_by")
+    return method in (WITH_MODEL if read_by is None else read_by)
 
 
 def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterator[str]:
@@ -80,7 +44,8 @@ def _listed(keys: Mapping[str, str]) -> str:
 
 def _given(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(setting, where it was given) of what differs from the default; an algorithm counts as one."""
-    standard, seen = Config(), set[str]()
+    standard = Config()
+    seen = set[str]()
     for name, origin in origins.items():
         inner = any(other.startswith(f"{name}.") for other in origins)
         key = "algorithm" if name.startswith("algorithm.") else name

@@ -43,7 +43,8 @@ def spec_of(function: object, folder: Path) -> str | None:
         return None
     if module.__package__:  # its relative imports work under its own name only
         return f"{module.__spec__.name if module.__spec__ else module.__name__}:{name}"
-    path, here = file.resolve(), folder.resolve()
+    path = file.resolve()
+    here = folder.resolve()
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{name}"
 
 

@@ -14,6 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from covey.config.given import GivenModel, GivenRows
 from covey.config.load import Loaded
+from covey.config.methods import METHODS
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
 from covey.estimates import Evaluation
@@ -60,8 +61,6 @@ A checkpoint of the run `{name}`, trained with covey and written by `covey expor
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")
 """A hub's model in the cache of huggingface_hub."""
-METHODS_IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
-"""Methods whose name says too little."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         data=_data(trained.loaded),
         method=_algorithm(trained.loaded)
         if config.method == "rl"
-        else METHODS_IN_WORDS.get(config.method, config.method),
+        else METHODS[config.method].title or config.method,
         steps=trained.steps,
         seed=config.seed,
         verdict=trained.verdict.sentence if trained.verdict else trained.besides,

@@ -273,8 +273,8 @@ def _(seen: Seen) -> str | None:
     shows=lambda group, i: float(mixes_scripts(group.completions[i].text)),
 )
 def _(seen: Seen) -> str | None:
-    """More than a tenth of the completions mix scripts, a twentieth and two standard errors more than at
-    first. Because prompts may mix them too: what counts is that training does.
+    """More than a tenth of the completions mix scripts, a twentieth more than at first, beyond chance.
+    Because prompts may mix them too: what counts is that training does.
     """
     mixed, before = seen.late("text/mixed_scripts"), seen.early("text/mixed_scripts")
     if not (mixed > 0.1 and seen.rose("text/mixed_scripts", 0.05)):
@@ -412,12 +412,14 @@ def _(seen: Seen) -> str | None:
     shows=lambda group, i: float(lone(group) == i),
 )
 def _(seen: Seen) -> str | None:
-    """From the fifth step, with more than eight completions a group, a tenth of the gradient and two standard
-    errors lie in other groups than rewards less their mean would put it, under an estimator that divides by
-    the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05 and 2 at one half; one success of eight gets 3.
+    """From the fifth step, with more than eight completions a group, a tenth of the gradient lies in other
+    groups than rewards less their mean would put it, in all steps beyond chance, under an estimator that
+    divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05 and 2 at one half; one success of eight
+    gets 3.
     """
     moved, size = seen.late("gradient_share/overweight"), seen.setting("rollout.group_size")
-    surely = seen.least("gradient_share/overweight") > 0.1 and isinstance(size, int) and size > 8
+    share, doubt = seen.whole("gradient_share/overweight")
+    surely = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
     if not (seen.after(5) and surely and seen.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"

@@ -193,7 +193,8 @@ class Seen:
 
     def _doubt(self, name: str, *windows: int) -> float:
         found = noise(self.apart, name)
-        return found.error(*windows) * errors_needed(found.freedom, self.steps) if found.variance else 0.0
+        looks = 1 + self.steps / WINDOW
+        return found.error(*windows) * errors_needed(found.freedom, looks) if found.variance else 0.0
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """What comes between in the names of metrics -> their late means."""

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from covey.estimates import Evaluation
 from covey.insight.findings import STREAM, Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
+from covey.insight.verdict import Verdict, judge_run
 from covey.runs.folder import read_numbers, read_stream, readable_stream
-from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
+from covey.runs.reader import last_stage, look_at, read_ending, read_verdict, verdict_record
 from covey_verify.errors import ConfigError
+
+
+def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, Any]], seconds: float) -> Verdict | None:
+    """The verdict a run ended with, which has what was measured again; before, from its ``evals``.
+
+    None where there were less than two. Raises CheckpointError where the result is damaged.
+    """
+    said = verdict_record(stage)
+    if said is not None:
+        return Verdict(said.get("word", "cannot tell"), str(said.get("sentence", "")))
+    if len(evals) < 2:
+        return None
+    first, last = (Evaluation.from_record(evals[n]) for n in (0, -1))
+    return judge_run(first, last, seconds)
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:

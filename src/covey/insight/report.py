@@ -15,8 +15,8 @@ from covey.config.load import flatten
 from covey.console import duration, inert
 from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
+from covey.insight.recorded import recorded_verdict
 from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
-from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import (
@@ -64,8 +64,9 @@ def _stage(stage: Path) -> dict[str, object]:
     settings, environment = recorded_settings(stage) or {}, read_environment(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
     seconds = seconds_of(stage, timings)
-    measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
-    verdict = judge_run(measured[0], measured[-1], seconds) if len(measured) > 1 else None
+    known = read_stream(stage, "evals.jsonl")
+    measured = [Evaluation.from_record(e) for e in known]
+    verdict = recorded_verdict(stage, known, seconds)
     steps = f"{len(metrics)} of {settings['train']['steps']}"
     moods = {"learned": "learned", "got worse": "worse", "did not learn": "worse"}
     return {

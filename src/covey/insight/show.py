@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from covey.console import BARS, duration
-from covey.estimates import Evaluation
 from covey.insight.findings import Finding
-from covey.insight.recorded import explain_run
+from covey.insight.recorded import explain_run, recorded_verdict
 from covey.insight.usage import last_turn
-from covey.insight.verdict import judge_run
 from covey.opening import count_lines
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
@@ -52,8 +50,8 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     settings = recorded_settings(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
     seconds = seconds_of(stage, timings)
-    measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
-    verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
+    judged = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
+    verdict = judged.sentence if judged else None
     ending = read_ending(stage)
     found, steps = findings(stage), recorded_steps(stage)
     done, wanted = len(metrics), settings["train"]["steps"]

@@ -156,7 +156,7 @@ def _(seen: Seen) -> str | None:
         for name, rate in seen.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
             better |= rate > 0.1 and seen.falling(f"reward/{name}/{status}")
-            grown |= seen.rose(f"reward/{name}/{status}", 0.1)
+            grown |= seen.rise(f"reward/{name}/{status}") > 0.1
     name, rate = largest(rates)
     if not (seen.after(20 if grown else 10) and rate > 1 / 3) or better:
         return None
@@ -268,16 +268,33 @@ def _(seen: Seen) -> str | None:
     return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
 
 
+def _wasted_beyond_luck(seen: Seen) -> bool:
+    """Whether half of the problems are always or never solved, an eighth at least of either, beyond chance.
+
+    Groups of the others are dead by luck, as often as their size says at the run's accuracy.
+    """
+    size, rate = seen.setting("rollout.group_size"), seen.whole("accuracy")[0]
+    lucky, unlucky = (rate**size, (1 - rate) ** size) if isinstance(size, int) else (0.0, 0.0)
+    shares = [seen.whole(f"groups/dead{kind}") for kind in ("", "_correct", "_incorrect")]
+    (_, doubt), (solved, solved_doubt), (never, never_doubt) = shares
+    others = min(1.0, (1 - solved - never) / max(1e-9, 1 - lucky - unlucky))
+    if not seen.patient:
+        doubt = solved_doubt = never_doubt = 0.0
+    either = min(solved - solved_doubt - others * lucky, never - never_doubt - others * unlucky)
+    return 1 - others - doubt > 0.5 and either > 0.125
+
+
 @_rule("dead_weight", FRONTIER, INFORMATIVE, explains=("too_hard", "too_easy", *STILL), shows=dead)
 def _(seen: Seen) -> str | None:
     """From the tenth step, half of the groups are all correct or all incorrect, an eighth at least of
-    either and not one text each, and accuracy does not rise; a curriculum has met every problem. Because
-    then the data is uneven, not the task: some prompts always waste their rollouts.
+    either, beyond chance and beyond what luck adds in small groups, and not one text each, and accuracy does
+    not rise beyond chance; a curriculum has met every problem. Because then the data is uneven, not the task:
+    some prompts always waste their rollouts, while one group of four in eight is dead at a pass rate of .5.
     """
     easy, hard = seen.late("groups/dead_correct"), seen.late("groups/dead_incorrect")
     uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and seen.late("groups/collapsed") < 0.25
     early = not seen.after(10) or seen.late("difficulty/tried") < 1
-    if early or not uneven or seen.rise("accuracy") > 0.05:
+    if early or not (uneven and _wasted_beyond_luck(seen)) or seen.rose("accuracy", 0.05):
         return None
     parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
     return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
@@ -292,15 +309,16 @@ def _(seen: Seen) -> str | None:
     shows=dead,
 )
 def _(seen: Seen) -> str | None:
-    """From the tenth step, more than half of the groups are all incorrect, with texts that differ, and at its
-    pace the run would not come to five points more correct answers, beyond chance. Because at a pass rate
-    of 8 % half of the groups of eight are dead; a run that learns slowly begins so as well, and what a few
-    steps of few groups show does not tell them apart.
+    """From the tenth step, more than half of the groups are all incorrect, beyond chance, with texts that
+    differ, and at its pace the run would not come to five points more correct answers, beyond chance.
+    Because at a pass rate of 8 % half of the groups of eight are dead; a run that learns slowly begins so as
+    well, and what a few steps of few groups show does not tell them apart.
     """
     tied, cliff = seen.late("groups/dead_incorrect"), seen.late("groups/cliff")
     same = cliff < 0.5  # their texts are the same: not the task, but the policy has ended exploration
+    surely = seen.least("groups/dead_incorrect") if seen.patient else tied
     learns = seen.patient and not seen.outlook("accuracy")[1] < LITTLE
-    if not (seen.after(10) and tied > 0.5) or same or learns:
+    if not (seen.after(10) and surely > 0.5) or same or learns:
         return None
     texts = ", though their texts differ (a cliff)" if cliff >= 0.5 else ""
     return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"

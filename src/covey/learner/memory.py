@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
 from covey.processes import size
@@ -20,7 +21,6 @@ USABLE = 0.9
 """Share of the memory that a run is planned to fill."""
 
 
-SAMPLES = ("rl", "pairs", "rejection_sampling")
 """Methods whose steps sample completions."""
 _PROGRAM: dict[str, int] = {}
 

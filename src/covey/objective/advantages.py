@@ -11,15 +11,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from covey.objective.setting import Setting
 from covey_verify.types import Count, NonNegative, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Single = Literal["zero", "reward"]
-"""What a completion without siblings gets: nothing can be said of it, or it has no baseline."""
+Single = Annotated[
+    Literal["zero", "reward"],
+    Setting("What a completion without siblings gets: zero, or its reward without a baseline (verl)."),
+]
+Ddof = Annotated[
+    Literal[0, 1],
+    Setting("1: the sample's standard deviation; 0: the population's, larger advantages in small groups."),
+]
+Eps = Annotated[
+    NonNegative,
+    Setting(
+        "Added to the divisor: a larger value weakens groups whose rewards hardly differ.",
+        usual="1e-8 to 1e-4",
+        source="1e-9 to 1e-4, by framework",
+    ),
+]
 
 
 def centered(rewards: Tensor) -> Tensor:
@@ -52,9 +67,7 @@ def group_centered(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     return rewards.clone() if _keeps(rewards, single) else centered(rewards)
 
 
-def group_zscore(
-    rewards: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4, single: Single = "zero"
-) -> Tensor:
+def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Single = "zero") -> Tensor:
     """A_i = (r_i - mean(r)) / (std(r) + eps). (G,) -> (G,). GRPO, arXiv 2402.03300.
 
     ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ. A completion
@@ -78,7 +91,7 @@ def _keeps(rewards: Tensor, single: Single) -> bool:
     return single == "reward" and rewards.shape[-1] == 1
 
 
-def leave_one_out_zscore(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
+def leave_one_out_zscore(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = (r_i - mean_{j != i} r_j) / (std_{j != i} r_j + eps), undivided where that std is 0.
 
     (G,) -> (G,), the sample standard deviation. What NeMo-RL computes for GRPO by default: with one
@@ -102,7 +115,7 @@ def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero"
     return shifted - (lengths * shifted).sum() / lengths.sum().clamp(min=1)
 
 
-def mean_normalized(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
+def mean_normalized(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps), 0 where mean(r) <= 0. MaxRL, arXiv 2602.02710.
 
     (G,) -> (G,), rewards >= 0. For rewards 0 and 1 the expected gradient is exactly that of log p(correct)
@@ -120,12 +133,18 @@ def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
     return (rewards - greedy_reward).nan_to_num(0.0)
 
 
+Decay = Annotated[Share, Setting("How much of the running mean is kept at each reward.")]
+RoleColumn = Annotated[
+    str | None, Setting("Column of the problems that names the role whose mean it is; none: one mean.")
+]
+
+
 def running_baseline(
     rewards: Tensor,
     running_mean: Tensor,
     *,
-    decay: Share = 0.95,  # noqa: ARG001 - read where the mean is kept: rollouts/judge.py
-    by: str | None = None,  # noqa: ARG001 - as above
+    decay: Decay = 0.95,  # noqa: ARG001 - read where the mean is kept: rollouts/judge.py
+    by: RoleColumn = None,  # noqa: ARG001 - as above
 ) -> Tensor:
     """A_i = r_i - b_i, b the running mean of earlier rewards: b <- decay b + (1 - decay) r. (G,) -> (G,).
 
@@ -144,7 +163,12 @@ def running_means(rewards: Tensor, mean: float, decay: float) -> tuple[Tensor, f
     return before, mean
 
 
-def length_penalized(rewards: Tensor, lengths: Tensor, *, weight: NonNegative = 0.25) -> Tensor:
+def length_penalized(
+    rewards: Tensor,
+    lengths: Tensor,
+    *,
+    weight: Annotated[NonNegative, Setting("What the longest completion of a solved group loses.")] = 0.25,
+) -> Tensor:
     """A_i = s_i - mean(s), s_i = r_i - weight mean(r) |y_i| / max |y|. (G,), (G,) -> (G,).
 
     Brevity counts by the group's pass rate: not at all where nothing is solved. As in prime-rl.
@@ -152,17 +176,22 @@ def length_penalized(rewards: Tensor, lengths: Tensor, *, weight: NonNegative = 
     return centered(rewards - weight * rewards.mean() * lengths / lengths.max().clamp(min=1))
 
 
-def pass_at_k(rewards: Tensor, *, k: Count = 4, eps: NonNegative = 1e-6) -> Tensor:
+def pass_at_k(
+    rewards: Tensor,
+    *,
+    k: Annotated[Count, Setting("The best of how many is taught; at most rollout.group_size.")] = 4,
+    eps: Eps = 1e-6,
+) -> Tensor:
     """A_i = (E[max of k | i among them] - E[max of k]) / (std[max of k] + eps), over all subsets of k.
 
     (G,) -> (G,). Teaches the best of k instead of each: a correct completion is worth less where k would
     have found one anyway. Pass@k Training, arXiv 2508.10751; for rewards 0 and 1 its closed form.
     """
     ordered, order = centered(rewards).sort()
-    size, k = len(rewards), min(k, len(rewards))
-    best = rewards.new_tensor(
-        [math.comb(j, k - 1) for j in range(size)]
-    )  # subsets in which j of the order is it
+    size = len(rewards)
+    k = min(k, size)
+    # Subsets of k in which completion j of the order is the best, and those in which i < j is there as well.
+    best = rewards.new_tensor([math.comb(j, k - 1) for j in range(size)])
     after = rewards.new_tensor([math.comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
     mean = (ordered * best).sum() / math.comb(size, k)
     std = ((ordered - mean).square() * best).sum().div(math.comb(size, k)).sqrt()
@@ -175,8 +204,8 @@ def component_zscore(
     components: Tensor,
     weights: Tensor,
     *,
-    ddof: Literal[0, 1] = 1,
-    eps: NonNegative = 1e-4,
+    ddof: Ddof = 1,
+    eps: Eps = 1e-4,
     single: Single = "zero",
 ) -> Tensor:
     """A_i = sum_k w_k (r_ik - mean_k) / (std_k + eps): each reward normalised before the sum.
@@ -188,7 +217,7 @@ def component_zscore(
     return _by_component(components, weights, zscore)
 
 
-def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
+def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = sum_k w_k (r_ik - mean_{-i} r_k) / (std_{-i} r_k + eps). (K, G), (K,) -> (G,).
 
     GDPO as in NeMo-RL: mean and std of the siblings, see ``leave_one_out_zscore``.
@@ -225,9 +254,12 @@ def batch_std(
     mask: Tensor,
     rewards: Tensor,
     *,
-    of: Literal["rewards", "advantages"] = "rewards",
-    ddof: Literal[0, 1] = 1,
-    eps: NonNegative = 1e-4,
+    of: Annotated[
+        Literal["rewards", "advantages"],
+        Setting("Whose standard deviation divides: that of the raw or of the centred rewards."),
+    ] = "rewards",
+    ddof: Ddof = 1,
+    eps: Eps = 1e-4,
 ) -> Tensor:
     """Divide by one standard deviation over all completions. (N, T), (N, T), (N,) -> (N, T).
 
@@ -238,9 +270,7 @@ def batch_std(
     return divided(advantages, standard_deviation(values, ddof) + eps)
 
 
-def sample_zscore(
-    advantages: Tensor, mask: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4
-) -> Tensor:
+def sample_zscore(advantages: Tensor, mask: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4) -> Tensor:
     """(A - mean) / (std + eps) with the mean and std over completions. (N, T), (N, T) -> (N, T).
 
     GDPO's second step in the authors' TRL fork.
@@ -253,9 +283,11 @@ def token_zscore(
     advantages: Tensor,
     mask: Tensor,
     *,
-    ddof: Literal[0, 1] = 1,
-    eps: NonNegative = 1e-8,
-    floor: NonNegative = 0.0,
+    ddof: Ddof = 1,
+    eps: Eps = 1e-8,
+    floor: Annotated[
+        NonNegative, Setting("The variance is at least this, where a code has a floor instead of eps.")
+    ] = 0.0,
 ) -> Tensor:
     """(A - mean) / sqrt(max(var + eps, floor)) over all trained tokens: long completions weigh more.
 
@@ -275,7 +307,10 @@ def valid_group_scale(
     group: Tensor,
     rewards: Tensor,
     *,
-    of: Literal["groups", "rewards"] = "groups",
+    of: Annotated[
+        Literal["groups", "rewards"],
+        Setting("What carries a signal: groups that differ, or rewards other than 0 (verl)."),
+    ] = "groups",
 ) -> Tensor:
     """Multiply by N / (completions in groups that carry a signal). (N, T) -> (N, T).
 

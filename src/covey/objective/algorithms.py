@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from covey.objective import (
     advantages,
@@ -19,10 +19,11 @@ from covey.objective import (
 )
 from covey.objective.axes import PROPORTIONAL
 from covey.objective.bound import AnyBound, Bound, bind
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
+from covey.objective.setting import Setting
 from covey.objective.value import Critic
 from covey.types import Credit
-from covey_verify.types import NonNegative, Positive
+from covey_verify.types import NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,16 +36,6 @@ RECORDED = ("kl", "entropy", "critic", "nll", "old", "paper")
 
 
 @dataclass(frozen=True)
-class Entropy:
-    """An entropy bonus in the loss, fixed or steered towards a target."""
-
-    coef: NonNegative = 0.0
-    """Weight of the bonus; the start value where ``target`` is set."""
-    target: Positive | None = None
-    """Adaptive: nats per token to keep."""
-
-
-@dataclass(frozen=True)
 class Algorithm:
     """A policy-optimization algorithm: one bound function on each axis; a plain function is bound as it is.
 
@@ -54,33 +45,72 @@ class Algorithm:
     0.3
     """
 
-    advantage: Bound[GroupData, Tensor]
+    advantage: Annotated[
+        Bound[GroupData, Tensor],
+        Setting("Turns the rewards of a group into an advantage for each completion or token."),
+    ]
     """One group's data -> (G,) or (G, T)."""
-    ratio: Bound[LossInputs, Tensor] = bind(ratios.token)
+    ratio: Annotated[
+        Bound[LossInputs, Tensor],
+        Setting(
+            "How far the policy has moved from the one that sampled: by token, sequence or response.",
+            trl="importance_sampling_level",
+        ),
+    ] = bind(ratios.token)
     """(N, T) log-ratios -> (N, T) ratios."""
-    surrogate: Bound[LossInputs, Tensor] = bind(surrogates.clip)
+    surrogate: Annotated[
+        Bound[LossInputs, Tensor],
+        Setting("Turns ratio and advantage into the loss of a token: the clip rule."),
+    ] = bind(surrogates.clip)
     """Ratios and advantages -> (N, T) losses."""
-    reduce: Bound[LossInputs, Tensor] = bind(reductions.token_mean)
+    reduce: Annotated[
+        Bound[LossInputs, Tensor],
+        Setting("How much a token weighs in the loss of an update.", trl="loss_type"),
+    ] = bind(reductions.token_mean)
     """Weight of each completion, (N,)."""
-    kl: KL | None = None
-    """Pull to a reference; None keeps no reference in memory."""
-    whiten: Bound[BatchData, Tensor] | None = None
-    """Second step of the advantage, across the rollout batch: (N, T) -> (N, T)."""
-    entropy: Entropy | None = None
-    critic: Critic | None = None
-    """What learns the values that an advantage asks for."""
-    nll: NonNegative = 0.0
-    """Weight of the negative log-likelihood of correct completions, a mean over their tokens. VAPO: .1."""
-    correction: tuple[Bound[LossInputs, Tensor], ...] = ()
-    """Importance corrections for a sampler whose probabilities differ from the trainer's; they multiply."""
-    select_tokens: Bound[SelectionData, Tensor] | None = None
-    """(N, T) bool: tokens of the optimizer step to single out."""
-    token_weights: tuple[Bound[LossInputs, Tensor], ...] = ()
-    """Weights of tokens in the policy term, (N, T)."""
-    filter: Bound[FilterData, bool] | None = None
-    """Groups to train on; filtered ones are replaced by dynamic sampling."""
-    old: OldPolicy = "trainer"
-    """Whose log-probs the ratio divides by: recomputed ones, or the sampler's (bypass)."""
+    kl: Annotated[
+        KL | None,
+        Setting(
+            "The KL penalty; null keeps no reference in memory. A number is its coefficient.",
+            resume="refused",
+        ),
+    ] = None
+    whiten: Annotated[
+        Bound[BatchData, Tensor] | None,
+        Setting("A second step of the advantage, over the whole batch.", trl="scale_rewards"),
+    ] = None
+    """(N, T) -> (N, T)."""
+    entropy: Annotated[Entropy | None, Setting("The entropy bonus. A number is its coefficient.")] = None
+    critic: Annotated[
+        Critic | None,
+        Setting("What learns the values that gae asks for; null keeps none. A word is its trunk."),
+    ] = None
+    nll: Annotated[
+        NonNegative,
+        Setting("Weight of the likelihood of correct completions beside the policy loss; VAPO: 0.1."),
+    ] = 0.0
+    """The negative log-likelihood is a mean over the tokens of correct completions."""
+    correction: Annotated[
+        tuple[Bound[LossInputs, Tensor], ...],
+        Setting("Importance corrections for a sampler that disagrees with the trainer; several multiply."),
+    ] = ()
+    select_tokens: Annotated[
+        Bound[SelectionData, Tensor] | None,
+        Setting("Selects tokens for token_weights, or for a surrogate that reads `selected`."),
+    ] = None
+    """(N, T) bool, over all completions of an optimizer step."""
+    token_weights: Annotated[
+        tuple[Bound[LossInputs, Tensor], ...], Setting("A list of weights of tokens in the policy loss.")
+    ] = ()
+    """(N, T)."""
+    filter: Annotated[
+        Bound[FilterData, bool] | None,
+        Setting("Which groups are trained on; the others are resampled."),
+    ] = None
+    old: Annotated[
+        OldPolicy, Setting("Whose log-probs the ratio divides by: the trainer's, or the sampler's.")
+    ] = "trainer"
+    """The trainer recomputes them; the sampler's are those it recorded (bypass)."""
     paper: str = field(default="", compare=False)
     """Source and the settings its authors report."""
 

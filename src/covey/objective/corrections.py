@@ -7,17 +7,25 @@ policy term only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.ratios import bounded, sequence
+from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Level = Annotated[
+    Literal["token", "sequence"], Setting("For each token, or their product over the completion.")
+]
+
 
 def truncated(
-    mismatch: Tensor, *, cap: Positive = 2.0, level: Literal["token", "sequence"] = "token"
+    mismatch: Tensor,
+    *,
+    cap: Annotated[Positive, Setting("Upper bound of the weight trainer / sampler.", usual="2 to 5")] = 2.0,
+    level: Level = "token",
 ) -> Tensor:
     """min(e^mismatch, cap), by token or by the product over the sequence. (N, T) -> (N, T). TIS."""
     return _at_level(mismatch, level).exp().clamp(max=cap)
@@ -26,9 +34,9 @@ def truncated(
 def masked(
     mismatch: Tensor,
     *,
-    low: NonNegative = 0.5,
-    high: Positive = 5.0,
-    level: Literal["token", "sequence"] = "token",
+    low: Annotated[NonNegative, Setting("Weights below this become 0.")] = 0.5,
+    high: Annotated[Positive, Setting("Weights above this become 0.")] = 5.0,
+    level: Level = "token",
 ) -> Tensor:
     """e^mismatch inside [low, high], 0 outside. (N, T) -> (N, T). MIS; by token, IcePop (.5, 5).
 
@@ -39,7 +47,11 @@ def masked(
 
 
 def geometric_mask(
-    mismatch: Tensor, mask: Tensor, *, low: NonNegative = 0.999, high: Positive = 1.001
+    mismatch: Tensor,
+    mask: Tensor,
+    *,
+    low: Annotated[NonNegative, Setting("Completions with a smaller mean weight are left out.")] = 0.999,
+    high: Annotated[Positive, Setting("Completions with a larger mean weight are left out.")] = 1.001,
 ) -> Tensor:
     """1 for completions whose exp(mean mismatch) lies in [low, high], else 0. (N, T) -> (N, T).
 
@@ -55,7 +67,18 @@ def decoupled(mismatch: Tensor) -> Tensor:
 
 
 def off_policy_mask(
-    mismatch: Tensor, log_ratio: Tensor, advantages: Tensor, mask: Tensor, *, delta: Positive = 0.5
+    mismatch: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    delta: Annotated[
+        Positive,
+        Setting(
+            "Completions with A < 0 that drifted further, nats per token, are left out.",
+            trl="off_policy_mask_threshold",
+        ),
+    ] = 0.5,
 ) -> Tensor:
     """0 for completions with A < 0 and mean(sampler - current) > delta, else 1. (N, T) -> (N, T).
 

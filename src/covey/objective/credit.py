@@ -6,18 +6,16 @@ Group functions, as in ``advantages``, that return (G, T): an advantage per toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from covey.objective.advantages import centered, group_zscore, leave_one_out
+from covey.objective.advantages import Ddof, Eps, centered, group_zscore, leave_one_out
+from covey.objective.setting import Setting
 from covey.objective.token_weights import discounted_sum
 from covey.objective.value import gae
 from covey_verify.types import Count, NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Segments = Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"]
-"""Where a completion is cut: by its text, into equal parts, or before its least likely tokens."""
 
 
 def process_zscore(
@@ -26,9 +24,12 @@ def process_zscore(
     mask: Tensor,
     steps: Sequence[Sequence[StepRewards]],
     *,
-    credit: Literal["sum_to_go", "own_step", "min_form"] = "sum_to_go",
-    ddof: Literal[0, 1] = 1,
-    eps: NonNegative = 1e-4,
+    credit: Annotated[
+        Literal["sum_to_go", "own_step", "min_form"],
+        Setting("Each step's reward: to it and earlier steps, to it alone, or only the worst's."),
+    ] = "sum_to_go",
+    ddof: Ddof = 1,
+    eps: Eps = 1e-4,
 ) -> Tensor:
     """sum_k w_k A^k: each function's step rewards, or values, z-scored over the group. -> (G, T).
 
@@ -62,7 +63,7 @@ def process_leave_one_out(
     mask: Tensor,
     steps: Sequence[Sequence[StepRewards]],
     *,
-    gamma: Share = 1.0,
+    gamma: Annotated[Share, Setting("Discount of the rewards of later steps.")] = 1.0,
 ) -> Tensor:
     """sum_k w_k A^k: dense rewards and outcomes, each minus the mean of the other completions. -> (G, T).
 
@@ -82,8 +83,8 @@ def process_leave_one_out(
         count = max(len(means) - 1, 1)
         for row, s, r in zip(total, own, given, strict=True):
             baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
-            togo, start = discounted_sum(r - baseline, gamma), 0
-            for value, end in zip(togo, s.ends, strict=True):
+            start = 0
+            for value, end in zip(discounted_sum(r - baseline, gamma), s.ends, strict=True):
                 row[start : end + 1] += weight * value
                 start = end + 1
     return total * mask
@@ -118,7 +119,15 @@ def prefix_values(rewards: Tensor, tokens: Tensor) -> Tensor:
     return values
 
 
-def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNegative = 0.0) -> Tensor:
+def prefix_tree(
+    rewards: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    outcome: Annotated[
+        NonNegative, Setting("Weight of the outcome's advantage, which is added; 1 is TEMPO.")
+    ] = 0.0,
+) -> Tensor:
     """A_t = V(prefix with token t) - V(prefix before it) + outcome (r_i - mean(r)).
 
     (G,), (G, T), (G, T) -> (G, T). The group's own completions form the tree, so no extra rollouts: the
@@ -130,14 +139,22 @@ def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNe
     return (values[:, 1:] - values[:, :-1] + outcome * shifted[:, None]) * mask
 
 
+Continuations = Annotated[Count, Setting("Completions sampled from each cut; more: less noise, more cost.")]
+Segments = Annotated[
+    Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"],
+    Setting("Where completions are cut: by their text, into equal parts, or before unlikely tokens."),
+]
+MostSegments = Annotated[Count, Setting("Segments of a completion, at most.")]
+
+
 def segment_difference(
     rewards: Tensor,
     segments: Sequence[StepRewards],
     mask: Tensor,
     *,
-    continuations: Count = 4,  # noqa: ARG001 - read where they are sampled: rollouts/segments.py
+    continuations: Continuations = 4,  # noqa: ARG001 - read where they are sampled: rollouts/segments.py
     split_by: Segments = "lines",  # noqa: ARG001 - as above
-    most: Count = 6,  # noqa: ARG001 - as above
+    most: MostSegments = 6,  # noqa: ARG001 - as above
 ) -> Tensor:
     """A_t = V(end of t's segment) - V(its start), V the mean reward of continuations sampled from there.
 
@@ -145,16 +162,24 @@ def segment_difference(
     mean, V of the whole completion its reward, so that the gains sum to r_i - mean(r). VinePPO, arXiv
     2410.01679 (9 continuations at every step); SPO, 2505.23564 (cut where tokens are unlikely).
     """
-    gains, mean = rewards.new_zeros(mask.shape), rewards[0] + (rewards - rewards[0]).mean()
+    gains = rewards.new_zeros(mask.shape)
+    mean = rewards[0] + (rewards - rewards[0]).mean()  # that of equal rewards is exactly theirs
     for row, reward, own in zip(gains, rewards, segments, strict=True):
-        before, start = mean, 0  # the mean of equal rewards is exactly theirs
+        before = mean
+        start = 0
         for value, end in zip((*own.values, reward), (*own.ends, mask.shape[-1] - 1), strict=True):
             row[start : end + 1] = value - before
-            before, start = value, end + 1
+            before = value
+            start = end + 1
     return gains * mask
 
 
-def discounted_return(token_rewards: Tensor, mask: Tensor, *, gamma: Share = 1.0) -> Tensor:
+def discounted_return(
+    token_rewards: Tensor,
+    mask: Tensor,
+    *,
+    gamma: Annotated[Share, Setting("Discount of later rewards, by token.")] = 1.0,
+) -> Tensor:
     """A_t = sum_k gamma^k r_{t+k} over the trained tokens from t on. (G, T), (G, T) -> (G, T).
 
     A later reward counts less, without a critic; gamma 1 is ``advantages.reward``. A KL by token in the

@@ -110,7 +110,8 @@ def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[st
     found: dict[str, np.ndarray] = {}
     for s in stats:
         assert s.origin is not None, "they were told apart when the rollout batch was collated"
-        trained, starts = s.mask.numpy(), (ends - lengths)[s.origin.numpy()]
+        trained = s.mask.numpy()
+        starts = (ends - lengths)[s.origin.numpy()]
         places = (starts[:, None] + np.arange(trained.shape[1]))[trained]
         values = {"ratios": s.ratio, "entropies": s.entropy, "ref_log_ratios": s.ref_log_ratio}
         values["applied"] = s.coefficient * s.weight[:, None]
@@ -151,15 +152,18 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
         metrics["clip/low"] = float((low & (advantage < 0)).float().mean())
         metrics["clip/high"] = float((high & (advantage > 0)).float().mean())
     metrics["clip/zero_gradient"] = float(((coefficient == 0) & (advantage != 0)).float().mean())
-    if (correction := trained("correction")) is not None:
+    correction = trained("correction")
+    if correction is not None:
         metrics["correction/mean"] = float(correction.mean())
         metrics["correction/zero"] = float((correction == 0).float().mean())
     entropy = trained("entropy")
     metrics["entropy"] = float("nan") if entropy is None else float(entropy.mean())
-    if (mismatch := trained("mismatch")) is not None:
+    mismatch = trained("mismatch")
+    if mismatch is not None:
         metrics["mismatch/mean"] = float(mismatch.abs().mean())
         metrics["mismatch/max"] = float(mismatch.abs().max())
-    if (log_ratio := trained("ref_log_ratio")) is not None:
+    log_ratio = trained("ref_log_ratio")
+    if log_ratio is not None:
         metrics["kl/token_k1"] = float(log_ratio.mean())
         metrics["kl/token_k3"] = float(((-log_ratio).expm1() + log_ratio).mean())
         by_completion = [s.ref_log_ratio.sum(-1) for s in stats if s.ref_log_ratio is not None]
@@ -178,7 +182,8 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
     quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
     metrics = {"value/mean": float(values[mask].double().mean())}
     for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
-        found, due = values[where].double(), returns[where].double()
+        found = values[where].double()
+        due = returns[where].double()
         if len(due) > 1:
             spread = float(due.var(correction=0))
             metrics[f"value/error{name}"] = float((due - found).square().mean().sqrt())
@@ -224,8 +229,10 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
-    spread, inside = step_spread(groups), answers_inside(groups)
-    return metrics | correlations(components) | spread | inside | text_metrics(texts, correct)
+    of_texts = answers_inside(groups) | text_metrics(texts, correct)
+    mixed = [np.array([mixes_scripts(c.text) for c in g.completions], float) for g in groups]
+    of_texts["text/mixed_scripts/stderr"] = standard_error(mixed)
+    return metrics | correlations(components) | step_spread(groups) | of_texts
 
 
 LONGEST_ANSWER = 32
@@ -238,7 +245,8 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     Read by itself, as a number or a word, wherever it stands: what no verdict has to agree with. Nothing
     where no problem has a short `answer`.
     """
-    own, other = list[bool](), list[bool]()
+    own = list[bool]()
+    other = list[bool]()
     answers = [_short_answer(g) for g in groups]
     for n, group in enumerate(groups):
         later = (*answers[n + 1 :], *answers[:n])
@@ -268,7 +276,9 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
 
     The longest step's fraction of a completion is 1 where it was not split at all.
     """
-    counts, sizes, longest = [], [], []
+    counts = []
+    sizes = []
+    longest = []
     for own in (s for g in groups for of_function in g.steps.values() for s in of_function if s.ends):
         lengths = np.diff(own.ends, prepend=-1)
         counts.append(len(lengths))
@@ -289,7 +299,8 @@ def agreement(groups: Sequence[Group], name: str) -> float:
     """
     ranked = list[np.ndarray]()
     for group in groups:
-        values, known = group.components[name], ~np.isnan(group.components[name])
+        values = group.components[name]
+        known = ~np.isnan(values)
         good, bad = values[known & group.correct], values[known & ~group.correct]
         difference = good[:, None] - bad[None, :]
         ranked.append(((difference > 0) + 0.5 * (difference == 0)).ravel())

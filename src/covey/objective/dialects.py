@@ -6,7 +6,7 @@ Read in their sources, at the versions named; docs/algorithms/dialects.md is the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.objective import advantages, credit, penalties, ratios, reductions, surrogates
@@ -39,17 +39,19 @@ class Framework:
 
     def algorithm(self, name: str) -> Algorithm:
         """A preset as the framework computes it. Raises KeyError for one that was not read there."""
-        preset, own = PRESETS[name], self.algorithms[name]
+        preset = PRESETS[name]
         axes: dict[str, object] = {
-            f.name: self.convention(value.function, value.settings)
-            for f in fields(preset)
-            if isinstance(value := getattr(preset, f.name), Bound)
+            axis: self.convention(value.function, value.settings)
+            for axis, value in vars(preset).items()
+            if isinstance(value, Bound)
         }
         if preset.kl is not None:
             axes["kl"] = replace(preset.kl, gradient=self.kl.gradient, bound=self.kl.bound)
             if preset.kl.place == "reward":
                 axes["kl"] = replace(preset.kl, bound=self.kl.bound)
-        return replace(preset, **{**axes, **own}, paper=f"{preset.paper} As {self.read} computes it.")
+        return replace(
+            preset, **{**axes, **self.algorithms[name]}, paper=f"{preset.paper} As {self.read} computes it."
+        )
 
 
 def _by_function(functions: Iterable[AnyBound]) -> dict[Callable[..., object], AnyBound]:

@@ -6,8 +6,9 @@ Data by name: (G,) ``rewards``; (G,) bool ``correct``, what the run's verdict sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from covey.objective.setting import Setting
 from covey_verify.types import Share
 
 if TYPE_CHECKING:
@@ -27,7 +28,17 @@ def mixed(correct: Tensor) -> bool:
     return bool(correct.any() and not correct.all())
 
 
-def pass_rate_band(rewards: Tensor, *, low: Share = 0.2, high: Share = 0.8, threshold: float = 0.5) -> bool:
+def pass_rate_band(
+    rewards: Tensor,
+    *,
+    low: Annotated[
+        Share, Setting("Lowest pass rate of a group that is trained on.", usual="0.1 to 0.2")
+    ] = 0.2,
+    high: Annotated[
+        Share, Setting("Highest pass rate of a group that is trained on.", usual="0.8 to 0.9")
+    ] = 0.8,
+    threshold: Annotated[float, Setting("A reward above this counts as passed.")] = 0.5,
+) -> bool:
     """Whether low <= fraction of rewards above threshold <= high. PRIME, arXiv 2502.01456: [.2, .8]."""
     rate = float((rewards > threshold).double().mean())
     return low <= rate <= high

@@ -1,4 +1,4 @@
-"""The pull towards the reference policy: estimators of KL(pi || ref) and how they act.
+"""The pull towards the reference policy, estimators of KL(pi || ref) and how they act; the entropy bonus.
 
 ``ref_log_ratio`` is log pi - log ref, (N, T), zero off the mask. Value and gradient are separate
 questions (arXiv 2506.09477, 2510.01555): on-policy, the expected gradient of k1 as a loss is zero,
@@ -9,10 +9,11 @@ reward gives the exact policy gradient of the reverse KL.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from covey.objective.bound import Bound, bind
 from covey.objective.ratios import LOG_RATIO_LIMIT
+from covey.objective.setting import Setting
 from covey_verify.types import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
@@ -58,29 +59,85 @@ def full(full_kl: Tensor) -> Tensor:
 class KL:
     """One reading of "KL to the reference": what is estimated, where it acts, how it is differentiated."""
 
-    estimator: Estimator = field(default_factory=lambda: bind(k3))
-    coef: NonNegative = 0.001
-    """Weight of the penalty; the start value where ``target`` is set."""
-    place: Literal["loss", "reward"] = "loss"
-    """``reward``: taken from it, detached: by response before the baseline; by token after it, each
-    token bearing what it and all later ones cost."""
-    level: Literal["token", "response"] = "token"
+    estimator: Annotated[Estimator, Setting("k1, k2, k3, absolute or full: see docs/algorithms/kl.md.")] = (
+        field(default_factory=lambda: bind(k3))
+    )
+    coef: Annotated[
+        NonNegative,
+        Setting(
+            "Weight of the KL penalty; larger: slower, safer. With a target, the initial weight.",
+            usual="0 (kl: null) to 0.05; 0.001 in long runs",
+            source="0.04 in DeepSeekMath (arXiv 2402.03300), 0.001 in DeepSeek-R1 (2501.12948)",
+            trl="beta",
+        ),
+    ] = 0.001
+    place: Annotated[
+        Literal["loss", "reward"], Setting("In the loss, or taken from the reward before the advantage.")
+    ] = "loss"
+    """In the reward the penalty is detached: by response it is taken off before the baseline, by token after
+    it, and each token bears the cost of itself and all later ones."""
+    level: Annotated[Literal["token", "response"], Setting("For each token, or for the whole response.")] = (
+        "token"
+    )
     """``response``: the log-ratios of a completion are summed before the estimator."""
-    gradient: Literal["formula", "straight_through", "ratio", "score"] = "formula"
-    """``straight_through``: the value's, with k2's gradient. ``ratio``: multiplied by the ratio; ``score``:
-    by pi / sg(pi), which is 1 and adds the gradient of having been sampled."""
-    bound: Positive | None = None
-    """Largest size of a token's penalty; beyond it there is no gradient. 10 in verl, OpenRLHF, NeMo-RL."""
-    to: Literal["reference", "sampler"] = "reference"
-    """``sampler``: to the policy that sampled, which needs no reference: prime-rl, with k2 and 2e-3."""
-    target: Positive | None = None
-    """Adaptive: the coefficient is steered so that KL per completion, in nats, stays here."""
-    horizon: Count = 10_000
-    """Adaptive: completions over which a deviation acts."""
-    refresh_every: Count | None = None
-    """Updates after which the reference moves to the policy, at the end of their step; R1 used 400."""
-    refresh_mix: Share = 1.0
-    """How far it moves: 1 copies the policy, less mixes it in."""
+    gradient: Annotated[
+        Literal["formula", "straight_through", "ratio", "score"],
+        Setting(
+            "The formula's, k2's (straight_through), that of ratio times value, which is unbiased, "
+            "or of pi / sg(pi) times value (score)."
+        ),
+    ] = "formula"
+    """pi / sg(pi) is 1 and adds the gradient of having been sampled."""
+    bound: Annotated[
+        Positive | None,
+        Setting("Largest size of a token's penalty; 10 in verl, OpenRLHF and NeMo-RL."),
+    ] = None
+    """Beyond it there is no gradient."""
+    to: Annotated[
+        Literal["reference", "sampler"],
+        Setting("To the reference, or to the policy that sampled, which needs none."),
+    ] = "reference"
+    """``sampler`` is prime-rl's, with k2 and a coefficient of 2e-3."""
+    target: Annotated[
+        Positive | None, Setting("KL in nats per completion that the coefficient is adapted to.")
+    ] = None
+    horizon: Annotated[Count, Setting("Completions over which a deviation from the target acts.")] = 10_000
+    refresh_every: Annotated[
+        Count | None,
+        Setting(
+            "Updates after which the reference moves to the policy, at the end of their step.",
+            usual="none; 400 in DeepSeek-R1",
+            trl="ref_model_sync_steps",
+            resume="refused",
+        ),
+    ] = None
+    refresh_mix: Annotated[
+        Share,
+        Setting(
+            "How far it moves: 1 copies the policy, less mixes it in.",
+            trl="ref_model_mixup_alpha",
+            resume="refused",
+        ),
+    ] = 1.0
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """An entropy bonus in the loss, fixed or steered towards a target."""
+
+    coef: Annotated[
+        NonNegative,
+        Setting(
+            "Weight of the bonus: larger keeps exploration up, too large ends in noise. With a target, the "
+            "initial weight.",
+            usual="0 to 0.01",
+            trl="entropy_coef",
+        ),
+    ] = 0.0
+    target: Annotated[
+        Positive | None,
+        Setting("Entropy in nats per token below which the bonus is raised.", usual="0.1 to 0.5"),
+    ] = None
 
 
 def at_level(ref_log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:

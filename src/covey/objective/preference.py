@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Lt
 
+from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LessThanHalf = Annotated[float, Ge(0), Lt(0.5)]
-"""A fraction of pairs that are the wrong way round: of half of them nothing can be learned."""
+Beta = Annotated[Positive, Setting("How much a margin counts: larger stays nearer to where it began.")]
+PairNoise = Annotated[
+    float,
+    Ge(0),
+    Lt(0.5),  # where half of the pairs are the wrong way round, nothing can be learned
+    Setting("Fraction of the pairs that are taken to be the wrong way round."),
+]
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,8 @@ def dpo(
     ref_chosen: Tensor,
     ref_rejected: Tensor,
     *,
-    beta: Positive = 0.1,
-    label_smoothing: LessThanHalf = 0.0,
+    beta: Beta = 0.1,
+    label_smoothing: PairNoise = 0.0,
 ) -> Tensor:
     """-(1 - e) log sig(beta D) - e log sig(-beta D), D = log-ratio margin. (B,) -> (B,).
 
@@ -73,8 +79,8 @@ def robust_dpo(
     ref_chosen: Tensor,
     ref_rejected: Tensor,
     *,
-    beta: Positive = 0.1,
-    label_smoothing: LessThanHalf = 0.1,
+    beta: Beta = 0.1,
+    label_smoothing: PairNoise = 0.1,
 ) -> Tensor:
     """(-(1 - e) log sig(beta D) + e log sig(-beta D)) / (1 - 2 e). (B,) -> (B,).
 
@@ -86,7 +92,7 @@ def robust_dpo(
 
 
 def hinge(
-    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Positive = 0.1
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Beta = 0.1
 ) -> Tensor:
     """max(0, 1 - beta D): no gradient beyond the margin. (B,) -> (B,). SLiC-HF, arXiv 2305.10425."""
     return (1 - beta * margin(chosen, rejected, ref_chosen, ref_rejected)).clamp(min=0)
@@ -100,8 +106,11 @@ def ipo(
     chosen_lengths: Tensor,
     rejected_lengths: Tensor,
     *,
-    tau: Positive = 0.1,
-    level: Literal["summed", "averaged"] = "averaged",
+    tau: Annotated[Positive, Setting("Sets the margin that is aimed at, 1 / (2 tau); TRL's beta.")] = 0.1,
+    level: Annotated[
+        Literal["summed", "averaged"],
+        Setting("Log-ratios by token, as the authors and TRL, or of the whole answer."),
+    ] = "averaged",
 ) -> Tensor:
     """(D - 1 / (2 tau))^2 with D of summed or per-token averaged log-ratios. (B,) -> (B,).
 
@@ -118,9 +127,11 @@ def kto(
     desirable: Tensor,
     reference_point: Tensor,
     *,
-    beta: Positive = 0.1,
-    desirable_weight: NonNegative = 1.0,
-    undesirable_weight: NonNegative = 1.0,
+    beta: Beta = 0.1,
+    desirable_weight: Annotated[
+        NonNegative, Setting("Weight of good answers; raise it where they are few.")
+    ] = 1.0,
+    undesirable_weight: Annotated[NonNegative, Setting("Weight of bad answers.")] = 1.0,
 ) -> Tensor:
     """w (1 - sig(+-beta (log_ratio - z0))): unpaired answers, judged good or bad. (B,) -> (B,).
 
@@ -140,7 +151,10 @@ def orpo(
     rejected_lengths: Tensor,
     nll: Tensor,
     *,
-    lam: NonNegative = 0.1,
+    lam: Annotated[
+        NonNegative,
+        Setting("Weight of the odds ratio beside the likelihood of the chosen answer; TRL's beta."),
+    ] = 0.1,
 ) -> Tensor:
     """NLL - lam log sig(log odds ratio), the odds of averaged log-probs. (B,) -> (B,).
 
@@ -157,14 +171,19 @@ def simpo(
     chosen_lengths: Tensor,
     rejected_lengths: Tensor,
     *,
-    beta: Positive = 2.0,
-    gamma: NonNegative = 0.5,
+    beta: Beta = 2.0,
+    gamma: Annotated[NonNegative, Setting("Margin that the chosen answer is to be ahead by.")] = 0.5,
 ) -> Tensor:
     """-log sig(beta (log pi(x)/|x| - log pi(y)/|y|) - gamma). (B,) -> (B,). SimPO, 2405.14734."""
     return -log_sigmoid(beta * (chosen / chosen_lengths - rejected / rejected_lengths) - gamma)
 
 
-def bradley_terry(chosen_scores: Tensor, rejected_scores: Tensor, *, center: NonNegative = 0.0) -> Tensor:
+def bradley_terry(
+    chosen_scores: Tensor,
+    rejected_scores: Tensor,
+    *,
+    center: Annotated[NonNegative, Setting("Keeps scores around 0: larger pulls harder.")] = 0.0,
+) -> Tensor:
     """-log sig(s(x) - s(y)) + center (s(x) + s(y))^2. (B,) -> (B,).
 
     Bradley-Terry; ``center`` keeps scores around 0, arXiv 2312.09244.
@@ -176,9 +195,7 @@ def bradley_terry(chosen_scores: Tensor, rejected_scores: Tensor, *, center: Non
 PREFERENCES: Mapping[str, Callable[..., Tensor]] = {
     f.__name__: f for f in (dpo, ipo, kto, orpo, simpo, robust_dpo, hinge)
 }
-"""`method` -> its loss."""
-LOSSES: Mapping[str, Callable[..., Tensor]] = {**PREFERENCES, "reward_model": bradley_terry}
-"""All methods whose loss has settings: its keyword-only parameters, which a config's `loss` may set."""
+"""`method` -> its loss, whose keyword-only parameters a config's `loss` may set."""
 
 
 def _log1mexp(x: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ Each function maps log_ratio = logprobs - old_logprobs, zero off the mask and bo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from covey.objective.setting import Setting
 from covey_verify.types import Positive
 
 if TYPE_CHECKING:
@@ -58,7 +59,13 @@ def response(log_ratio: Tensor) -> Tensor:
 
 
 def geometric_clipped(
-    log_ratio: Tensor, mask: Tensor, advantages: Tensor, *, clip_log: Positive = 0.4
+    log_ratio: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    *,
+    clip_log: Annotated[
+        Positive, Setting("Bound of each token's log-ratio before the mean; smaller: more cautious.")
+    ] = 0.4,
 ) -> Tensor:
     """exp(mean_t clipped(log rho_t)), each token clipped on the side its advantage pushes to.
 

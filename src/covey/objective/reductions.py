@@ -8,15 +8,19 @@ processes add up to exactly the same loss and gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from covey.objective.setting import Setting
 from covey_verify.types import Count, NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RowCount = Literal["trained", "all"]
-"""Which completions a mean over completions counts: a truncated one may be masked, and still be a row."""
+RowCount = Annotated[
+    Literal["trained", "all"],
+    # A truncated completion may be masked, and still be a row.
+    Setting("Completions that a mean counts: those that are trained, or all (TRL)."),
+]
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,24 @@ class Totals:
         return self.completions if rows == "trained" else self.rows
 
 
-def token_mean(lengths: Tensor, totals: Totals, *, eps: NonNegative = 0.0) -> Tensor:
+def token_mean(
+    lengths: Tensor,
+    totals: Totals,
+    *,
+    eps: Annotated[NonNegative, Setting("Added to the number of tokens (NeMo-RL: 1e-8).")] = 0.0,
+) -> Tensor:
     """1 / (all tokens of the step + eps): every token weighs the same. (N,) -> (N,). DAPO, 2503.14476."""
     return _inverse(lengths.new_tensor(totals.tokens).expand_as(lengths), eps)
 
 
 def sequence_mean(
-    lengths: Tensor, totals: Totals, *, rows: RowCount = "trained", eps: NonNegative = 0.0
+    lengths: Tensor,
+    totals: Totals,
+    *,
+    rows: RowCount = "trained",
+    eps: Annotated[
+        NonNegative, Setting("Added to each completion's tokens (verl, OpenRLHF, NeMo-RL: 1e-8).")
+    ] = 0.0,
 ) -> Tensor:
     """1 / (N (|y_i| + eps)): every completion weighs the same. (N,) -> (N,). GRPO, arXiv 2402.03300.
 
@@ -62,7 +77,11 @@ def sequence_sum(lengths: Tensor, totals: Totals, *, rows: RowCount = "trained")
 
 
 def constant_length(
-    lengths: Tensor, totals: Totals, *, length: Count | None = None, rows: RowCount = "trained"
+    lengths: Tensor,
+    totals: Totals,
+    *,
+    length: Annotated[Count | None, Setting("The constant divisor; none: rollout.max_tokens.")] = None,
+    rows: RowCount = "trained",
 ) -> Tensor:
     """1 / (N L), L constant, by default the token limit. (N,) -> (N,). Dr. GRPO, 2503.20783."""
     constant = totals.count(rows) * (length or totals.max_tokens)

@@ -5,8 +5,9 @@ All are (N, T) -> (N, T). Where a rule writes sg(.) it is a detached weight on t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, OpenShare, Positive
 
 if TYPE_CHECKING:
@@ -22,9 +23,32 @@ def clip(
     ratio: Tensor,
     advantages: Tensor,
     *,
-    clip_low: Positive = 0.2,
-    clip_high: Positive = 0.2,
-    dual_clip: Positive | None = None,
+    clip_low: Annotated[
+        Positive,
+        Setting(
+            "Where A < 0, no gradient below a ratio of 1 minus this.",
+            usual="0.1 to 0.2; 3e-4 to 2e-3 with ratio sequence",
+            source="0.2 in PPO (arXiv 1707.06347); 3e-4 in GSPO (2507.18071)",
+            trl="epsilon",
+        ),
+    ] = 0.2,
+    clip_high: Annotated[
+        Positive,
+        Setting(
+            "Where A > 0, no gradient above a ratio of 1 plus this; larger keeps exploration up.",
+            usual="0.2 to 0.28; 4e-4 to 2.5e-3 with ratio sequence",
+            source="0.28 in DAPO (arXiv 2503.14476); 4e-4 in GSPO (2507.18071)",
+            trl="epsilon_high",
+        ),
+    ] = 0.2,
+    dual_clip: Annotated[
+        Positive | None,
+        Setting(
+            "Upper bound of the ratio where A < 0, above 1 + clip_high: no outlier dominates.",
+            usual="3 to 10, or none",
+            trl="delta",
+        ),
+    ] = None,
 ) -> Tensor:
     """-min(rho A, r A), r = rho within [1 - low, 1 + high]. PPO, arXiv 1707.06347; low < high: DAPO.
 
@@ -38,7 +62,18 @@ def clip(
 
 
 def cispo(
-    ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, cap: Positive = 5.0, floor: NonNegative = 0.0
+    ratio: Tensor,
+    advantages: Tensor,
+    logprobs: Tensor,
+    *,
+    cap: Annotated[
+        Positive,
+        Setting(
+            "Upper bound of the ratio, 1 + eps_high: larger means less bias and more variance.",
+            trl="epsilon_high",
+        ),
+    ] = 5.0,
+    floor: Annotated[NonNegative, Setting("Lower bound of the ratio, 1 - eps_low; 0: none.")] = 0.0,
 ) -> Tensor:
     """-sg(rho within [floor, cap]) A log pi: the weight is capped, no token loses its gradient.
 
@@ -48,7 +83,25 @@ def cispo(
     return -ratio.detach().clamp(floor, cap) * advantages * logprobs
 
 
-def sapo(ratio: Tensor, advantages: Tensor, *, tau_up: Positive = 1.0, tau_down: Positive = 1.05) -> Tensor:
+def sapo(
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    tau_up: Annotated[
+        Positive,
+        Setting(
+            "How fast the weight decays where A > 0 as the ratio leaves 1; larger: faster.",
+            trl="sapo_temperature_pos",
+        ),
+    ] = 1.0,
+    tau_down: Annotated[
+        Positive,
+        Setting(
+            "How fast the weight decays where A < 0 as the ratio leaves 1; larger: faster.",
+            trl="sapo_temperature_neg",
+        ),
+    ] = 1.05,
+) -> Tensor:
     """-(4 / tau) sigmoid(tau (rho - 1)) A: a soft gate instead of a clip; tau by the sign of A.
 
     SAPO, arXiv 2511.20347.
@@ -62,22 +115,35 @@ def vespo(
     advantages: Tensor,
     logprobs: Tensor,
     *,
-    k_up: NonNegative = 2.0,
-    lam_up: NonNegative = 3.0,
-    k_down: NonNegative = 3.0,
-    lam_down: NonNegative = 2.0,
+    k_up: Annotated[
+        NonNegative,
+        Setting("Power of the ratio in the weight where A > 0: weakens ratios below 1.", trl="vespo_k_pos"),
+    ] = 2.0,
+    lam_up: Annotated[
+        NonNegative,
+        Setting("Decay in the weight where A > 0: weakens ratios above 1.", trl="vespo_lambda_pos"),
+    ] = 3.0,
+    k_down: Annotated[NonNegative, Setting("As k_up, where A < 0.", trl="vespo_k_neg")] = 3.0,
+    lam_down: Annotated[NonNegative, Setting("As lam_up, where A < 0.", trl="vespo_lambda_neg")] = 2.0,
 ) -> Tensor:
     """-sg(rho^k e^(lam (1 - rho))) A log pi: a gamma-shaped weight, 1 on-policy, 0 far away.
 
     VESPO, arXiv 2602.10693, with the response-level ratio; k and lam by the sign of A.
     """
-    up, weight = advantages >= 0, ratio.detach()
+    up = advantages >= 0
+    weight = ratio.detach()
     k = weight.new_tensor(k_up).where(up, k_down)
     lam = weight.new_tensor(lam_up).where(up, lam_down)
     return -(k * weight.log() + lam * (1 - weight)).exp() * advantages * logprobs
 
 
-def dro(logprobs: Tensor, advantages: Tensor, log_ratio: Tensor, *, beta: NonNegative = 1.0) -> Tensor:
+def dro(
+    logprobs: Tensor,
+    advantages: Tensor,
+    log_ratio: Tensor,
+    *,
+    beta: Annotated[NonNegative, Setting("Pull to the old policy: larger is more cautious.")] = 1.0,
+) -> Tensor:
     """-(A log pi - beta / 2 (log rho)^2): a quadratic pull to the old policy instead of a clip.
 
     DRO, arXiv 2405.19107, by token as verl has it.
@@ -90,8 +156,11 @@ def divergence_mask_tv(
     old_logprobs: Tensor,
     advantages: Tensor,
     *,
-    threshold: OpenShare = 0.15,
-    cap: Positive = 20.0,
+    threshold: Annotated[
+        OpenShare,
+        Setting("A token is trained if its probability has moved by no more than this.", usual="0.05 to 0.2"),
+    ] = 0.15,
+    cap: Annotated[Positive, Setting("Upper bound of the ratio.")] = 20.0,
 ) -> Tensor:
     """-A sg(min(rho, cap)) log pi where the token's probability has moved less than ``threshold``.
 
@@ -108,8 +177,11 @@ def divergence_mask_kl(
     old_logprobs: Tensor,
     advantages: Tensor,
     *,
-    threshold: Positive = 0.05,
-    cap: Positive = 20.0,
+    threshold: Annotated[
+        Positive,
+        Setting("A token is trained if the KL of its probability is at most this.", usual="0.05 to 0.2"),
+    ] = 0.05,
+    cap: Annotated[Positive, Setting("Upper bound of the ratio.")] = 20.0,
 ) -> Tensor:
     """As ``divergence_mask_tv`` with the binary KL(pi_old || pi) of the token as the distance.
 
@@ -124,7 +196,12 @@ def divergence_mask_kl(
 
 
 def kl_on_selected(
-    ratio: Tensor, advantages: Tensor, log_ratio: Tensor, selected: Tensor, *, coef: NonNegative = 1.0
+    ratio: Tensor,
+    advantages: Tensor,
+    log_ratio: Tensor,
+    selected: Tensor,
+    *,
+    coef: Annotated[NonNegative, Setting("Weight of the penalty on the selected tokens.")] = 1.0,
 ) -> Tensor:
     """-rho A + coef |log rho| on the selected tokens. KL-Cov, arXiv 2505.22617.
 
@@ -134,7 +211,12 @@ def kl_on_selected(
 
 
 def group_classification(
-    log_ratio: Tensor, advantages: Tensor, mask: Tensor, group: Tensor, *, tau: Positive = 0.5
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    *,
+    tau: Annotated[Positive, Setting("Sharpness of the classes: smaller, steeper and sooner content.")] = 0.5,
 ) -> Tensor:
     """log(1 + sum_{A > 0} e^(-s / tau)) + log(1 + sum_{A < 0} e^(s / tau)) of its group, at every token.
 
@@ -143,8 +225,10 @@ def group_classification(
     the group is told apart. REAL, arXiv 2602.05630.
     """
     sign = (advantages * mask).sum(-1).sign()
-    among, score = sign != 0, log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
-    power, place = (-sign * score)[among], (2 * group + (sign < 0))[among]
+    score = log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
+    among = sign != 0
+    power = (-sign * score)[among]
+    place = (2 * group + (sign < 0))[among]  # the two classes of each group
     # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
     most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, place, power.detach(), "amax")
     sums = (-most).exp().index_add(0, place, (power - most[place]).exp())

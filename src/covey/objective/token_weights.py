@@ -7,8 +7,9 @@ on the policy term; they are detached and do not change the denominators of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 # --- selections: (N, T) bool, over all completions of an optimizer step ----------------------------
 
 
-def top_entropy(old_entropy: Tensor, mask: Tensor, *, share: Share = 0.2) -> Tensor:
+def top_entropy(
+    old_entropy: Tensor,
+    mask: Tensor,
+    *,
+    share: Annotated[
+        Share,
+        Setting("Fraction of the tokens that is selected: those with the highest entropy.", usual="0.2"),
+    ] = 0.2,
+) -> Tensor:
     """The ``share`` of trained tokens with the highest entropy. (N, T) -> (N, T) bool.
 
     Beyond the 80/20 rule, arXiv 2506.01939.
@@ -25,7 +34,19 @@ def top_entropy(old_entropy: Tensor, mask: Tensor, *, share: Share = 0.2) -> Ten
     return _largest(old_entropy, mask, share)
 
 
-def top_covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, share: Share = 2e-3) -> Tensor:
+def top_covariance(
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    share: Annotated[
+        Share,
+        Setting(
+            "Fraction of the tokens that is selected: those with the highest covariance.",
+            usual="2e-4 to 2e-3",
+        ),
+    ] = 2e-3,
+) -> Tensor:
     """The ``share`` of tokens with the highest covariance of log pi and A. (N, T) -> (N, T) bool.
 
     KL-Cov, arXiv 2505.22617.
@@ -39,9 +60,11 @@ def random_covariant(
     mask: Tensor,
     noise: Tensor,
     *,
-    share: Share = 2e-4,
-    low: float = 1.0,
-    high: float = 5.0,
+    share: Annotated[
+        Share, Setting("Fraction of the tokens that is selected, at random from the band.", usual="2e-4")
+    ] = 2e-4,
+    low: Annotated[float, Setting("Lowest covariance of the band.")] = 1.0,
+    high: Annotated[float, Setting("Highest covariance of the band.")] = 5.0,
 ) -> Tensor:
     """``share`` of all tokens, drawn among those with covariance in [low, high]. -> (N, T) bool.
 
@@ -54,7 +77,8 @@ def random_covariant(
 
 def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(A - mean A)(log pi - mean log pi), the means over all trained tokens. (N, T) -> (N, T)."""
-    logprobs, exact = old_logprobs.where(mask, 0.0), advantages.double()
+    logprobs = old_logprobs.where(mask, 0.0)
+    exact = advantages.double()
     centred = exact - exact[mask].mean()  # 0 where all are equal, and not what is left of rounding
     return centred.to(logprobs) * (logprobs - logprobs[mask].mean())
 
@@ -81,7 +105,11 @@ def unselected_only(selected: Tensor) -> Tensor:
     return (~selected).float()
 
 
-def unlikely_only(old_logprobs: Tensor, *, below: Share = 0.9) -> Tensor:
+def unlikely_only(
+    old_logprobs: Tensor,
+    *,
+    below: Annotated[Share, Setting("Tokens that are at least this likely are not trained.")] = 0.9,
+) -> Tensor:
     """1 where the sampled token had probability < ``below``. (N, T) -> (N, T). SPO, 2505.23564."""
     return (old_logprobs.exp() < below).to(old_logprobs.dtype)
 
@@ -91,11 +119,15 @@ def future_influence(
     advantages: Tensor,
     mask: Tensor,
     *,
-    half_life: Positive = 32.0,
-    low: NonNegative = 1.0,
-    high: Positive = 1.2,
-    outlier: Positive = 10.0,
-    safety: Positive = 4.0,
+    half_life: Annotated[
+        Positive, Setting("Distance in tokens after which a later token counts half.")
+    ] = 32.0,
+    low: Annotated[NonNegative, Setting("Lower bound of the factor.")] = 1.0,
+    high: Annotated[Positive, Setting("Upper bound of the factor.")] = 1.2,
+    outlier: Annotated[Positive, Setting("Tokens with a larger ratio are not counted.")] = 10.0,
+    safety: Annotated[
+        Positive, Setting("Where A < 0 and the ratio is larger, the factor is at most 1.")
+    ] = 4.0,
 ) -> Tensor:
     """clip(exp(sum_{k >= t} g^(k-t) log rho_k), low, high) with g = 2^(-1/half_life). (N, T).
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge
 
+from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
@@ -21,20 +22,41 @@ if TYPE_CHECKING:
 class Critic:
     """A learned value of prefixes, the baseline of ``gae``."""
 
-    trunk: Literal["own", "policy"] = "own"
-    """``own``: a network besides the policy. ``policy``: a head on the policy's hidden states."""
-    model: str | None = None
-    """Folder or hub id of a value or reward model that an own network begins as; none: the policy."""
-    lr: NonNegative = 1e-5
-    """Learning rate, on the schedule of the policy's."""
-    lam: Share = 0.95
-    """Of its targets: 1 for returns (VAPO), less trusts its own later values."""
-    clip: Positive | None = 0.2
-    """How far a value may move in a step before it teaches no more."""
-    pull: Share = 0.1
-    """How much of its gradient reaches the policy's trunk, if it is a head there."""
-    warmup: Annotated[int, Ge(0)] = 0
-    """First steps in which only the critic learns."""
+    trunk: Annotated[
+        Literal["own", "policy"],
+        Setting("own: a network besides the policy. policy: a head on the policy's hidden states."),
+    ] = "own"
+    model: Annotated[
+        str | None,
+        Setting("A value or reward model that an own network begins as; none: a copy of the policy."),
+    ] = None
+    lr: Annotated[
+        NonNegative,
+        Setting(
+            "Learning rate of the critic, on the policy's schedule; mostly larger than the policy's, and "
+            "larger still for a head alone.",
+            usual="1e-6 to 1e-5 for a network of its own, 1e-4 to 1e-2 for a head or a tiny model",
+        ),
+    ] = 1e-5
+    lam: Annotated[
+        Share,
+        Setting(
+            "Lambda of the critic's targets. 1: the rewards that followed (VAPO); less: trusts its own later "
+            "values.",
+            usual="0.95 to 1",
+        ),
+    ] = 0.95
+    clip: Annotated[
+        Positive | None, Setting("Bound of what a value moves in a step; none: plain squared error.")
+    ] = 0.2
+    pull: Annotated[
+        Share, Setting("How much of its gradient reaches the policy's trunk; 0: the head only reads.")
+    ] = 0.1
+    warmup: Annotated[
+        int,
+        Ge(0),
+        Setting("First steps in which the critic learns and the policy waits.", usual="0 to 50"),
+    ] = 0
 
 
 def gae(
@@ -42,9 +64,13 @@ def gae(
     values: Tensor,
     mask: Tensor,
     *,
-    gamma: Share = 1.0,
-    lam: Share = 0.95,
-    length_adaptive: Positive | None = None,
+    gamma: Annotated[Share, Setting("Discount of later rewards; 1 for reasoning.")] = 1.0,
+    lam: Annotated[
+        Share, Setting("1: returns, unbiased; less: trusts the critic more, less variance.")
+    ] = 0.95,
+    length_adaptive: Annotated[
+        Positive | None, Setting("Sets lam to 1 - 1 / (this * length) for each completion, as VAPO does.")
+    ] = None,
 ) -> Tensor:
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t. (N, T) -> (N, T).
 

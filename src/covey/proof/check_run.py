@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.config.load import Loaded
+from covey.config.methods import METHODS, POLICIES
 from covey.console import RunConsole
 from covey.learner.process import caller_restored, set_process
 from covey.models.forward import supported
@@ -31,8 +32,7 @@ from covey.runs.reader import (
     stage_number,
     stages_in,
 )
-from covey.tasks.examples import WANTED
-from covey.tasks.ordered_stages import MODELLESS, STAGE
+from covey.tasks.ordered_stages import STAGE
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError
 
@@ -65,7 +65,7 @@ def has_steps(stage: Path) -> bool:
 
 def unrepeatable(method: str) -> str:
     """Why no step of a method can be repeated; empty where it can be."""
-    if method in MODELLESS:
+    if METHODS[method].makes:
         return f"{method} trains no model"
     if method == "reward_model":
         return "the second trainer knows no reward models"
@@ -90,7 +90,7 @@ def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
     """
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
     earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
-    policies = [s / "final" for s in earlier if stage_method(s) not in (*MODELLESS, "reward_model")]
+    policies = [s / "final" for s in earlier if stage_method(s) in POLICIES]
     if not policies or str(loaded.config.model) in {str(place) for place in policies}:
         return loaded
     return replace(loaded, config=loaded.config.model_copy(update={"model": str(policies[-1])}))
@@ -166,7 +166,7 @@ def _repetition(
 ) -> Callable[..., Iterator[Agreement]]:
     """What repeats the steps of a recorded stage from given weights, alone or beside a twin."""
     shape = policy.model.config.to_dict()
-    if loaded.config.method not in WANTED:
+    if not METHODS[loaded.config.method].learns_from:
         return partial(replay, stage, architecture=shape, steps=steps)
     return partial(replay_given, stage, architecture=shape, lessons=lessons_of(loaded, policy), steps=steps)
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
 
+from covey.config.algorithm import algorithm_rows
 from covey.config.load import Loaded, flatten, resolved
+from covey.config.methods import COLLECTS
+from covey.config.rows import said_of
 from covey.errors import START
 from covey.kernels.build import processor, tested_kernels
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
+from covey.objective.setting import Resume
 from covey.processes import on_this_machine, size
 from covey.runs.folder import IN_CHECKPOINT, STREAMS
 from covey.runs.inventory import changes
@@ -27,40 +30,8 @@ from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
-Safety = Literal["safe", "breaks exactness", "refused"]
-
-SAFETY: tuple[tuple[str, Safety], ...] = (
-    ("output", "safe"),
-    ("train.save_every", "safe"),
-    ("train.keep", "safe"),
-    ("train.final", "safe"),
-    ("guards.kl_action", "breaks exactness"),
-    ("guards.*", "safe"),
-    ("threads", "safe"),  # what it means for the numbers is told by the environment
-    ("sandbox.*", "safe"),
-    ("tracker", "safe"),
-    # What the checkpoint holds, or what its position in the data means, is of another run.
-    ("model", "refused"),
-    ("method", "refused"),
-    ("seed", "refused"),
-    ("dtype", "refused"),
-    ("longrope", "refused"),
-    ("data.*", "refused"),
-    ("lora*", "refused"),
-    ("rollout.sampler.url", "breaks exactness"),
-    ("rollout.sampler.*", "safe"),
-    ("launch.samplers", "breaks exactness"),
-    ("launch.*", "safe"),  # how many processes there are is told by the environment
-    ("rollout.curriculum", "refused"),
-    ("rollout.adapt_group_size", "refused"),
-    ("algorithm.kl", "refused"),
-    ("algorithm.kl.refresh_*", "refused"),
-    ("train.batch_size", "refused"),
-    ("train.optimizer", "refused"),
-    ("*", "breaks exactness"),
-)
-"""The first pattern that a setting's key matches says what a change of it does to a resumed run."""
-
+BREAKS: Resume = "breaks exactness"
+"""What a change of a setting does to a resumed run where its row says nothing else."""
 PACKAGES = (
     "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
     "z3-solver", "reasoning-gym", "py3langid",
@@ -94,7 +65,7 @@ class Difference:
     name: str
     before: object
     now: object
-    verdict: Safety
+    verdict: Resume
 
     def __str__(self) -> str:
         return f"{self.name} is {self.before} there, {self.now} here ({self.verdict})"
@@ -116,7 +87,7 @@ class Changed(Difference):
         return f"{self.name} {self.now} since the run began ({self.verdict})"
 
 
-def verdict(key: str, schedule: str = "") -> Safety:
+def verdict(key: str, schedule: str = "") -> Resume:
     """What a change of a setting does to a run that continues; ``schedule`` of the learning rate.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
@@ -126,7 +97,10 @@ def verdict(key: str, schedule: str = "") -> Safety:
     """
     if key == "train.steps" and schedule == "constant":
         return "safe"  # nothing else asks how many steps there will be
-    return next(v for pattern, v in SAFETY if fnmatch(key, pattern))
+    if key.startswith("algorithm."):
+        own = [row.setting.resume for row in algorithm_rows() if row.key == key]
+        return own[0] or BREAKS if own else BREAKS
+    return said_of(key, "resume") or BREAKS
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:
@@ -233,7 +207,7 @@ def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> li
     differences = changed_settings(loaded)
     if before is not None:
         differences += changed_environment(before, now)
-    collects = loaded.config.method in ("rejection_sampling", "pairs")
+    collects = loaded.config.method in COLLECTS
     if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, and its examples "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import os
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from covey_verify.types import StepRewards
 class _Row(BaseModel, strict=True):
     """What every row of the log has, and readers rely on."""
 
+    step: int
     group: int
     sample: int
     trained: bool
@@ -130,11 +132,11 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
     OSError, with the file's name, where it cannot be read.
     """
     path = rollout_file(folder, step)
-    if not path.is_file():
+    if not os.path.lexists(path):
         logged = recorded_steps(folder)
         there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
         raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
-    rows, places = [], set()
+    rows: list[dict[str, Any]] = []
     try:
         content = read_below(folder, f"rollouts/{path.name}", stream_bytes())
     except CheckpointError as error:
@@ -143,16 +145,27 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
         try:
             row = unsealed_line(line)
             _Row.model_validate(row)
-            place = (row["group"], row["sample"])
-            if place in places:
-                raise ValueError("a completion twice")
         except (ValueError, ValidationError):
             raise CheckpointError(f"{path}:{number}: damaged. {_remedy(path)}") from None
-        places.add(place)
+        if not _follows(row, rows[-1] if rows else None, step):
+            raise CheckpointError(f"{path}:{number}: damaged, another line stood here. {_remedy(path)}")
         rows.append(row)
     if len(rows) != rows[0]["rows"]:
         raise CheckpointError(f"{path}: {len(rows)} of {rows[0]['rows']} lines are left. {_remedy(path)}")
     return RolloutLog(path, tuple(rows))
+
+
+def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int) -> bool:
+    """Whether a row is the next one of its step: arrays are told apart by the place of their row alone."""
+    if row["step"] != step:
+        return False
+    if before is None:
+        return row["sample"] == 0
+    if (row["arrays"], row["rows"]) != (before["arrays"], before["rows"]):
+        return False
+    if row["group"] == before["group"]:
+        return row["sample"] == before["sample"] + 1
+    return row["group"] > before["group"] and row["sample"] == 0
 
 
 def read_arrays(content: bytes) -> dict[str, np.ndarray]:

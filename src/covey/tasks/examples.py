@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
 
-from covey.config.schema import Data, Method
+from covey.config.methods import METHODS, Kind
+from covey.config.schema import Data
 from covey.tasks.sampled import REMEDY, SAMPLED
 from covey.types import AnswerTokens, Problem
 from covey_verify.errors import DataError
 from covey_verify.types import Messages
 
-Kind = Literal["answer", "pair", "judged", "steps"]
 AnswerText = str | Messages
 COLUMNS_OF: Mapping[Kind, str] = {
     "pair": "chosen and rejected",
@@ -24,13 +23,6 @@ COLUMNS_OF: Mapping[Kind, str] = {
     "answer": "the answer to imitate (data.completion), as a text or messages",
 }
 """What the rows of a kind have."""
-WANTED: Mapping[Method, tuple[Kind, ...]] = {
-    "sft": ("answer",),
-    **dict.fromkeys(("dpo", "ipo", "orpo", "simpo", "robust_dpo", "hinge"), ("pair",)),
-    "kto": ("judged", "pair"),
-    "reward_model": ("pair", "steps", "judged"),
-}
-"""method -> the kinds of example that it learns from."""
 PLACE = re.compile(r"\{(\w+)\}")
 
 
@@ -70,7 +62,8 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
                 f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
                 "prompt, set data.prompt: messages"
             )
-        if (first := roles.index("assistant")) == 0:
+        first = roles.index("assistant")
+        if first == 0:
             raise DataError(
                 f"{where}: 'messages' begins with the assistant, so nothing asks for its words; begin with "
                 "what the user or the system says"
@@ -130,7 +123,7 @@ def _opens(messages: object) -> bool:
     return isinstance(first, dict) and first.get("role") in ("user", "system")
 
 
-def examples_of(problems: Sequence[Problem], method: Method, data: Data, most: float) -> list[Example]:
+def examples_of(problems: Sequence[Problem], method: str, data: Data, most: float) -> list[Example]:
     """What a method learns from problems. Raises DataError naming row and column.
 
     Pairs that prefer nothing are left out; where they are more than the fraction ``most``, that is an error.
@@ -152,7 +145,7 @@ def examples_of(problems: Sequence[Problem], method: Method, data: Data, most: f
     left = [e for e in found if not _prefers_nothing(e)]
     if found and not left:
         raise DataError(f"{same[0].problem.id}: chosen and rejected are the same, as in all other pairs")
-    if method == "kto":
+    if METHODS[method].learns_from[0] == "judged":
         left = [one for e in left for one in _unpaired(e)]
     need_both(left)
     return left
@@ -186,7 +179,7 @@ def need_both(examples: Sequence[Example]) -> None:
         )
 
 
-def _example(problem: Problem, method: Method, data: Data) -> Example:
+def _example(problem: Problem, method: str, data: Data) -> Example:
     columns = problem.columns
     if problem.sampled is not None:
         data = Data()  # its columns have their own names, whatever those of the user's file are called
@@ -202,13 +195,15 @@ def _example(problem: Problem, method: Method, data: Data) -> Example:
         "judged": {"label", data.completion} <= set(columns),
         "steps": {"steps", "labels"} <= set(columns),
     }
-    for kind in WANTED[method]:
+    wanted = METHODS[method].learns_from
+    for kind in wanted:
         if present[kind]:
             return readers[kind](problem, data)
-    wanted = ", or ".join(COLUMNS_OF[kind] for kind in WANTED[method])
+    columns_of_kinds = ", or ".join(COLUMNS_OF[kind] for kind in wanted)
     raise DataError(
-        f"{problem.id}: method {method} needs {wanted}; the row has {', '.join(map(repr, columns)) or 'no'} "
-        "columns. data.columns renames them; `covey pairs RUN` writes pairs from a run"
+        f"{problem.id}: method {method} needs {columns_of_kinds}; the row has "
+        f"{', '.join(map(repr, columns)) or 'no'} columns. data.columns renames them; "
+        "`covey pairs RUN` writes pairs from a run"
     )
 
 
@@ -290,7 +285,8 @@ def _label(problem: Problem, label: object) -> float:
 def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """An answer as it can be read: a text or, where the prompt is a chat, messages."""
     if isinstance(answer, list):
-        if (said := messages_of(answer)) is None:
+        said = messages_of(answer)
+        if said is None:
             raise DataError(
                 f"{problem.id}: {column!r} must be a text or {{role, content}} messages, each content a text "
                 f"or parts of text; this is {str(answer)[:120]!r}"

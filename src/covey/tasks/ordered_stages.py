@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import get_args
 
 from covey.config.load import Loaded
-from covey.config.schema import Method
-from covey.tasks.examples import WANTED, Kind
+from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES
 from covey.tasks.files import absence
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, DataError
 
-STAGE = re.compile(rf"\d+-(?:{'|'.join(get_args(Method))})")
-MAKES: Mapping[str, Kind] = {"pairs": "pair", "rejection_sampling": "answer"}
-"""What a stage that makes examples leaves; of `filter` it is what its corpus has."""
-MODELLESS = (*MAKES, "filter")
-"""Methods that make examples: the model they sample from goes on to the stage after them."""
+STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 
 def refuse_missing(stages: Sequence[Loaded]) -> None:
@@ -44,10 +38,10 @@ def refuse_missing(stages: Sequence[Loaded]) -> None:
 
 def _named(stage: Loaded) -> Iterator[tuple[str, str, Sequence[str]]]:
     """(setting, name of a stage, methods that such a stage may have)."""
-    config, kinds = stage.config, WANTED.get(stage.config.method, ())
-    policies = [m for m in get_args(Method) if m not in (*MODELLESS, "reward_model")]
-    models = [*policies, "reward_model"] if config.method == "reward_model" else policies
-    makers = [m for m in MODELLESS if m not in MAKES or MAKES[m] in kinds]
+    config = stage.config
+    kinds = set(METHODS[config.method].learns_from)
+    models = [*POLICIES, "reward_model"] if config.method == "reward_model" else POLICIES
+    makers = [m for m in MAKES_EXAMPLES if kinds.intersection(METHODS[m].makes)]
     named = [("model", str(config.model), models)]
     named += [("data.examples", str(path), makers) for path in config.data.examples]
     for spec in config.rewards:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from covey.config.given import GivenRows
 from covey.config.load import Loaded
+from covey.config.methods import METHODS
 from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
-from covey.tasks.examples import WANTED, Example, examples_of, need_both
+from covey.tasks.examples import Example, examples_of, need_both
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
@@ -58,7 +59,7 @@ class Source:
 def load_source(loaded: Loaded) -> Source:
     """The problems of a config and the examples of its method. Raises DataError or ConfigError."""
     config, data = loaded.config, loaded.config.data
-    if config.method not in WANTED:
+    if not METHODS[config.method].learns_from:
         return load_problems(loaded)
     given = [problem for problems in _given(loaded) for problem in problems]
     alone = data.task is None and data.train is None and bool(given)
@@ -79,7 +80,8 @@ def load_source(loaded: Loaded) -> Source:
 def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[str]:
     """Prompts to measure on: all examples of a prompt are measured, or all are trained on."""
     counts = Counter(map(prompt_key, problems))
-    prompts, room = list(counts), min(int(fraction * len(problems)), MOST_HELD_OUT)
+    prompts = list(counts)
+    room = min(int(fraction * len(problems)), MOST_HELD_OUT)
     out = set[str]()
     for place in permutation(key(seed, "held out"), len(prompts)).tolist():
         if counts[prompts[place]] <= room:

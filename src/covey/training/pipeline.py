@@ -15,6 +15,7 @@ from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
+from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
 from covey.console import RunConsole, duration
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.estimates import Evaluation
@@ -32,7 +33,6 @@ from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.sharded import whole_weights
 from covey.models.written import check_folder
-from covey.objective.preference import PREFERENCES
 from covey.parent import works_in
 from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
@@ -42,23 +42,24 @@ from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
-from covey.tasks.ordered_stages import MODELLESS, refuse_missing
+from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
-from covey.training.collect import KEEPS, kept
+from covey.training.collect import kept
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
 from covey_verify.errors import ConfigError
 
-LOOPS: Mapping[str, Callable[[Run], None]] = {
-    "rl": rl.train,
-    "sft": given.imitate,
-    **dict.fromkeys(PREFERENCES, preference.train),
+LOOPS: Mapping[Loop, Callable[[Run], None]] = {
+    "reinforcement": rl.train,
+    "imitation": given.imitate,
+    "preference": preference.train,
     "reward_model": reward_model.train,
-    **dict.fromkeys(KEEPS, collect.train),
+    "collection": collect.train,
 }
+"""The loop of a method, ``METHODS[method].loop``."""
 
 
 def run_pipeline(
@@ -112,7 +113,7 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
 
 
 def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
-    if loaded.config.method != "filter":
+    if METHODS[loaded.config.method].loop is not None:
         return run_stage(loaded, console, stop, options)
     folder = loaded.config.output
     began, example = time.monotonic(), by_first(lambda: select(loaded, console))
@@ -128,7 +129,7 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
     """
     config, home = stage.config, stage.config.output
     known = {r.folder.name: r.folder.resolve() for r in before}
-    policies = [r.folder for r in before if stage_method(r.folder) not in (*MODELLESS, "reward_model")]
+    policies = [r.folder for r in before if stage_method(r.folder) in POLICIES]
     own = before[list(known).index(config.model)].folder if config.model in known else None
     start = own or (policies[-1] if policies else None)
     examples = tuple(known.get(str(path), path) for path in config.data.examples)
@@ -167,10 +168,10 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     for name in (*STREAMS, EXAMPLES):
         if complaint := ended_otherwise(output, name):
             raise CheckpointError(f"{complaint}. Put the file back, or begin a new run")
-    final = output / (EXAMPLES if stage.config.method in MODELLESS else "final")
+    final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
-    steps = 0 if stage.config.method == "filter" else train.steps  # it selects, and makes no step
+    steps = train.steps if METHODS[stage.config.method].loop else 0  # `filter` selects, and makes no step
     more = result.steps < steps and not (reached and train.stop_at == asked["stop_at"])
     if not more and final.is_file():
         return replace(result, folder=output)
@@ -214,11 +215,12 @@ def run_stage(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Result:
     """One stage: measure, train, measure, write the model and the verdict."""
-    config = loaded.config
+    config, loop = loaded.config, METHODS[loaded.config.method].loop
+    assert loop is not None  # `_run` has done what needs no model
     inputs = inputs_of(loaded)  # before a function is called, which may change what it holds
     run = set_up(loaded, console, stop, options)
     record_inputs(loaded, inputs)
-    if config.method in MODELLESS:
+    if config.method in MAKES_EXAMPLES:
         run.test_set = []  # the model stays as it is
     by_first(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
@@ -234,8 +236,8 @@ def run_stage(
             if run.test_set:
                 evaluations["before"] = run.evaluation_at(0)
             if not (run.state.step and run.evaluate_and_save()):
-                LOOPS[config.method](run)
-            if config.method in KEEPS:
+                LOOPS[loop](run)
+            if config.method in COLLECTS:
                 return finish_examples(run)
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew

@@ -15,20 +15,17 @@ from typing import Any, Literal
 import numpy as np
 
 from covey.config.algorithm import describe
-from covey.config.schema import Config
-from covey.config.sources import fields_of
+from covey.config.rows import schema_rows
 from covey.console import duration
 from covey.errors import RECORD, CheckpointError
-from covey.estimates import Evaluation
 from covey.insight.findings import Finding
-from covey.insight.recorded import explain_run
+from covey.insight.recorded import explain_run, recorded_verdict
 from covey.insight.show import why_pushed
-from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
-from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of, verdict_record
+from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
 from covey_verify.errors import ConfigError, CoveyError
@@ -130,12 +127,9 @@ def run_state(folder: Path) -> RunState:
 
 
 def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
-    """The verdict of a run that has ended; before, from the first to the last evaluation."""
-    if (said := verdict_record(folder)) is not None:
-        return said
-    if len(evals) < 2:
-        return None
-    return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
+    """As JSON."""
+    verdict = recorded_verdict(folder, evals, seconds)
+    return vars(verdict) if verdict else None
 
 
 def listed_runs(runs: Runs) -> list[Record]:
@@ -298,14 +292,14 @@ def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
     recorded: Mapping[str, Any] = recorded_yaml(folder)
     found = []
-    for path, field in fields_of(Config):
+    for row in schema_rows():
         value: Any = recorded
-        for part in path.split("."):
+        for part in row.key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        default = list(row.default) if isinstance(row.default, tuple) else row.default
         changed = value is not None and value != default and str(value) != str(default)
-        if changed and path not in ("output", "algorithm"):
-            found.append({"setting": path, "value": _written(value), "says": field.description or ""})
+        if changed and row.key not in ("output", "algorithm"):
+            found.append({"setting": row.key, "value": _written(value), "says": row.setting.effect})
     return [*found, *(_of_algorithm(recorded) if recorded.get("method") == "rl" else ())]
 
 

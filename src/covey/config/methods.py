@@ -1,0 +1,89 @@
+"""Everything that `method` may name, a row each: what it learns from, its loss, its loop, what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator
+
+from covey.objective.bound import data_names
+from covey.objective.preference import PREFERENCES, bradley_terry
+
+Kind: TypeAlias = Literal["answer", "pair", "judged", "steps"]
+"""What an example is: an answer to imitate, two to prefer one of, one with a label, steps with labels."""
+Loop: TypeAlias = Literal["reinforcement", "imitation", "preference", "reward_model", "collection"]
+"""The loops of ``training``; ``training/pipeline.py:LOOPS`` has their functions."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train a model, or to make examples for a later stage."""
+
+    loop: Loop | None
+    """None: no model is loaded."""
+    learns_from: tuple[Kind, ...] = ()
+    """Kinds of example, the first that a row has; none: it samples completions, or judges rows."""
+    loss: Callable[..., object] | None = None
+    """A loss whose settings are the config's `loss`."""
+    makes: tuple[Kind, ...] = ()
+    """Kinds of example that it leaves in place of a model."""
+    title: str = ""
+    """Its name in a model card, where the method's own says too little."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether its steps sample completions."""
+        return self.loop in ("reinforcement", "collection")
+
+
+def _preference(loss: Callable[..., object]) -> Method:
+    """The row of a preference loss, which learns from what its data are: pairs, or answers with a label."""
+    alone = "desirable" in data_names(loss)
+    return Method("preference", learns_from=("judged", "pair") if alone else ("pair",), loss=loss)
+
+
+METHODS: Mapping[str, Method] = {
+    "rl": Method("reinforcement"),
+    "sft": Method("imitation", learns_from=("answer",), title="supervised fine-tuning"),
+    **{name: _preference(loss) for name, loss in PREFERENCES.items()},
+    "reward_model": Method(
+        "reward_model",
+        learns_from=("pair", "steps", "judged"),
+        loss=bradley_terry,
+        title="training as a reward model",
+    ),
+    "pairs": Method("collection", makes=("pair",)),
+    "rejection_sampling": Method("collection", makes=("answer",)),
+    "filter": Method(None, makes=("answer", "pair", "judged", "steps")),
+}
+
+
+def _named(which: Callable[[Method], object]) -> tuple[str, ...]:
+    return tuple(name for name, method in METHODS.items() if which(method))
+
+
+# The groups of methods that settings, messages and stages tell apart.
+RL = ("rl",)
+SAMPLES = _named(lambda m: m.samples)
+COLLECTS = _named(lambda m: m.samples and m.makes)
+MAKES_EXAMPLES = _named(lambda m: m.makes)
+TRAINS = _named(lambda m: not m.makes)
+POLICIES = tuple(name for name in TRAINS if name != "reward_model")
+"""Methods that leave a model that writes."""
+LEARNS = _named(lambda m: m.learns_from)
+"""Methods that learn from given examples."""
+COMPARES = _named(lambda m: m.loss)
+"""Methods that learn which of several answers is better."""
+WITH_MODEL = _named(lambda m: m.loop)
+ALL: Collection[str] = tuple(METHODS)
+
+
+def _known(name: object) -> object:
+    if not isinstance(name, str) or name not in METHODS:
+        raise ValueError(f"one of these is expected: {', '.join(METHODS)}")
+    return name
+
+
+MethodName = Annotated[str, BeforeValidator(_known)]

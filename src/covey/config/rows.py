@@ -1,0 +1,97 @@
+"""Settings as rows: key, default, type, what each says of itself; all of the config, and facts by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from covey.config.schema import Config
+from covey.config.section import fields_of, section_of
+from covey.objective.setting import Setting, setting_of
+
+SIGNS: Mapping[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+class Row(NamedTuple):
+    """A setting of the config, of a function of the algorithm, or of a loss."""
+
+    key: str
+    """Dotted, as in a config."""
+    owner: str
+    """The function or record that it is of; empty for one of the config itself."""
+    default: object
+    type: object
+    """Its annotation; a Setting in its metadata says what it does."""
+    names: Sequence[str] = ()
+    """The functions or presets that it may name."""
+
+    @property
+    def setting(self) -> Setting:
+        """What the setting says of itself; nothing for one of a user's function without a description."""
+        return setting_of(getattr(self.type, "__metadata__", ()))
+
+    @property
+    def values(self) -> str:
+        """The words or bounds that it allows.
+
+        >>> from typing import Annotated, Literal
+        >>> from covey.types import Share
+        >>> [Row("", "", 0, kind).values for kind in (Share | None, Literal["a", "b"], str)]
+        ['>= 0 <= 1', 'one of a, b', '']
+        """
+        return f"one of {', '.join(self.names)}" if self.names else values_of(self.type)
+
+
+def values_of(kind: object) -> str:
+    """The words or bounds that a type allows."""
+    if bounds := bounds_of(getattr(kind, "__metadata__", ())):
+        return bounds
+    inner = [a for a in get_args(kind) if a is not type(None)]
+    if inner and all(isinstance(a, str | int) for a in inner):
+        return f"one of {', '.join(map(str, inner))}"
+    return values_of(inner[0]) if inner and get_origin(kind) not in (tuple, dict) else ""
+
+
+def bounds_of(metadata: Iterable[object]) -> str:
+    """Bounds among the metadata of a type, as `>= 0 < 1`."""
+    bounds = [(sign, getattr(m, name, None)) for m in metadata for name, sign in SIGNS.items()]
+    return " ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+
+@cache
+def schema_fields() -> Mapping[str, FieldInfo]:
+    """Dotted key -> field, of every section and every setting."""
+    return dict(fields_of(Config))
+
+
+@cache
+def schema_rows() -> tuple[Row, ...]:
+    """Every setting of the config as a row; those of the algorithm are in ``config/algorithm.py``."""
+    return tuple(
+        Row(key, "", field.default, Annotated[field.annotation, *field.metadata])
+        for key, field in schema_fields().items()
+        if section_of(field) is None
+    )
+
+
+def key_paths() -> list[str]:
+    """All dotted keys of the config."""
+    return [row.key for row in schema_rows()]
+
+
+def said_of(key: str, fact: Literal["resume", "read_by"]) -> Any:
+    """A fact of a setting: what its own row says, else that of the section it is in; None if none does.
+
+    >>> said_of("train.keep", "resume"), said_of("data.columns.answer", "resume"), said_of("seed", "read_by")
+    ('safe', 'refused', None)
+    """
+    fields = schema_fields()
+    while key:
+        said = getattr(setting_of(fields[key].metadata), fact) if key in fields else None
+        if said is not None:
+            return said
+        key = key.rpartition(".")[0]
+    return None

@@ -1,0 +1,163 @@
+"""TRL's loss as an `algorithm` block: its names are read together, TRL's defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from covey.config.algorithm import rows_of
+from covey.config.trl import LOSS, TrlLoss
+from covey.objective.corrections import off_policy_mask
+from covey.objective.reductions import constant_length, sequence_mean, sequence_sum, token_mean
+from covey.objective.surrogates import cispo, clip, sapo, vespo
+from covey_verify.errors import ConfigError
+
+
+class Kind(NamedTuple):
+    """What a loss_type of TRL's is made of."""
+
+    surrogate: Callable[..., object]
+    reduce: Callable[..., object]
+
+
+KINDS: Mapping[str, Kind] = {
+    "grpo": Kind(clip, sequence_mean),
+    "dr_grpo": Kind(clip, constant_length),
+    "dapo": Kind(clip, token_mean),
+    "luspo": Kind(clip, sequence_sum),
+    "cispo": Kind(cispo, token_mean),
+    "sapo": Kind(sapo, sequence_mean),
+    "vespo": Kind(vespo, token_mean),
+}
+SCALES: Mapping[str, dict[str, object]] = {
+    "group": {"advantage": "group_zscore", "whiten": None},
+    "none": {"advantage": "group_centered", "whiten": None},
+    "batch": {"advantage": "group_centered", "whiten": {"name": "batch_std", "of": "rewards"}},
+}
+"""scale_rewards -> the axes that it sets."""
+
+
+def _names(function: Callable[..., object]) -> dict[str, str]:
+    """The settings of a function that have a name in TRL -> that name."""
+    rows = rows_of(function, "")
+    return {row.key.lstrip("."): name for row in rows for name in row.setting.trl_names}
+
+
+OF_ONE_KIND = frozenset(name for kind in KINDS.values() for name in _names(kind.surrogate).values())
+"""Names that act in the surrogate of some loss_type."""
+
+
+def algorithm_of(given: TrlLoss) -> dict[str, object]:
+    """TRL's loss as a config's `algorithm` block: the names given, TRL's defaults for the others.
+
+    Raises ConfigError for what TRL itself would refuse or ignore, and for what covey cannot do exactly.
+
+    >>> algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1})["surrogate"]
+    {'name': 'clip', 'clip_low': 0.1, 'clip_high': 0.1, 'dual_clip': None}
+    """
+    loss = {**LOSS, **given}
+    kind = loss["loss_type"]
+    if kind == "bnpo":
+        raise ConfigError(
+            "loss_type bnpo divides by the tokens of each micro-batch, so it depends on the micro-batches; "
+            "use loss_type: dapo, which divides by those of the whole update"
+        )
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ConfigError(f"loss_type: {kind!r} is unknown; TRL's are {', '.join(KINDS)}")
+    drift = _settings(off_policy_mask, loss)
+    return {
+        "name": "grpo",
+        **_advantage(loss),
+        "ratio": _ratio(loss),
+        "surrogate": _surrogate(kind, loss, given),
+        "reduce": _reduction(kind),
+        "kl": _kl(loss, given),
+        "entropy": _entropy(kind, loss),
+        "correction": None if drift["delta"] is None else drift,
+    }
+
+
+def _settings(function: Callable[..., object], loss: TrlLoss) -> dict[str, object]:
+    """A function with TRL's values of its settings."""
+    named = {setting: loss[name] for setting, name in _names(function).items()}
+    return {"name": function.__name__, **named}
+
+
+def _surrogate(kind: str, loss: TrlLoss, given: TrlLoss) -> dict[str, object]:
+    function = KINDS[kind].surrogate
+    for name in sorted(set(given) & OF_ONE_KIND - set(_names(function).values())):
+        raise ConfigError(f"{name} has no effect with TRL's loss_type {kind}; leave it out")
+    settings = _settings(function, loss)
+    if function is clip and settings["clip_high"] is None:
+        settings["clip_high"] = settings["clip_low"]
+    if function is cispo and settings["cap"] is None:
+        raise ConfigError(
+            "loss_type cispo without epsilon_high caps every weight at epsilon, 0.2; set epsilon_high, the "
+            "cap of the ratio itself: 5.0 is usual"
+        )
+    return settings
+
+
+def _advantage(loss: TrlLoss) -> dict[str, object]:
+    aggregation = loss["multi_objective_aggregation"]
+    scale = loss["scale_rewards"]
+    if isinstance(scale, bool):
+        scale = "group" if scale else "none"
+    if aggregation == "normalize_then_sum":
+        return {"advantage": "component_zscore", "whiten": "sample_zscore"}
+    if aggregation != "sum_then_normalize":
+        raise ConfigError(f"multi_objective_aggregation: {aggregation!r} is none of TRL's")
+    if not isinstance(scale, str) or scale not in SCALES:
+        raise ConfigError(f"scale_rewards: {scale!r} is none of TRL's: true, false, group, batch, none")
+    return SCALES[scale]
+
+
+def _ratio(loss: TrlLoss) -> str:
+    level = loss["importance_sampling_level"]
+    if level not in ("token", "sequence"):
+        raise ConfigError(f"importance_sampling_level: {level!r} is none of TRL's: token, sequence")
+    if loss["loss_type"] != "vespo":
+        return str(level)
+    if level != "token":
+        raise ConfigError("loss_type vespo weights by sequence itself; leave importance_sampling_level out")
+    return "response"
+
+
+def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
+    beta = loss["beta"]
+    corrected = loss["use_bias_correction_kl"]
+    synced = loss["sync_ref_model"]
+    idle = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
+    if idle and not synced:
+        raise ConfigError(f"{min(idle)} has no effect without sync_ref_model: true")
+    if beta == 0 or beta is None:
+        if synced:
+            raise ConfigError("sync_ref_model: with beta 0 there is no reference to refresh; set beta")
+        return None
+    if corrected and loss["loss_type"] == "vespo":
+        raise ConfigError(
+            "beta with loss_type vespo: TRL weights the KL by token ratios there, covey by the response's; "
+            "set use_bias_correction_kl: false"
+        )
+    kl = {"estimator": "k3", "coef": beta, "place": "loss", "level": "token"}
+    kl |= {"gradient": "ratio" if corrected else "formula"}
+    if synced:
+        kl |= {"refresh_every": loss["ref_model_sync_steps"], "refresh_mix": loss["ref_model_mixup_alpha"]}
+    return kl
+
+
+def _reduction(kind: str) -> dict[str, object]:
+    """TRL's means over completions count those of which nothing is trained."""
+    reduce = KINDS[kind].reduce
+    return {"name": reduce.__name__, **({} if reduce is token_mean else {"rows": "all"})}
+
+
+def _entropy(kind: str, loss: TrlLoss) -> dict[str, object] | None:
+    if loss["entropy_coef"] == 0 or loss["entropy_coef"] is None:
+        return None
+    if KINDS[kind].reduce is not token_mean:
+        raise ConfigError(
+            f"entropy_coef with loss_type {kind}: TRL's bonus is a mean over tokens, covey's is weighted as "
+            "the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
+        )
+    return {"coef": loss["entropy_coef"]}
