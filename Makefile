@@ -22,7 +22,7 @@ check: $(READY)  ## style, types, layers, examples in docstrings, pages
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --doctest-modules src -q --ignore-glob="*/trackers/to_*"  # each needs its own package
+	$(BIN)/pytest --doctest-modules src packages/verify/src -q --ignore-glob="*/trackers/to_*"  # each needs its own package
 	$(BIN)/codespell
 	$(BIN)/python docs/check.py
 
@@ -34,7 +34,7 @@ docs: $(READY)  ## check every page's links, commands, configs and paths
 	$(BIN)/python docs/check.py
 
 bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in about an hour; into benchmarks/results
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/verify -e '.[bench]'
 	$(BIN)/python benchmarks/speed --cells rollout --dtypes fp32 bf16 --write
 	$(BIN)/python benchmarks/speed --cells update --write
 	$(BIN)/python benchmarks/speed --cells step --rounds 1 --write
@@ -42,7 +42,7 @@ bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in ab
 	$(BIN)/python benchmarks/demo_seeds.py --write
 
 bench-quick: $(READY)  ## this machine beside those of docs/performance.md, in two minutes
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/verify -e '.[bench]'
 	$(BIN)/python benchmarks/speed --quick
 
 fuzz: $(READY)  ## an hour of made-up tokenizers, templates and rows: is what is trained what was meant?
@@ -51,11 +51,11 @@ fuzz: $(READY)  ## an hour of made-up tokenizers, templates and rows: is what is
 mutants: $(READY)  ## would the tests notice? mistakes in the mathematics and the wiring, one at a time
 	$(BIN)/python benchmarks/mutants.py --write
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml packages/verify/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("covey needs Python 3.11 or newer: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/verify -e '.[dev]'
 	git config core.hooksPath .githooks 2>/dev/null || true  # a copy without git has no hooks
 	touch $@
 

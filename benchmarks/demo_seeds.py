@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from covey.machine import available_cpus
+from covey_verify.machine import available_cpus
 
 RESULTS = Path(__file__).parent / "results" / "demo_seeds.md"
 

@@ -31,7 +31,6 @@ from transformers import AutoModelForSequenceClassification, Qwen3Config
 
 from covey.config.load import load_config
 from covey.console import RunConsole
-from covey.errors import ConfigError, CoveyError
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import explain
@@ -41,6 +40,7 @@ from covey.runs.folder import read_stream
 from covey.runs.reader import load_recorded
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
+from covey_verify.errors import ConfigError, CoveyError
 from presets import PRESETS, RESULTS, ROOT, Settings, merged
 from worlds import write_cold_start, write_problems
 

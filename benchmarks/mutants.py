@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from covey.machine import available_cpus
+from covey_verify.machine import available_cpus
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/mutants.md"

@@ -32,7 +32,7 @@ import yaml
 
 from covey.estimates import wilson
 from covey.insight.chart import Line, Panel, chart
-from covey.machine import available_cpus
+from covey_verify.machine import available_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -44,7 +44,7 @@ from covey.rng import key
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
-from covey.web import ask
+from covey_verify.web import ask
 
 LENGTH = 64
 

@@ -19,10 +19,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from covey.models.tiny import build_tokenizer
-from covey.rewards.contract import reward
-from covey.rewards.steps import score_steps
 from covey.rng import key
-from covey.types import Score
+from covey_verify.contract import reward
+from covey_verify.mathematics.steps import score_steps
+from covey_verify.types import Score
 
 Row = dict[str, str]
 Style = Callable[[random.Random, str, str], str]

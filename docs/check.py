@@ -20,13 +20,16 @@ from cyclopts import CycloptsError, MissingArgumentError
 from covey.cli import app
 from covey.config.load import load_config
 from covey.config.schema import Sandbox, Scoring
-from covey.errors import CoveyError
 from covey.learned import LEARNED
 from covey.rewards.base import load_rewards
+from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src/covey"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+VERIFY = ROOT / "packages/verify"
+PLACES = (ROOT, PACKAGE, VERIFY / "src")
+"""Where a path in a page may begin."""
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *VERIFY.glob("*.md")])
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 CODE, LINK = re.compile(r"`([^`]+)`"), re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"([\w.-]+(?:/[\w.-]+)*/?)(?::(?:\w+\.)?(\w+))?")
@@ -117,7 +120,7 @@ def path_problem(page: Path, code: str) -> str | None:
     if path.startswith("runs/") or "NNNNNN" in path:
         return None  # a file of the reader's own runs
     # What begins like nothing of ours is the reader's own, or no path; in coverage.md all files are ours.
-    ours = [base for base in (ROOT, PACKAGE) if (base / path.partition("/")[0]).exists()]
+    ours = [base for base in PLACES if (base / path.partition("/")[0]).exists()]
     if not ours and not (page.name == "coverage.md" and Path(path).suffix in {".py", ".md", ".c"}):
         return None
     if not (found := [base / path for base in ours if (base / path).exists()]):

@@ -23,7 +23,7 @@ import covey
 from covey.objective.advantages import group_zscore
 from covey.objective.credit import prefix_tree, prefix_values, process_zscore
 from covey.runs.rollouts import read_rollouts
-from covey.types import StepRewards
+from covey_verify.types import StepRewards
 
 RUN = Path("runs/prefixes")
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Ida", "Jo", "Kim", "Lea", "Max", "Nia", "Otto")

@@ -43,13 +43,13 @@ from transformers import (
     VaultGemmaConfig,
 )
 
-from covey.errors import SandboxUnavailable
 from covey.kernels.calls import follow
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
-from covey.sandbox.choice import choose
-from covey.sandbox.process import ProcessSandbox
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox.choice import choose
+from covey_verify.sandbox.process import ProcessSandbox
 from tests.untested import lines
 
 SMALL = {

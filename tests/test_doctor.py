@@ -11,9 +11,9 @@ import pytest
 
 from covey import doctor
 from covey.cli.commands import main
-from covey.errors import SandboxUnavailable
 from covey.kernels import build
-from covey.sandbox import choice
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox import choice
 
 
 def test_every_part_is_looked_at_and_json_says_the_same(capsys) -> None:

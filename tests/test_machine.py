@@ -14,9 +14,11 @@ import torch
 import covey
 from covey import machine
 from covey.config.load import load_config
-from covey.errors import ConfigError
-from covey.machine import available_cpus, available_memory, available_threads
+from covey.machine import available_memory, available_threads
 from covey.runs.clock import Clock
+from covey_verify import machine as verify_machine
+from covey_verify.errors import ConfigError
+from covey_verify.machine import available_cpus
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_so_many_threads_that_none_can_be_started_are_refused_in_words() -> None
 def test_affinity_is_respected() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from covey.machine import available_threads; from covey.rewards.threads import SHARED_SIZE\n"
+        "from covey.machine import available_threads; from covey_verify.threads import SHARED_SIZE\n"
         "print(available_threads({}), SHARED_SIZE)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -49,7 +51,7 @@ def test_affinity_is_respected() -> None:
 
 @pytest.mark.parametrize(("quota", "cpus"), [("50000 100000", 1), ("100001 100000", 2), ("max 100000", 64)])
 def test_a_containers_quota_is_respected(monkeypatch, tmp_path: Path, quota: str, cpus: int) -> None:
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(verify_machine, "CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert available_cpus() == cpus
@@ -57,8 +59,8 @@ def test_a_containers_quota_is_respected(monkeypatch, tmp_path: Path, quota: str
 
 def groups(monkeypatch: pytest.MonkeyPatch, root: Path, own: str, files: dict[str, str]) -> None:
     """A machine whose control groups have these files; ``own`` is what /proc/self/cgroup says."""
-    monkeypatch.setattr(machine, "CGROUPS", root / "cgroup")
-    monkeypatch.setattr(machine, "OWN_GROUPS", root / "own")
+    monkeypatch.setattr(verify_machine, "CGROUPS", root / "cgroup")
+    monkeypatch.setattr(verify_machine, "OWN_GROUPS", root / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     (root / "own").write_text(own)
     for name, text in files.items():

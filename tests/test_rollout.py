@@ -10,7 +10,6 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.errors import CoveyError, DataError, RewardError
 from covey.rewards import contract
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
@@ -20,6 +19,7 @@ from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem
+from covey_verify.errors import CoveyError, DataError, RewardError
 from tests.fakes import ScriptedSampler, prompted
 
 

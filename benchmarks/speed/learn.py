@@ -106,11 +106,11 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
 
     from covey.kernels.calls import rounding_pays
     from covey.models.policy import Policy
-    from covey.rewards.answers import math_answer
-    from covey.rewards.formats import answer_format
     from covey.rng import key
     from covey.sampling.base import Request, SamplingParams
     from covey.sampling.local import LocalSampler
+    from covey_verify.mathematics.answers import math_answer
+    from covey_verify.texts.formats import answer_format
 
     torch.set_num_threads(1)
     task = TASKS[DEMO["data"]["task"]]

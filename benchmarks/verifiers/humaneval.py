@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from covey.rewards.code import code_tests
-from covey.sandbox.choice import choose
+from covey_verify.programs.code import code_tests
+from covey_verify.sandbox.choice import choose
 
 
 def broken(solution: str) -> str:

@@ -14,13 +14,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/verify/tests/sandbox"))
 
-from tests.sandbox.attacks import processes_below
+from attacks import processes_below
 
-from covey.machine import available_cpus
-from covey.rewards.code import code_tests
-from covey.sandbox.choice import choose
+from covey_verify.machine import available_cpus
+from covey_verify.programs.code import code_tests
+from covey_verify.sandbox.choice import choose
 
 TROUBLE = {
     "hang": (0.02, "def f(x):\n    while True: pass"),
@@ -87,7 +87,7 @@ def _is_server(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return True
-    return b"covey.sandbox.server" in command or b"bwrap" in command
+    return b"covey_verify.sandbox.server" in command or b"bwrap" in command
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/verify/tests/sandbox"))
 
-from tests.sandbox.attacks import ATTACKS, assault, laid_out
+from attacks import ATTACKS, assault, laid_out
 
-from covey.errors import SandboxUnavailable
-from covey.sandbox.choice import choose
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox.choice import choose
 
 
 def campaign(backend: str) -> dict[str, object]:

@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from covey.errors import SandboxUnavailable
-from covey.rewards.answers import math_answer
-from covey.sandbox.choice import choose
-from covey.sandbox.confine import Limits
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.mathematics.answers import math_answer
+from covey_verify.sandbox.choice import choose
+from covey_verify.sandbox.confine import Limits
 
 MATH = {
     "integers": [(str(7 * n), str(7 * n + n % 2)) for n in range(200)],

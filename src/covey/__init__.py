@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from covey.api import evaluate, explain, resume, sample, train
-    from covey.errors import CoveyError
-    from covey.rewards.contract import reward
-    from covey.types import Completion, Group, Problem, Score, StepRewards
+    from covey.types import Completion, Group, Problem
+    from covey_verify.contract import reward
+    from covey_verify.errors import CoveyError
+    from covey_verify.types import Score, StepRewards
 
     __version__: str
 
@@ -42,8 +43,10 @@ __all__ = [
 
 _API = ("evaluate", "explain", "resume", "sample", "train")
 _HOMES = {
-    "CoveyError": "covey.errors",
-    "reward": "covey.rewards.contract",
+    "CoveyError": "covey_verify.errors",
+    "Score": "covey_verify.types",
+    "StepRewards": "covey_verify.types",
+    "reward": "covey_verify.contract",
     **dict.fromkeys(_API, "covey.api"),
 }
 

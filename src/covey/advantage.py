@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from covey.batching import Batch
-from covey.errors import CoveyError, DataError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData
 from covey.objective.penalties import bounded_value
 from covey.objective.value import value_targets
-from covey.types import Group, StepRewards
+from covey.types import Group
+from covey_verify.errors import CoveyError, DataError
+from covey_verify.types import StepRewards
 
 UNCUT = StepRewards((), ())
 """A completion that nobody cut: a group that was not sampled for its estimator, as a preview's."""

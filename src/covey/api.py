@@ -11,8 +11,8 @@ from covey.config.given import GivenModel, with_given
 from covey.config.load import load_config
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
-from covey.errors import ConfigError
 from covey.processes import by_first, environment_rank, joined, started_together
+from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
     from covey.estimates import Evaluation

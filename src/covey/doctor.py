@@ -11,9 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from covey.errors import SandboxUnavailable
-from covey.machine import MOST_THREADS, asked_threads, available_cpus, available_memory, available_threads
+from covey.machine import MOST_THREADS, asked_threads, available_memory, available_threads
 from covey.types import VERSION
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.machine import available_cpus
 
 LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
 """Bytes: of the demo, and of a few checkpoints of a small model."""
@@ -171,7 +172,7 @@ def disk() -> Diagnosis:
 
 def sandbox() -> Diagnosis:
     """Where code that a model wrote could run."""
-    from covey.sandbox.choice import choose
+    from covey_verify.sandbox.choice import choose
 
     try:
         chosen = choose()

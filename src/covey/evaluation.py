@@ -16,7 +16,6 @@ from covey.estimates import Basis, Evaluation
 from covey.learned import identity_of, is_learned
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
-from covey.rewards.extract import Rule, extract
 from covey.rewards.reading import said_in_tags
 from covey.rewards.scorer import Scorer
 from covey.rng import key
@@ -24,6 +23,7 @@ from covey.rollouts.groups import Progress, score_all
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.types import Completion, Group, Problem
+from covey_verify.extract import Rule, extract
 
 
 def evaluate(

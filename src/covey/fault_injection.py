@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, NoReturn
 
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,6 @@ from covey.calling.forms import calls_by
 from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.errors import ConfigError, DataError
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.learned import rewards_of
@@ -29,6 +28,7 @@ from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import Source, load_source
 from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
 
 Say = Callable[[str], None]
 

@@ -15,7 +15,7 @@ from covey.batching import with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.errors import ConfigError, Stopped
+from covey.errors import Stopped
 from covey.insight.gpus import Subject
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
@@ -40,6 +40,7 @@ from covey.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 from covey.types import Group
+from covey_verify.errors import ConfigError
 
 TIMED = 16
 """Completions on which a reward is timed alone."""

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from covey.errors import BeginAgain, ConfigError, CoveyError, GuardStop, PeersLost, RewardError, Stopped
+from covey.errors import BeginAgain, GuardStop, PeersLost, Stopped
+from covey_verify.errors import ConfigError, CoveyError, RewardError
 
 if TYPE_CHECKING:
     from torch import Tensor

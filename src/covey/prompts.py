@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from covey.config.schema import Config
-from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_text, encoded_apart, ignored, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
@@ -19,7 +18,9 @@ from covey.sampling.base import Request
 from covey.tasks.examples import UNTRAINED, AnswerText, Example
 from covey.tasks.sampled import REMEDY
 from covey.tasks.source import Source
-from covey.types import Messages, Problem
+from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.types import Messages
 
 Read = TypeVar("Read")
 THOUGHTS = ("reasoning_content", "thinking")

@@ -13,7 +13,6 @@ import numpy as np
 from covey.calling.texts import calls_by_text
 from covey.config.load import Loaded, load_config
 from covey.config.schema import Data
-from covey.errors import ConfigError, DataError
 from covey.learned import LEARNED, rewards_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
@@ -25,6 +24,8 @@ from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
 from covey.wording import MEANING, NO_WORDING, Wording, wording_of
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.scoring import mean, record
 
 if TYPE_CHECKING:
     from covey.calling.running import Toolbox
@@ -62,9 +63,8 @@ def score_file(
         raise DataError(f"{file}: no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
     names = [f.name for f in functions]
-    known = {n: [r["rewards"][n] for r in scored if r["rewards"][n] is not None] for n in names}
-    known["reward"] = [r["reward"] for r in scored if r["reward"] is not None]
-    return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
+    means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
+    return scored, means | {"reward": mean([r["reward"] for r in scored])}
 
 
 def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: Wording) -> Problem:
@@ -174,15 +174,8 @@ def _all_in(file: str) -> list[str]:
 
 def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     scores = {name: found[0] for name, found in group.scores.items()}
-    return {
-        **row,
-        "rewards": {name: s.value for name, s in scores.items()},
-        "status": {name: s.status for name, s in scores.items()},
-        "extracted": {name: s.extracted for name, s in scores.items() if s.extracted is not None},
-        "parts": {name: dict(s.metrics) for name, s in scores.items() if s.metrics},
-        "detail": {name: s.detail for name, s in scores.items() if s.detail},
-        "reward": None if np.isnan(group.rewards[0]) else float(group.rewards[0]),
-    }
+    total = float(group.rewards[0])
+    return record(row, scores) | {"reward": None if np.isnan(total) else total}
 
 
 def load_for_stress(

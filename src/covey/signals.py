@@ -13,21 +13,10 @@ from types import FrameType
 
 from covey.errors import Stopped
 from covey.parent import TOGETHER, forwarded, leave, stop_signals
+from covey_verify.threads import continued
 
-_continued = 0.0
 SAVES = "stopping: what is being computed is finished or given up, and the state is saved"
 """What the first signal brings in a command that trains."""
-
-
-def running_since(start: float) -> float:
-    """``start`` on the monotonic clock, or when this process was continued (SIGCONT), if that was later."""
-    return max(start, _continued)
-
-
-def continued(*_: object) -> None:
-    """The process runs again: no time limit counts what came before."""
-    global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
-    _continued = time.monotonic()
 
 
 class StopSignal:

@@ -111,7 +111,8 @@ def _without_result(status: int, where: str) -> int:
     import json
     from pathlib import Path
 
-    from covey.errors import CoveyError, record_exit, resume_command
+    from covey.errors import record_exit, resume_command
+    from covey_verify.errors import CoveyError
 
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:

@@ -20,8 +20,8 @@ from covey.config.given import with_given
 from covey.config.start import Start
 from covey.config.trl import DEFAULTS, LOSS, NAMES, OTHERS, SAME, told
 from covey.config.trl_loss import algorithm_of
-from covey.config.usercode import name_of, spec_of
-from covey.errors import ConfigError, GuardStop
+from covey.config.usercode import spec_of
+from covey.errors import GuardStop
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
 from covey.prompts import texts_of
@@ -29,6 +29,8 @@ from covey.rewards.contract import Reward
 from covey.runs.folder import checkpoints, read_numbers
 from covey.runs.reader import seconds_of
 from covey.tasks.source import load_source
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import name_of
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded

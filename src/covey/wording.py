@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
-from covey.errors import DataError
 from covey.types import TAGS, Problem
+from covey_verify.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 import covey
+import covey_verify
 from covey.config.rows import key_paths
 from covey.rewards.scorer import Rewards
-from covey.sandbox.choice import choose
+from covey_verify.sandbox.choice import choose
 
 SOURCE = Path(covey.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
+VERIFY = Path(covey_verify.__file__).parent
+BOTH = [*FILES, *sorted(VERIFY.rglob("*.py"))]
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -31,7 +34,7 @@ def test_the_training_loop_fits_on_a_page() -> None:
     assert len((SOURCE / "training" / "rl.py").read_text().splitlines()) < 160
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", BOTH, ids=lambda p: "/".join(p.parts[-3:]))
 def test_every_file_says_what_room_it_is_and_stays_readable(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
@@ -147,13 +150,18 @@ def test_light_rooms_do_not_load_torch() -> None:
 
 
 def modules() -> dict[str, ast.Module]:
-    """Every module of covey by its dotted name."""
-    names = {".".join(("covey", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in FILES}
+    """Every module of both packages by its dotted name."""
+    names = {
+        ".".join(p.relative_to(root.parent).with_suffix("").parts): p
+        for root in (SOURCE, VERIFY)
+        for p in BOTH
+        if p.is_relative_to(root)
+    }
     return {name.removesuffix(".__init__"): ast.parse(path.read_text()) for name, path in names.items()}
 
 
 def imported(tree: ast.Module, known: set[str]) -> set[str]:
-    """Modules of covey that a module names in any import: inside functions and for types only, too."""
+    """Modules of ours that a module names in any import: inside functions and for types only, too."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -180,7 +188,7 @@ def test_no_import_goes_round_in_a_circle_not_even_inside_functions() -> None:
 
 
 def test_data_have_classes_of_their_own() -> None:
-    assert not any("SimpleNamespace" in p.read_text() for p in FILES)
+    assert not any("SimpleNamespace" in p.read_text() for p in BOTH)
 
 
 def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:

@@ -26,10 +26,11 @@ from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, sampled_entropy
 from covey.objective.loss import policy_loss
 from covey.rewards.contract import Context, Reward
-from covey.rewards.length import soft_overlong
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.types import Completion, Group, StepRewards
+from covey.types import Completion, Group
+from covey_verify.texts.length import soft_overlong
+from covey_verify.types import StepRewards
 
 TOOL = np.array([40, 41, 42])
 

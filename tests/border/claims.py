@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load_config
-from covey.errors import CoveyError
 from covey.prompts import GivenAnswer, Prompted, encode, encode_examples
 from covey.runs.harvest import LoggedSample, as_jsonl, example_row
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_source
 from covey.types import AnswerTokens
+from covey_verify.errors import CoveyError
 from tests.border.world import World, words, world_of
 
 ASKED, SAID, THOUGHT = "zqask", "zqsaid", "zqthought"

@@ -25,7 +25,6 @@ from covey.calling.turns import TurnSampler
 from covey.calling.use import beginning, with_schemas
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.errors import ConfigError, DataError, RewardError
 from covey.insight.rescore import rescore
 from covey.insight.show import show_group
 from covey.models.policy import Policy, save_policy
@@ -38,10 +37,12 @@ from covey.runs.completions import CompletionFiles
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.sandbox.wire import Attributes, decode_value, encode_value
 from covey.signals import Stopped
 from covey.tasks.source import Source
-from covey.types import Completion, Group, Problem, Score
+from covey.types import Completion, Group, Problem
+from covey_verify.errors import ConfigError, DataError, RewardError
+from covey_verify.sandbox.wire import Attributes, decode_value, encode_value
+from covey_verify.types import Score
 from tests import fakes
 from tests.conftest import policy_of, random_prompts
 from tests.train.test_runs import StopAt, fingerprint, start

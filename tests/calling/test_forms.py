@@ -15,13 +15,13 @@ from covey.calling.calls import ToolCall, calls_in
 from covey.calling.forms import CALL_FORMS, reader_of, turn_text
 from covey.calling.inserted import answer_tokens
 from covey.calling.use import untold
-from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.models.tiny import CHAT_TEMPLATE
 from covey.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
 from tests.conftest import policy_of
 
 CHAT = Problem("c", [{"role": "user", "content": "1+2="}])

@@ -12,11 +12,11 @@ from covey.calling.running import ERROR, Toolbox
 from covey.calling.use import with_schemas
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.errors import ConfigError, CoveyError, DataError
-from covey.sandbox.base import Outcome
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
 from covey.types import Problem
+from covey_verify.errors import ConfigError, CoveyError, DataError
+from covey_verify.sandbox.base import Outcome
 
 FILE = '''
 import os, time

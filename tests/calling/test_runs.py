@@ -13,7 +13,6 @@ import pytest
 from covey.calling import turns
 from covey.calling.calls import ToolCall
 from covey.cli import main
-from covey.errors import ConfigError
 from covey.insight.rescore import rescore
 from covey.insight.show import show_group
 from covey.insight.usage import sample_command
@@ -23,6 +22,7 @@ from covey.rewards.base import load_rewards
 from covey.runs.rollouts import read_rollouts
 from covey.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
+from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
 from tests.train.test_runs import StopAt, fingerprint, metrics_of, start

@@ -6,9 +6,9 @@ import pytest
 
 from covey.calling.use import toolbox_of
 from covey.config.load import load_config
-from covey.errors import ConfigError
-from covey.sandbox.base import Outcome
-from covey.sandbox.choice import Chosen
+from covey_verify.errors import ConfigError
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.choice import Chosen
 
 BASE = {"model": "tiny", "data": {"task": "products"}}
 

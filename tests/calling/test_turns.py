@@ -20,7 +20,6 @@ from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox, Train
-from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.models.chat import chat_tokens
 from covey.models.controls import ControlWords
@@ -31,6 +30,7 @@ from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Completion, Group, Problem
+from covey_verify.errors import ConfigError
 from tests.conftest import policy_of, random_prompts
 
 TEXT, CHAT = Problem("t", "1+2="), Problem("c", [{"role": "user", "content": "1+2="}])

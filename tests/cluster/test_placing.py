@@ -11,7 +11,7 @@ import pytest
 from covey.cluster import judges
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import load_config
-from covey.errors import ConfigError, RewardError
+from covey_verify.errors import ConfigError, RewardError
 
 
 class RayError(Exception):

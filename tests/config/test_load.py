@@ -16,9 +16,9 @@ from covey.config.algorithm import RECORDS
 from covey.config.layers import SHORT
 from covey.config.load import load_config, resolved, resolved_yaml
 from covey.config.rows import key_paths
-from covey.errors import ConfigError
 from covey.objective.value import Critic
 from covey.ui.records import differing_settings
+from covey_verify.errors import ConfigError
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -12,12 +12,12 @@ from tests.proof.test_given import SETTINGS
 from covey.config.algorithm import rows_of
 from covey.config.load import load_config
 from covey.config.methods import COLLECTS, METHODS, Kind, Method
-from covey.errors import ConfigError
 from covey.objective.preference import PREFERENCES
 from covey.proof.losses import Judged, lone_loss, pair_loss
 from covey.tasks.examples import COLUMNS_OF
 from covey.training.collect import KEEPS
 from covey.training.pipeline import LOOPS
+from covey_verify.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"
 STAGES = (DOCS / "stages.md").read_text("utf-8")

@@ -15,7 +15,7 @@ from covey.config.algorithm import build_algorithm, describe
 from covey.config.load import load_config
 from covey.config.rows import key_paths
 from covey.config.trl_loss import algorithm_of
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 
 def test_every_name_of_trl_is_in_the_table_once() -> None:

@@ -32,7 +32,7 @@ from covey.objective.diagnostics import (
 from covey.objective.loss import policy_loss
 from covey.objective.signs import gradient_signs, group_signs
 from covey.tasks.difficulty import Difficulty
-from covey.types import StepRewards
+from covey_verify.types import StepRewards
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "algorithms").glob("*.md"))
@@ -84,8 +84,8 @@ def test_no_section_is_about_something_that_does_not_exist() -> None:
 def test_every_function_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(rf"`({'|'.join(ROOMS)})\.(\w+)`", page.read_text(encoding="utf-8"))
     for room, function in named:
-        place = "rewards" if room == "length" else "objective"
-        module = importlib.import_module(f"covey.{place}.{room}")
+        place = "covey_verify.texts" if room == "length" else "covey.objective"
+        module = importlib.import_module(f"{place}.{room}")
         assert inspect.isfunction(getattr(module, function, None)), f"{room}.{function}"
 
 

@@ -10,10 +10,10 @@ import yaml
 
 from covey.cli import main
 from covey.config.schema import Config, Sandbox
-from covey.errors import SandboxUnavailable
 from covey.learned import LEARNED
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.sandbox.choice import choose
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox.choice import choose
 
 DOCS = Path(__file__).parents[2] / "docs"
 REWARDS = (DOCS / "rewards.md").read_text(encoding="utf-8")

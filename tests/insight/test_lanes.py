@@ -9,8 +9,8 @@ import pytest
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.errors import ConfigError
 from covey.insight.lanes import KEPT, Have, kept_multiple, lanes, measured_memory, recommend
+from covey_verify.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from covey.insight.odds import dead_share, reward_counts
-from covey.types import StepRewards
+from covey_verify.types import StepRewards
 from tests.fakes import group
 
 

@@ -12,7 +12,6 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedModel
 
 from covey.config.load import load_config
 from covey.config.schema import Lora
-from covey.errors import ConfigError
 from covey.models.forward import supported, turned_alike
 from covey.models.load import load_policy, skeleton, with_lora
 from covey.models.ops import TorchOps, soft_cap
@@ -21,6 +20,7 @@ from covey.models.policy import Policy, save_policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey_verify.errors import ConfigError
 from tests.conftest import CONFIGS, OTHERS, OURS, SMALL, WIDE, policy_of, random_prompts, sharpened
 
 

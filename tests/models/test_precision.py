@@ -9,7 +9,6 @@ from torch import nn
 
 import covey
 from covey.config.load import load_config
-from covey.errors import ConfigError
 from covey.kernels.calls import MIXED_PRODUCTS, available, follow, rounding_pays
 from covey.learner.process import caller_restored
 from covey.models.linear import FusedLinear
@@ -23,6 +22,7 @@ from covey.rng import key
 from covey.runs.reader import read_environment
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey_verify.errors import ConfigError
 from tests.conftest import policy_of, random_prompts
 
 pytestmark = pytest.mark.skipif(

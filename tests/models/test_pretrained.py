@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
 
 from covey.config.load import load_config
-from covey.errors import ConfigError
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder
+from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 
 

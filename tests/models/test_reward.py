@@ -16,7 +16,6 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.errors import ConfigError
 from covey.estimates import Basis
 from covey.evaluation import basis_of
 from covey.learned import LEARNED, rewards_of
@@ -26,6 +25,7 @@ from covey.models.tiny import build_tokenizer
 from covey.prompts import Prompted
 from covey.rewards.base import load_rewards
 from covey.types import Completion, Group, Problem
+from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
 from tests.train.test_runs import start
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from covey.errors import DataError
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.tiny import build_model, build_tokenizer
@@ -18,6 +17,7 @@ from covey.prompts import encode, encode_examples
 from covey.rewards.base import load_rewards
 from covey.tasks.examples import Example
 from covey.types import TAGS, Completion, Problem, Thoughts
+from covey_verify.errors import DataError
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"

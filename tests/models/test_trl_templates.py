@@ -12,14 +12,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from covey.calling.readable import written_call
-from covey.errors import DataError
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.models.tiny import build_model, build_tokenizer
 from covey.prompts import encode_examples
 from covey.proof.check_template import LOOK_UP
 from covey.tasks.examples import Example
-from covey.types import Messages, Problem
+from covey.types import Problem
+from covey_verify.errors import DataError
+from covey_verify.types import Messages
 
 if (found := find_spec("trl")) is None:
     pytest.skip("trl, whose templates are compared with, is not installed", allow_module_level=True)

@@ -13,13 +13,13 @@ import torch
 from covey.batching import collate
 from covey.cli import main
 from covey.config.schema import Train
-from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Group, Problem
+from covey_verify.errors import ConfigError
 from tests.train.test_runs import start
 
 

@@ -15,9 +15,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from covey.errors import ConfigError
 from covey.models.packing import pack
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
+from covey_verify.errors import ConfigError
 from tests.conftest import SMALL, policy_of
 
 PROMPTS = [np.array([3, 4, 5]), np.array([6])]

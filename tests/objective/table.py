@@ -37,7 +37,8 @@ from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL, Entropy
 from covey.objective.reductions import constant_length, token_mean
-from covey.types import Completion, Group, Problem, StepRewards
+from covey.types import Completion, Group, Problem
+from covey_verify.types import StepRewards
 
 PLAIN = replace(PRESETS["grpo"], kl=None)
 

@@ -9,7 +9,6 @@ import pytest
 
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.contradictions import contradictions
-from covey.errors import ConfigError
 from covey.objective import (
     advantages,
     corrections,
@@ -24,6 +23,7 @@ from covey.objective.axes import AXES
 from covey.objective.bound import bind
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL, Entropy
+from covey_verify.errors import ConfigError
 from tests.objective.table import ALGORITHMS
 
 

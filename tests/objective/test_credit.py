@@ -20,7 +20,7 @@ from covey.objective.credit import (
     segment_difference,
 )
 from covey.objective.value import gae, value_loss
-from covey.types import StepRewards
+from covey_verify.types import StepRewards
 
 
 def t(*rows: list[float]) -> Tensor:

@@ -26,7 +26,8 @@ from covey.objective.diagnostics import (
 )
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
-from covey.types import Group, StepRewards
+from covey.types import Group
+from covey_verify.types import StepRewards
 from tests.fakes import group
 from tests.objective.test_loss import algorithm, made_inputs, t
 

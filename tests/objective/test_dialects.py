@@ -24,11 +24,11 @@ from torch import Tensor
 from covey.advantage import with_advantages
 from covey.batching import collate
 from covey.config.algorithm import build_algorithm, describe
-from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import LossInputs
 from covey.objective.dialects import DIALECTS
 from covey.objective.loss import policy_loss
+from covey_verify.errors import ConfigError
 from tests.fakes import group
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}

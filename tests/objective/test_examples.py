@@ -19,8 +19,8 @@ from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.objective.reductions import Totals
-from covey.rewards.answers import math_answer
-from covey.types import StepRewards
+from covey_verify.mathematics.answers import math_answer
+from covey_verify.types import StepRewards
 
 
 def t(*values: float) -> Tensor:

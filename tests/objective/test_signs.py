@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from covey.objective.signs import gradient_signs, group_signs, lone, shared_prefixes
-from covey.types import Completion, Group, Problem, Score, StepRewards
+from covey.types import Completion, Group, Problem
+from covey_verify.types import Score, StepRewards
 from tests.fakes import completion, group
 
 

@@ -16,7 +16,7 @@ from covey.objective.algorithms import PRESETS
 from covey.objective.bound import bind
 from covey.objective.diagnostics import value_metrics
 from covey.objective.value import Critic, gae, value_loss, value_targets
-from covey.types import StepRewards
+from covey_verify.types import StepRewards
 from tests.fakes import group
 
 RNG = np.random.default_rng(5)

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from covey.advantage import with_advantages
 from covey.batching import Batch, collate
-from covey.errors import DataError
 from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind
 from covey.objective.penalties import KL
-from covey.types import Group, StepRewards
+from covey.types import Group
+from covey_verify.errors import DataError
+from covey_verify.types import StepRewards
 from tests.fakes import group
 
 CENTRED = Algorithm(bind(advantages.group_centered))

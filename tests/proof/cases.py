@@ -17,7 +17,7 @@ from covey.models.tiny import build_tokenizer
 from covey.objective.algorithms import PRESETS
 from covey.proof.agreement import Agreement
 from covey.proof.replay import replay
-from covey.types import Score, StepRewards
+from covey_verify.types import Score, StepRewards
 from tests.conftest import SMALL
 from tests.train.test_runs import start
 

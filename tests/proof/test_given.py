@@ -12,10 +12,10 @@ import pytest
 
 from covey.cli import main
 from covey.console import RunConsole
-from covey.errors import ConfigError
 from covey.models.policy import save_policy
 from covey.proof.check import Claim
 from covey.proof.check_run import check_run
+from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.fakes import rewrite_config
 from tests.proof.cases import Model, mixed

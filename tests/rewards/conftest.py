@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from covey.rewards import answers, contract
-from covey.sandbox.confine import Limits
+from covey_verify import contract
+from covey_verify.mathematics import answers
+from covey_verify.sandbox.confine import Limits
 
 
 @pytest.fixture

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.errors import RewardError
 from covey.objective.diagnostics import score_metrics
-from covey.rewards.audit import PATIENCE, ask_canaries, canaries, paid_elsewhere
+from covey.rewards.audit import PATIENCE, ask_canaries, paid_elsewhere
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.rewards.contract import Reward, reward
+from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer
-from covey.types import Problem, Score
+from covey.types import Problem
+from covey_verify.contract import canaries, reward
+from covey_verify.errors import RewardError
+from covey_verify.types import Score
 
 PROBLEM = Problem("p", "2+2=", {"answer": "4"})
 
@@ -120,7 +122,7 @@ def test_built_in_verifiers_have_canaries_and_pass(name: str) -> None:
     problem = Problem("p", "?", ROWS[name])
     rewards = load_rewards([name], Path())
     assert BUILT_IN[name] is rewards[0].function
-    assert [kind for kind, _ in canaries(rewards[0], problem)] == ["correct", "incorrect"]
+    assert [kind for kind, _ in canaries(rewards[0], problem.columns)] == ["correct", "incorrect"]
     assert ask_canaries(Scorer(rewards), problem, {}) == {name: 0}
 
 

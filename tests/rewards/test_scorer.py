@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.errors import RewardError
 from covey.rewards.audit import count_failures, rehearse
 from covey.rewards.base import load_rewards
-from covey.rewards.contract import Reward, reward
+from covey.rewards.contract import Reward
 from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
-from covey.rewards.threads import Call
 from covey.signals import StopSignal
-from covey.types import Problem, Score
+from covey.types import Problem
+from covey_verify.contract import reward
+from covey_verify.errors import RewardError
+from covey_verify.threads import Call
+from covey_verify.types import Score
 
 PROBLEM = Problem("p", "2+2=", {"answer": "4"})
 TOKENS = np.array([1])
@@ -133,7 +135,7 @@ def test_a_thread_whose_wait_lasted_too_long_knows_that_all_stood_still(
         now[0] += passed
         raise TimeoutError
 
-    monkeypatch.setattr("covey.signals._continued", 0.0)
+    monkeypatch.setattr("covey_verify.threads._continued", 0.0)
     monkeypatch.setattr(task.future, "result", result)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert task.result() == "answer"

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.rewards.test_judge import Stub, stub
+from judge_stub import Stub, stub
 
 from covey.cli import main
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.rewards.judge import endpoint
-from covey.stress import HACKS, attack_rewards
+from covey.stress import attack_rewards
 from covey.types import Problem
+from covey_verify.stress import HACKS
+from covey_verify.texts.judge import endpoint
 
 __all__ = ["stub"]
 

@@ -10,10 +10,10 @@ import pytest
 
 from covey.config.load import load_config
 from covey.console import RunConsole
-from covey.errors import SandboxUnavailable
-from covey.sandbox.choice import choose
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox.choice import choose
 
 STAGES = [
     {"method": "sft", "train": {"steps": 50, "lr": 3e-3, "batch_size": 4}},

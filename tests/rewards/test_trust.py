@@ -1,4 +1,4 @@
-"""No model text is evaluated in a trusted process: the package has no place where that could happen."""
+"""No model text is evaluated in a trusted process: neither package has a place where that could happen."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from functools import cache
 from pathlib import Path
 
 import covey
+import covey_verify
 
-PACKAGE = Path(covey.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (covey, covey_verify)]
 EVALUATING = {"eval", "exec", "sympify", "parse_expr", "parse_latex", "literal_eval", "__import__", "compile"}
 UNPICKLING = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
 ALLOWED = {
-    "sandbox/driver.py": {"exec", "compile", "__import__"},  # the confined child itself
-    "rewards/isolated.py": {"compile"},  # in a child, and what it compiles is never run
+    "covey_verify/sandbox/driver.py": {"exec", "compile", "__import__"},  # the confined child itself
+    "covey_verify/isolated.py": {"compile"},  # in a child, and what it compiles is never run
 }
 IN_CHILDREN_ONLY = {"sympy", "latex2sympy2_extended", "math_verify", "reasoning_gym"}
-CHILDREN = {"rewards/symbolic.py", "rewards/isolated.py"}
+CHILDREN = {"covey_verify/mathematics/symbolic.py", "covey_verify/isolated.py"}
 
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    return {str(f.relative_to(PACKAGE)): ast.parse(f.read_text()) for f in PACKAGE.rglob("*.py")}
+    return {str(f.relative_to(p.parent)): ast.parse(f.read_text()) for p in PACKAGES for f in p.rglob("*.py")}
 
 
 def test_nothing_is_evaluated_but_in_the_confined_child() -> None:
@@ -36,7 +37,7 @@ def test_nothing_is_evaluated_but_in_the_confined_child() -> None:
     assert found == ALLOWED
 
 
-OWN_PROCESSES = {"processes.py"}
+OWN_PROCESSES = {"covey/processes.py"}
 """What the ranks of one run tell each other, which torch pickles: nobody else can speak there."""
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.errors import RewardError
 from covey.rewards.audit import ask_canaries, count_failures, rehearse
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer
-from covey.types import Problem, Score
+from covey.types import Problem
+from covey_verify.errors import RewardError
+from covey_verify.types import Score
 
 COLUMNS = {"answer": "4", "parts": [1, (2.5, b"x")], "odd": float("inf"), "empty": None}
 PROBLEM = Problem("p", "2+2=", COLUMNS)

@@ -14,7 +14,6 @@ import covey
 from covey.cli import main
 from covey.config.load import Loaded, load_config
 from covey.console import RunConsole
-from covey.errors import ConfigError
 from covey.inference import evaluate_once, model_of
 from covey.integrity import SEAL, sealed
 from covey.kernels.calls import available, follow, rounding_pays
@@ -29,6 +28,7 @@ from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of
 from covey.training import models
+from covey_verify.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
     not available(torch.bfloat16, torch.device("cpu")), reason="no C compiler on this machine"

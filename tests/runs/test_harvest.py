@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from covey.config.schema import Keep
-from covey.errors import DataError
 from covey.runs.harvest import LoggedSample, kept_of, mostly_truncated, pairs_of, write_pairs
+from covey_verify.errors import DataError
 
 
 def sample(reward: float, text: str, finish: str = "stop") -> LoggedSample:

@@ -19,7 +19,6 @@ from transformers import (
     RwkvConfig,
 )
 
-from covey.errors import ConfigError
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
@@ -27,6 +26,7 @@ from covey.rng import key
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.modules import check_sampling
+from covey_verify.errors import ConfigError
 from tests.conftest import SMALL, full_tokenizer, random_prompts, sharpened
 from tests.sampling.test_local import naive, requests, sampled
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from covey.config.sampling import Servers
-from covey.errors import ConfigError, SamplersLost
+from covey.errors import SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, snapshot
 from covey.rng import key
@@ -27,6 +27,7 @@ from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
+from covey_verify.errors import ConfigError
 from tests.conftest import policy_of, random_prompts
 from tests.models.test_unknown_ids import padded
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running

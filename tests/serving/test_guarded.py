@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from covey.models.policy import Policy, save_policy
-from covey.web import ask
+from covey_verify.web import ask
 from tests.conftest import policy_of
 from tests.sampling.stub import copied
 from tests.serving.test_serve import GOOD, refused, serving

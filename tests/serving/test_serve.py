@@ -22,7 +22,7 @@ import uvicorn
 from transformers import OpenAIGPTConfig
 
 from covey.config.sampling import Servers
-from covey.errors import ConfigError, SamplersLost
+from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling import remote
 from covey.sampling.base import Request, Sampled, SamplingParams
@@ -31,7 +31,8 @@ from covey.sampling.remote import RemoteSampler
 from covey.serving.app import LARGEST_BODY, Service
 from covey.serving.run import serve_http
 from covey.serving.shared import SharedModel, TooBusy
-from covey.web import ask
+from covey_verify.errors import ConfigError
+from covey_verify.web import ask
 from tests.conftest import policy_of, random_prompts, sharpened
 from tests.sampling.stub import copied
 from tests.sampling.test_remote import Version, asked, moved

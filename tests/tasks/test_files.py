@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from covey.config.schema import Data
-from covey.errors import DataError
 from covey.tasks.files import read_problems, rows
+from covey_verify.errors import DataError
 
 
 def read(file: Path, content: str | bytes, **settings: Any):

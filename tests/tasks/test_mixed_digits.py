@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import re
 
-from covey.rewards.formats import answer_format
-from covey.rewards.language import language_consistency
 from covey.tasks.sums import mixed_digits
+from covey_verify.texts.formats import answer_format
+from covey_verify.texts.language import language_consistency
 
 
 def test_solutions_of_every_kind_are_correct_in_the_end() -> None:

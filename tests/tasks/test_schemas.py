@@ -13,7 +13,6 @@ import pytest
 from covey.config.given import MOST_STREAMED, with_given
 from covey.config.load import load_config
 from covey.config.schema import Data
-from covey.errors import ConfigError, DataError
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context
 from covey.tasks.columns import own_systems, readers, told
@@ -21,6 +20,7 @@ from covey.tasks.examples import UNTRAINED, examples_of
 from covey.tasks.files import read_problems
 from covey.tasks.source import load_source
 from covey.types import Completion, Problem
+from covey_verify.errors import ConfigError, DataError
 
 ASKED = [{"role": "user", "content": "1+1="}]
 

@@ -22,8 +22,8 @@ import pytest
 from tests.train.test_runs import fingerprint, start
 
 from covey import trackers
-from covey.errors import ConfigError
 from covey.trackers import TRACKER_PACKAGES, Tracking, check_tracker
+from covey_verify.errors import ConfigError
 
 
 class Kept:

@@ -13,10 +13,10 @@ from tests.train.test_runs import alike, interrupted, start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli import main
-from covey.errors import ConfigError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.table import gravest
 from covey.runs.best import best_of
+from covey_verify.errors import ConfigError
 
 
 def many(completion: str) -> float:

@@ -9,12 +9,12 @@ from tests.conftest import CONFIGS, policy_of, sharpened
 from transformers import GenerationConfig
 
 from covey.config.schema import Config, Data
-from covey.errors import DataError
 from covey.models.policy import Policy, save_policy
 from covey.models.tiny import CHAT_TEMPLATE, END, PAD, build_tokenizer
 from covey.prompts import GivenAnswer, Prompted, encode_examples, unseen_by_model
 from covey.tasks.examples import AnswerText, Example, examples_of, with_prompt
 from covey.types import Problem
+from covey_verify.errors import DataError
 
 ASKED = [{"role": "user", "content": "1+2="}]
 TURN = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}"

@@ -16,11 +16,11 @@ from transformers import AutoModelForTokenClassification
 from covey.config.load import load_config
 from covey.config.schema import Guards
 from covey.console import RunConsole
-from covey.errors import ConfigError
 from covey.objective.value import gae
 from covey.proof.check import check
 from covey.runs.checkpoint import GuardMemory
 from covey.training.guards import Warn, judge_step
+from covey_verify.errors import ConfigError
 
 
 def varied(completion: str) -> float:

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 import covey
 from covey.cli import main
-from covey.errors import ConfigError, CoveyError, DataError
 from covey.models.tiny import build_model, build_tokenizer
+from covey_verify.errors import ConfigError, CoveyError, DataError
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 SMALL: dict[str, Any] = {

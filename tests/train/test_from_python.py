@@ -19,8 +19,8 @@ import yaml
 import covey
 from covey.cli import main
 from covey.config.load import load_config
-from covey.config.usercode import load_function
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import load_function
 
 SMALL: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 16, "test_size": 4},

@@ -13,8 +13,8 @@ from tests.train.test_from_objects import ROWS, SMALL
 
 import covey
 from covey.cli import main
-from covey.errors import ConfigError
 from covey.runs.content import hash_of, parts_of
+from covey_verify.errors import ConfigError
 
 SOURCE = """
 import re

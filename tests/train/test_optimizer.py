@@ -17,7 +17,6 @@ from torch import nn
 
 from covey.batching import MicroBatch, given_batch
 from covey.config.schema import Train
-from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
@@ -26,6 +25,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.prompts import GivenAnswer, Prompted
 from covey.types import Problem
+from covey_verify.errors import ConfigError
 
 EIGHT_BIT = pytest.param(
     "adamw_8bit",

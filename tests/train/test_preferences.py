@@ -22,7 +22,7 @@ from covey.batching import Batch, given_batch
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Data, Train
-from covey.errors import CheckpointError, ConfigError, DataError, GuardStop, Stopped
+from covey.errors import CheckpointError, GuardStop, Stopped
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.objective.bound import bind
@@ -39,6 +39,7 @@ from covey.training.preference import (
     with_prompt_trained,
 )
 from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
 
 PAIRED = [m for m in PREFERENCES if m != "kto"]
 

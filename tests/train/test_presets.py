@@ -15,10 +15,10 @@ from tests.train.test_runs import alike, fingerprint, interrupted, metrics_of, s
 
 from covey.config.load import load_config
 from covey.console import RunConsole
-from covey.errors import ConfigError
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.types import Score
+from covey_verify.errors import ConfigError
+from covey_verify.types import Score
 
 
 def coin(completion: str) -> float:

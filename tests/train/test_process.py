@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.train.test_runs import metrics_of, start
 
-from covey.errors import ConfigError, GuardStop
-from covey.types import Score
+from covey.errors import GuardStop
+from covey_verify.errors import ConfigError
+from covey_verify.types import Score
 
 
 def outcome(completion: str) -> float:

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.batching import given_batch
 from covey.config.schema import Train
-from covey.errors import ConfigError, CoveyError, DataError, Stopped
+from covey.errors import Stopped
 from covey.learned import LEARNED, reward_model_bytes
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
@@ -30,6 +30,7 @@ from covey.tasks.examples import Example
 from covey.training.given import added
 from covey.training.reward_model import RewardObjective, encode_judged
 from covey.types import Problem
+from covey_verify.errors import ConfigError, CoveyError, DataError
 
 PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "5 5"}
 JUDGED = {"prompt": "2+2=", "completion": "4", "label": True}

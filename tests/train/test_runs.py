@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load_config
 from covey.console import RunConsole
-from covey.errors import DataError, GuardStop, Stopped
+from covey.errors import GuardStop, Stopped
 from covey.insight.ending import Result
 from covey.insight.show import show_run
 from covey.models.policy import save_policy
@@ -30,6 +30,7 @@ from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
 from covey.ui.records import run_page
+from covey_verify.errors import DataError
 
 
 def varied(completion: str) -> float:

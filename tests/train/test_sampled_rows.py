@@ -13,7 +13,6 @@ from tests.train.test_runs import start
 from transformers import PreTrainedTokenizerBase
 
 from covey.config.schema import Config, Data, Keep
-from covey.errors import DataError
 from covey.models.policy import Policy
 from covey.models.tiny import CHAT_TEMPLATE, build_model
 from covey.prompts import Prompted, encode_examples
@@ -26,6 +25,7 @@ from covey.training import given
 from covey.training.given import Lesson
 from covey.training.run import Run
 from covey.types import AnswerTokens, SampledTokens
+from covey_verify.errors import DataError
 
 STOP = [*"0123456789aeiouxr+:=", "<mark>"]
 """A model that has learned nothing ends what it writes too."""

@@ -14,7 +14,7 @@ from tests.train.test_runs import StopAt, metrics_of, start
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Keep
-from covey.errors import ConfigError, CoveyError, DataError, Stopped
+from covey.errors import Stopped
 from covey.insight.stages import stage_table
 from covey.runs.harvest import LoggedSample, kept_of, pairs_of
 from covey.runs.reader import load_recorded
@@ -22,6 +22,7 @@ from covey.signals import StopSignal
 from covey.tasks.classifier import TextClassifier
 from covey.training.run import RunOptions
 from covey.types import Problem
+from covey_verify.errors import ConfigError, CoveyError, DataError
 
 SHORT = {
     "group_size": 4, "prompts_per_step": 2, "max_tokens": 12,

@@ -15,10 +15,10 @@ import covey
 from covey.config.algorithm import describe
 from covey.config.load import load_config
 from covey.config.trl import DEFAULTS, SAME
-from covey.errors import ConfigError, CoveyError
 from covey.models.tiny import build_model, build_tokenizer
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey.trl import _lora as trl_lora
+from covey_verify.errors import ConfigError, CoveyError
 
 
 def by_length(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -84,7 +84,7 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
 
 
 LISTING = """
-from covey.rewards.extract import boxed as extract_boxed  # from my_answers import extract_boxed
+from covey_verify.extract import boxed as extract_boxed  # from my_answers import extract_boxed
 from covey.trl import GRPOConfig, GRPOTrainer             # from trl import GRPOConfig, GRPOTrainer
 
 def reward_correct(completions, answer, **kwargs):        # the verifier

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config.load import load_config
-from covey.errors import ConfigError
 from covey.estimates import chance_of_dead
 from covey.ui import lab
 from covey.ui.copy import copy_page, stored_answers
 from covey.ui.drawings import lab_contents, lab_texts
+from covey_verify.errors import ConfigError
 
 
 def asked(tool: str, **query: object) -> dict:

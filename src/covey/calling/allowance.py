@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from covey.signals import running_since
+from covey_verify.threads import running_since
 
 
 class Waiting:

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from covey.rewards.extract import THINK_CLOSE
-from covey.rewards.isolated import after_blanks, finite, strict_json, strict_json_at
-from covey.rewards.structured import CLOSE_CALL, OPEN_CALL, named_call
+from covey_verify.extract import THINK_CLOSE
+from covey_verify.isolated import after_blanks, finite, strict_json, strict_json_at
+from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL, named_call
 
 
 class ToolCall(NamedTuple):

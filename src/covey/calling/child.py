@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import TypedDict
 
-from covey.sandbox.driver import CHANNEL, failure, load_module, receive, send
+from covey_verify.sandbox.driver import CHANNEL, failure, load_module, receive, send
 
 
 class EnvironmentSetup(TypedDict):

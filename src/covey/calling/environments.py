@@ -24,13 +24,13 @@ from typing import NamedTuple, TypeVar, cast
 from covey.calling.allowance import Waiting
 from covey.calling.child import EnvironmentSetup
 from covey.calling.offered import Environment
-from covey.errors import CoveyError, DataError, RewardError
-from covey.rewards.threads import Call, Executor
 from covey.rng import key
-from covey.sandbox.base import Outcome
-from covey.sandbox.client import GRACE, ChildProcess, ForkServer
-from covey.sandbox.confine import Limits
 from covey.types import Problem
+from covey_verify.errors import CoveyError, DataError, RewardError
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.client import GRACE, ChildProcess, ForkServer
+from covey_verify.sandbox.confine import Limits
+from covey_verify.threads import Call, Executor
 
 T = TypeVar("T")
 CHILD = "covey.calling.child"

@@ -14,7 +14,7 @@ import json
 import re
 
 from covey.calling.calls import ToolCall, call_of
-from covey.rewards.isolated import strict_json
+from covey_verify.isolated import strict_json
 
 LONGEST = 50_000
 """Characters of a call that are read."""

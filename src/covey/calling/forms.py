@@ -23,15 +23,15 @@ from transformers import PreTrainedTokenizerBase
 
 from covey.calling.calls import NO_JSON, ToolCall, as_message, call_of, calls_in, calls_of
 from covey.calling.families import deepseek_calls, gemma_calls, harmony_calls, muse_calls, python_calls
-from covey.errors import ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.models.template import HEADER, begun_in, template_facts, without_thoughts
-from covey.rewards.extract import THINK_CLOSE, THINK_OPEN
-from covey.rewards.isolated import after_blanks, strict_json, strict_json_at
 from covey.rewards.reading import CallReader
-from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.types import Completion, Problem
+from covey_verify.errors import ConfigError
+from covey_verify.extract import THINK_CLOSE, THINK_OPEN
+from covey_verify.isolated import after_blanks, strict_json, strict_json_at
+from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL
 
 
 class Speaker(Protocol):

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from covey.calling.calls import ToolCall
-from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
 from covey.models.controls import ControlWords, template_words
 from covey.models.policy import Policy
 from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
 
 RESULT_TAGS = "<tool_response>", "</tool_response>"
 """Around a result, in plain text and in the templates of Qwen and Hermes."""

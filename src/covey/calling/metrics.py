@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covey.calling.running import ERROR
-from covey.errors import RewardError
 from covey.types import Group
+from covey_verify.errors import RewardError
 
 MOST_FAULTS = 0.5
 """Of a step's completions: a model may stumble over an environment, more than that is the environment's."""

@@ -27,8 +27,8 @@ from covey.calling.arguments import Misfit, fitting
 from covey.calling.builtin import BUILT_IN_TOOLS
 from covey.config.algorithm import hint
 from covey.config.sampling import ToolUse
-from covey.config.usercode import load_function
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import load_function
 
 NO_TOOLS = ("reset", "get_reward")
 """What covey calls of an environment, and the model cannot."""

@@ -10,9 +10,10 @@ import numpy as np
 
 from covey.calling.calls import ToolCall
 from covey.calling.forms import Speaker, reader_of
-from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
-from covey.types import Messages, Problem
+from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.types import Messages
 
 ASKED: Messages = [{"role": "user", "content": "?"}]
 MADE_UP: Mapping[object, object] = {

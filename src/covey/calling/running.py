@@ -16,13 +16,13 @@ from covey.calling.environments import CALLS_AT_ONCE, CHILD, Environments, Episo
 from covey.calling.offered import Tool, load_environment, load_tools
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.errors import CoveyError, DataError
-from covey.rewards.threads import SHARED_SIZE, Executor
-from covey.sandbox.base import Outcome
-from covey.sandbox.choice import choose
-from covey.sandbox.client import ForkServer
-from covey.sandbox.confine import Limits
 from covey.types import Problem
+from covey_verify.errors import CoveyError, DataError
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.choice import choose
+from covey_verify.sandbox.client import ForkServer
+from covey_verify.sandbox.confine import Limits
+from covey_verify.threads import SHARED_SIZE, Executor
 
 ERROR = "error: "
 """How a result begins that reports one. The model reads it and may try again."""

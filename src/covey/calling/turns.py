@@ -23,11 +23,11 @@ from covey.calling.forms import reader_of
 from covey.calling.inserted import answer_tokens, plain_result, result_words
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
-from covey.rewards.structured import CLOSE_CALL
-from covey.rewards.threads import Call
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
 from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
+from covey_verify.texts.structured import CLOSE_CALL
+from covey_verify.threads import Call
 
 MOST_ADDED = 8
 """How often a turn in plain text is continued that `</tool_call>` has ended inside of a call's text."""

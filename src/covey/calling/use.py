@@ -13,14 +13,14 @@ from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
 from covey.config.methods import COLLECTS
 from covey.config.unread import reads
-from covey.errors import ConfigError, DataError
 from covey.models.policy import Policy
 from covey.prompts import check_known
-from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
 from covey.tasks.gym import PREFIX
 from covey.tasks.source import Source
 from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL
 
 PROBE = "42"
 """A result to look for in what the model would read."""

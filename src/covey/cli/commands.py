@@ -17,9 +17,10 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, valida
 
 from covey.cli.groups import BEFORE, MODELS, OPTIONS, REWARDS, RUNS, TRAIN
 from covey.console import Output, as_line, inert, say_aside, tolerant_output
-from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, is_panic, resume_command
+from covey.errors import Stopped, as_error, disk_error, is_panic, resume_command
 from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
+from covey_verify.errors import ConfigError, CoveyError
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from covey.cli.commands import Json, Rewarding, Settings, Trust, _load, _print, _tell, app
 from covey.cli.groups import BEFORE, LEARN, MODELS, REWARDS, RUNS, TRAIN
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 
 @app.command(name="preview", group=BEFORE)

@@ -11,8 +11,8 @@ from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
 from covey.config.methods import METHODS
 from covey.config.rows import Row, key_paths, schema_rows
 from covey.config.unknown import explained
-from covey.config.usercode import load_function
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import load_function
 
 Entry = dict[str, object]
 """A row as `--json` prints it."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

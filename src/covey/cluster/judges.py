@@ -6,9 +6,9 @@ from concurrent.futures import Future
 from functools import partial
 
 from covey.cluster.connect import connect_ray, end, keep, node_lost, said
-from covey.errors import RewardError
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Failed, Link, Lost
+from covey_verify.errors import RewardError
 
 PLACINGS = 3
 """How often a worker is placed whose node is lost before it is up."""

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 from covey.cluster.connect import connect_ray, end, keep, said
 from covey.config.schema import Config
-from covey.errors import ConfigError
 from covey.parent import LAUNCHER
+from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

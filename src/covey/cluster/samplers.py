@@ -20,12 +20,12 @@ from starlette.types import Message
 
 from covey.cluster.connect import connect_ray, keep, node_lost, said
 from covey.config.schema import Config
-from covey.errors import ConfigError
 from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
 from covey.sampling.remote import QUICK
 from covey.serving.run import service_of
-from covey.web import ask
+from covey_verify.errors import ConfigError
+from covey_verify.web import ask
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -71,7 +71,7 @@ class SamplerHost:
 
 
 class PlacedSamplers:
-    """Samplers on a cluster, asked as servers are: ``ask`` has the signature of ``covey.web.ask``."""
+    """Samplers on a cluster, asked as servers are: ``ask`` has the signature of ``covey_verify.web.ask``."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path) -> None:
         """``folder`` is where weights are written; all nodes see it at the same path. Raises ConfigError."""
@@ -136,7 +136,7 @@ class PlacedSamplers:
     def ask(
         self, url: str, body: object = None, token: str = "", timeout: float = QUICK, largest: int = 1 << 20
     ) -> object:
-        """As ``covey.web.ask``; a sampler that does not answer is an OSError."""
+        """As ``covey_verify.web.ask``; a sampler that does not answer is an OSError."""
         if not url.startswith(SCHEME):
             return ask(url, body, token, timeout, largest)
         import ray

@@ -26,8 +26,7 @@ from covey.config.given import recorded_name
 from covey.config.layers import SHORT
 from covey.config.rows import Row
 from covey.config.unknown import meant, near
-from covey.config.usercode import load_function, name_of, uncalled
-from covey.errors import ConfigError
+from covey.config.usercode import uncalled
 from covey.objective import data
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
@@ -36,7 +35,9 @@ from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL, Entropy
 from covey.objective.setting import Setting
 from covey.objective.value import Critic
-from covey.web import without_password
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import load_function, name_of
+from covey_verify.web import without_password
 
 AXIS_DEFAULTS = {f.name: f.default for f in fields(Algorithm) if f.name != "paper"}
 OPTIONAL = {axis for axis, default in AXIS_DEFAULTS.items() if default in (None, ())}

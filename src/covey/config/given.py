@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import GetPydanticSchema
 from pydantic_core import core_schema
 
-from covey.config.usercode import name_of, spec_of
-from covey.errors import ConfigError
+from covey.config.usercode import spec_of
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import name_of
 
 OBJECT = "an object in Python: "
 """In a recorded config, before the name of something that no file can hold."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from covey.config.load import Loaded, resolved
 from covey.config.start import Start
-from covey.errors import ConfigError
 from covey.processes import started_together
+from covey_verify.errors import ConfigError
 
 MOST_RUNS = 1000
 LONGEST_NAME = 150

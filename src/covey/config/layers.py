@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from covey.config import trl
-from covey.errors import ConfigError
 from covey.objective.axes import AXES
+from covey_verify.errors import ConfigError
 
 SHORT: Mapping[str, str] = {
     "algorithm": "name",

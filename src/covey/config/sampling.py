@@ -24,8 +24,8 @@ from covey.config.section import (
     SizeOrZero,
     setting,
 )
-from covey.types import NonNegative
-from covey.web import plain_address
+from covey_verify.types import NonNegative
+from covey_verify.web import plain_address
 
 
 class Servers(Section):

@@ -42,8 +42,8 @@ from covey.config.section import (
     setting,
 )
 from covey.machine import MOST_THREADS
-from covey.types import NonNegative, OpenShare, Positive, Share
-from covey.web import plain_address
+from covey_verify.types import NonNegative, OpenShare, Positive, Share
+from covey_verify.web import plain_address
 
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 

@@ -12,7 +12,7 @@ import yaml
 from covey.config.layers import Assignment
 from covey.config.schema import Config
 from covey.config.section import section_of
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 DEEPEST = 50

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from covey.config.rows import schema_rows
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 _LINES = (Path(__file__).parent / "trl_1_16.txt").read_text("utf-8").splitlines()
 CHECKED_IN: Mapping[str, str] = {name: default for name, _, default in (x.partition(" ") for x in _LINES)}

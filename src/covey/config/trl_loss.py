@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from covey.config.algorithm import rows_of
 from covey.config.trl import LOSS, TrlLoss
-from covey.errors import ConfigError
 from covey.objective.corrections import off_policy_mask
 from covey.objective.reductions import constant_length, sequence_mean, sequence_sum, token_mean
 from covey.objective.surrogates import cispo, clip, sapo, vespo
+from covey_verify.errors import ConfigError
 
 
 class Kind(NamedTuple):

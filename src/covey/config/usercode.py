@@ -1,43 +1,14 @@
-"""A user's own functions, `folder/file.py:function` or `package.module:function`: loading and naming them."""
+"""A user's own functions in a config: their names there, and files that must not begin a run."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
-from covey.errors import ConfigError
-
-SOURCE = "__covey_source__"
-"""Attribute of a module that was loaded here: what its file said then."""
-IMPORTING: list[Path] = []
-"""Files of the user that are being executed for their functions."""
-
-
-def load_function(spec: str, folder: Path) -> Callable[..., object]:
-    """The function ``spec`` names, its file relative to ``folder`` (that of the config).
-
-    Raises ConfigError naming the file, the function or the line that failed to import.
-    """
-    file, _, name = spec.partition(":")
-    path = (folder / file).resolve()
-    if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
-        module = _imported(spec, file, folder)
-    elif path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
-    else:
-        module = _load(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ConfigError(f"{spec}: {file} defines no function {name!r}; it has {', '.join(offered)}")
-    with suppress(AttributeError, TypeError):  # slots, a built-in; only functions of the objective need it
-        function.__covey_name__ = spec
-    return function
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import IMPORTING
 
 
 def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
@@ -62,8 +33,8 @@ def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
 def spec_of(function: object, folder: Path) -> str | None:
     """How a config in ``folder`` names a function; None if none does: a lambda, a closure, an object.
 
-    >>> spec_of(load_function, Path()), spec_of(lambda: 0, Path())
-    ('covey.config.usercode:load_function', None)
+    >>> spec_of(spec_of, Path()), spec_of(lambda: 0, Path())
+    ('covey.config.usercode:spec_of', None)
     """
     name = getattr(function, "__qualname__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
@@ -77,17 +48,6 @@ def spec_of(function: object, folder: Path) -> str | None:
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{name}"
 
 
-def name_of(function: object) -> str:
-    """A function's name; that of an object's class, and of what a partial calls.
-
-    >>> import functools
-    >>> name_of(name_of), name_of(Path()), name_of(functools.partial(print, 1))
-    ('name_of', 'PosixPath', 'print')
-    """
-    called = getattr(function, "func", function)
-    return getattr(called, "__name__", type(called).__name__)
-
-
 def refuse_while_importing() -> None:
     """Raise ConfigError if a run is begun by a file that is only being imported for its functions."""
     if IMPORTING:
@@ -95,46 +55,3 @@ def refuse_while_importing() -> None:
             f"{IMPORTING[-1].name} begins a run when it is imported, but only its functions are wanted: put "
             'what begins the run below `if __name__ == "__main__":`'
         )
-
-
-def _imported(spec: str, module: str, folder: Path) -> ModuleType:
-    """A module by its import path, found from ``folder`` too."""
-    sys.path.insert(0, str(folder.resolve()))
-    try:
-        return importlib.import_module(module)
-    except Exception as error:
-        raise ConfigError(
-            f"{spec}: {module} cannot be imported here: {type(error).__name__}: {error}. Write it as "
-            "module.py:function, or install the package"
-        ) from error
-    finally:
-        sys.path.pop(0)
-
-
-def _load(path: Path) -> ModuleType:
-    source = path.read_bytes()
-    for known in tuple(sys.modules.values()):
-        # What the program itself has imported, or is, shall not run a second time; what was loaded here and
-        # has been edited since, as between two runs of a notebook, shall.
-        about = getattr(known, "__dict__", {})
-        file = about.get("__file__")
-        same = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
-        if same and about.get(SOURCE, source) == source:
-            return known
-    name = f"covey_user_{path.stem}_{abs(hash(str(path))):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    setattr(module, SOURCE, source)
-    IMPORTING.append(path)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: importing it failed: {type(error).__name__}: {error}") from error
-    finally:
-        IMPORTING.pop()
-    return module

@@ -16,11 +16,12 @@ from covey.config.given import GivenModel, GivenRows
 from covey.config.load import Loaded
 from covey.config.methods import METHODS
 from covey.config.sources import parse_yaml
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError
 from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
 from covey.opening import RECORD_BYTES, read_regular
 from covey.types import Problem
+from covey_verify.errors import ConfigError
 
 CARD = """---
 {metadata}---

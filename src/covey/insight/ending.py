@@ -17,7 +17,7 @@ from covey.prompts import Prompted
 from covey.runs.best import Best
 from covey.runs.folder import RESULT
 from covey.tasks.source import EXAMPLES
-from covey.types import Messages
+from covey_verify.types import Messages
 
 ACCURACY = re.compile("held_out/.+/accuracy")
 

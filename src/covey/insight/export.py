@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError
 from covey.estimates import Evaluation
 from covey.insight.card import checkpoint_card
 from covey.integrity import MANIFEST, damage
@@ -18,6 +18,7 @@ from covey.runs.best import best_of
 from covey.runs.folder import IN_CHECKPOINT, checkpoint_at, checkpoints, read_stream, step_of
 from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.source import load_source
+from covey_verify.errors import ConfigError
 
 OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "reference", "critic")
 """What a checkpoint holds and a model folder does not."""

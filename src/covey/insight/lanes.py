@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, TypedDict
 
 import yaml
 
-from covey.errors import ConfigError
 from covey.insight.stages import in_columns
+from covey_verify.errors import ConfigError
 
 KEPT = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")
 """What is in memory between steps, whatever the batch."""

@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from covey.config.load import flatten
 from covey.console import duration, inert
-from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
@@ -30,6 +29,7 @@ from covey.runs.reader import (
 )
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.types import VERSION
+from covey_verify.errors import ConfigError
 
 SMALL: Mapping[str, Mapping[str, str]] = {
     "reward": {"": "reward/mean"},

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from covey.console import BARS, duration
-from covey.errors import ConfigError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.usage import last_turn
@@ -22,6 +21,7 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import EXAMPLES
+from covey_verify.errors import ConfigError
 
 ShownRecord = Mapping[str, object]
 NumberRecords = Sequence[Mapping[str, float]]

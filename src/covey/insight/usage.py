@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from covey.types import Messages, Problem
+from covey.types import Problem
+from covey_verify.types import Messages
 
 SHORT_PROMPT = 200
 LOOKED_AT = 256

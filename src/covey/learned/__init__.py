@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from covey.config.load import Loaded
-from covey.errors import ConfigError
 from covey.rewards.base import Function, Rewards, load_rewards
 from covey.rewards.contract import Reward
+from covey_verify.errors import ConfigError
 
 
 def _imported(name: str) -> Callable[..., object]:

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.errors import ConfigError, out_of_memory
+from covey.errors import out_of_memory
 from covey.models.controls import ControlWords, turn_words
 from covey.models.load import pick_device, source_of
 from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
-from covey.rewards.contract import reward
-from covey.rewards.extract import LONGEST, TextOrMessages, text_of
-from covey.rewards.steps import SplitRule, Total, score_steps, split
-from covey.types import Messages, Score
+from covey_verify.contract import reward
+from covey_verify.errors import ConfigError
+from covey_verify.extract import LONGEST, TextOrMessages, text_of
+from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
+from covey_verify.types import Messages, Score
 
 AT_ONCE = 8
 """Texts in the model at once."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
-from covey.errors import ConfigError
 from covey.models.alive import alive_bytes
 from covey.models.sharded import own, take, whole
+from covey_verify.errors import ConfigError
 
 
 def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:

@@ -11,9 +11,9 @@ from datetime import datetime
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.errors import ConfigError, DataError
 from covey.models.text import ids_behind
-from covey.types import Messages
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.types import Messages
 
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""

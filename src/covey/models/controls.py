@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_text
+from covey_verify.errors import ConfigError, DataError
 
 THOUGHTS = ("<think>", "</think>")
 """Marks that an answer may well have."""

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.config.given import GivenModel
-from covey.errors import ConfigError
 from covey.models.pretrained import check_finite, pretrained
+from covey_verify.errors import ConfigError
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

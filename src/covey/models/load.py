@@ -20,7 +20,7 @@ from transformers.utils.hub import cached_file
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.config.schema import Config, Lora
-from covey.errors import ConfigError, CoveyError, out_of_memory
+from covey.errors import out_of_memory
 from covey.kernels.build import library
 from covey.kernels.calls import rounding_is_faster, rounding_pays
 from covey.machine import available_memory
@@ -30,6 +30,7 @@ from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
 from covey.models.tiny import build_model, build_tokenizer
+from covey_verify.errors import ConfigError, CoveyError
 
 transformers.utils.logging.disable_progress_bar()
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)

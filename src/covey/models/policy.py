@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import (
@@ -41,7 +41,8 @@ from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
 from covey.models.template import template_facts
 from covey.models.text import FaithfulText
 from covey.models.written import check_folder
-from covey.types import Messages
+from covey_verify.errors import ConfigError
+from covey_verify.types import Messages
 
 if TYPE_CHECKING:
     from peft import PeftModel

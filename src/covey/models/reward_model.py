@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError
 from covey.models.chat import chat_text
 from covey.models.forward import Decoder, embed_every_token, supported
 from covey.models.logprobs import TokenScores
@@ -25,7 +25,8 @@ from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, Loader, pretrained
 from covey.models.sharded import unsplit
 from covey.opening import RECORD_BYTES, load_json, read_regular
-from covey.types import Messages
+from covey_verify.errors import ConfigError
+from covey_verify.types import Messages
 
 
 class Classes(NamedTuple):

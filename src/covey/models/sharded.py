@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from covey.errors import ConfigError
 from covey.models.forward import Decoder
 from covey.models.linear import FusedLinear
 from covey.processes import size
+from covey_verify.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -15,9 +15,10 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_text, render_at, rendered_at
-from covey.types import Messages, Thoughts
+from covey.types import Thoughts
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.types import Messages
 
 QUESTION, THOUGHT, ANSWER = "some question", "some thought", "some answer"
 """What is said in made-up conversations."""

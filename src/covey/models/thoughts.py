@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from covey.errors import DataError
 from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault
-from covey.types import Messages, Problem, Thoughts
+from covey.types import Problem, Thoughts
+from covey_verify.errors import DataError
+from covey_verify.types import Messages
 
 
 def behind_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: str) -> str:

@@ -8,9 +8,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from covey.errors import CoveyError
 from covey.models import trying
 from covey.opening import load_json, read_regular
+from covey_verify.errors import CoveyError
 
 CONFIG_BYTES, TEXT_BYTES = 16 << 20, 256 << 20
 """Most bytes of a JSON file with settings, and of one with a vocabulary."""

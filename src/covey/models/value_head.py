@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from covey.errors import ConfigError, out_of_memory
+from covey.errors import out_of_memory
 from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
 from covey.models.linear import ValueHead
 from covey.models.load import source_of
@@ -27,6 +27,7 @@ from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, pretrained, unreachable
 from covey.models.sharded import Gathering, split_weights, unsplit
+from covey_verify.errors import ConfigError
 
 
 class ValueModel:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.setting import Setting
-from covey.types import Count, NonNegative, Share
+from covey_verify.types import Count, NonNegative, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

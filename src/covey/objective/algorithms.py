@@ -22,7 +22,8 @@ from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.penalties import KL, Entropy
 from covey.objective.setting import Setting
 from covey.objective.value import Critic
-from covey.types import Credit, NonNegative
+from covey.types import Credit
+from covey_verify.types import NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.ratios import bounded, sequence
 from covey.objective.setting import Setting
-from covey.types import NonNegative, Positive
+from covey_verify.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from covey.objective.advantages import Ddof, Eps, centered, group_zscore, leave_
 from covey.objective.setting import Setting
 from covey.objective.token_weights import discounted_sum
 from covey.objective.value import gae
-from covey.types import Count, NonNegative, Share, StepRewards
+from covey_verify.types import Count, NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor

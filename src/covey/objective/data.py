@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from covey.objective.ratios import bounded
-from covey.types import StepRewards
+from covey_verify.types import StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from covey.objective.setting import Setting
-from covey.types import Share
+from covey_verify.types import Share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from covey.objective.bound import Bound, bind
 from covey.objective.ratios import LOG_RATIO_LIMIT
 from covey.objective.setting import Setting
-from covey.types import Count, NonNegative, Positive, Share
+from covey_verify.types import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Lt
 
 from covey.objective.setting import Setting
-from covey.types import NonNegative, Positive
+from covey_verify.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.setting import Setting
-from covey.types import Count, NonNegative
+from covey_verify.types import Count, NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor

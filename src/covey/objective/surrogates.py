@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from covey.objective.setting import Setting
-from covey.types import NonNegative, OpenShare, Positive
+from covey_verify.types import NonNegative, OpenShare, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

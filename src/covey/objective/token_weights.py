@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from covey.objective.setting import Setting
-from covey.types import NonNegative, Positive, Share
+from covey_verify.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

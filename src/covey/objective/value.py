@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge
 
 from covey.objective.setting import Setting
-from covey.types import NonNegative, Positive, Share
+from covey_verify.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

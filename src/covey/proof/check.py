@@ -18,7 +18,6 @@ from covey.batching import Batch, with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
@@ -32,6 +31,7 @@ from covey.sampling.base import Sampler
 from covey.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
+from covey_verify.errors import ConfigError
 
 GRADIENT_ROUNDING = 1e-4
 """Largest relative difference of gradients that rounding explains in float32."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from covey.config.load import Loaded
 from covey.config.methods import METHODS, POLICIES
 from covey.console import RunConsole
-from covey.errors import ConfigError
 from covey.learner.process import caller_restored, set_process
 from covey.models.forward import supported
 from covey.models.load import load_policy
@@ -35,6 +34,7 @@ from covey.runs.reader import (
 )
 from covey.tasks.ordered_stages import STAGE
 from covey.tasks.source import load_source
+from covey_verify.errors import ConfigError
 
 
 def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False) -> list[Claim]:

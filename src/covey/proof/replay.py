@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from covey.errors import ConfigError
 from covey.proof import shadow
 from covey.proof.agreement import Agreement, StepFigures, agreement, nudged, saved
 from covey.proof.decoder import NamedWeights, exactly, rounded
@@ -17,6 +16,7 @@ from covey.proof.formulas import AxisSettings, Row
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts
+from covey_verify.errors import ConfigError
 
 
 def replay(

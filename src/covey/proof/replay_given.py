@@ -8,7 +8,6 @@ from pathlib import Path
 
 from covey.calling.use import toolbox_of, with_schemas
 from covey.config.load import Loaded
-from covey.errors import ConfigError
 from covey.integrity import digest_of
 from covey.models.policy import Policy
 from covey.prompts import GivenAnswer, Prompted, encode_examples
@@ -22,6 +21,7 @@ from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
 from covey.tasks.source import data_files, load_source
+from covey_verify.errors import ConfigError
 
 
 def replay_given(

@@ -1,1 +1,1 @@
-"""Rewards: from a completion to a number. Verifiers first; no torch here."""
+"""The rewards of a run: what each gets, where it is called, and how scores become a group. No torch here."""

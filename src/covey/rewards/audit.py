@@ -2,22 +2,23 @@
 
 A canary is a completion whose reward is known. A verifier that pays an incorrect one, or no longer pays
 a correct one, has been taken over or has broken; training against it would be worse than stopping.
-What attacks a reward on purpose is ``covey.stress``.
+What attacks a reward on purpose is ``covey_verify.stress``.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from covey.errors import ConfigError, DataError, RewardError
-from covey.rewards.contract import FULL, PROVIDED, Reward
+from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
 from covey.types import TAGS, Group, Problem
+from covey_verify.contract import FULL, PROVIDED, canaries
+from covey_verify.errors import ConfigError, DataError, RewardError
 
 SHOWN = 5
 """Bad rows that an error lists."""
@@ -121,7 +122,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
     counts = dict(refused)
     problem = replace(problem, thoughts=TAGS)  # canaries are written with tags, from the first one on
     for reward in scorer.rewards:
-        for kind, text in canaries(reward, problem) if not reward.options.format_only else ():
+        for kind, text in canaries(reward, problem.columns) if not reward.options.format_only else ():
             score = scorer.score(reward, problem, text)
             if score.value is None:
                 continue
@@ -129,7 +130,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
                 counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
             if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
                 raise reward.broken(
-                    problem,
+                    problem.id,
                     f"gives {score.value:g} ({score.status}) to a completion known to be {kind}: "
                     f"{text[:200]!r}. The verifier cannot be trusted, so training stops",
                 )
@@ -168,15 +169,6 @@ def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
         return bool(asked)
     words = [i.argval for i in dis.get_instructions(code)]  # from Python 3.13 on some load two names
     return any(name in asked for word in words for name in (word if isinstance(word, tuple) else (word,)))
-
-
-def canaries(reward: Reward, problem: Problem) -> Iterator[tuple[str, str]]:
-    """(`correct` or `incorrect`, completion) of a reward that declares what it must and must not pay."""
-    makers = {"correct": reward.options.example, "incorrect": reward.options.counterexample}
-    for kind, make in makers.items():
-        text = make(problem.columns, **reward.plain_settings) if make is not None else None
-        if text is not None:
-            yield kind, text
 
 
 def count_failures(

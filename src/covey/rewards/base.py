@@ -12,55 +12,20 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
-from covey.config.usercode import load_function, name_of
-from covey.errors import ConfigError, RewardError
-from covey.rewards import (
-    answers,
-    code,
-    environments,
-    formats,
-    gym,
-    judge,
-    language,
-    length,
-    proofs,
-    smt,
-    steps,
-    structured,
-)
-from covey.rewards.contract import LARGEST_REWARD, PROVIDED, Options, Reward, verdict_of
+from covey.rewards.contract import LARGEST_REWARD, Reward, verdict_of
+from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
-from covey.sandbox.choice import choose
+from covey_verify.contract import PROVIDED, Options
+from covey_verify.errors import ConfigError, RewardError
+from covey_verify.rewards import BUILT_IN as VERIFIERS
+from covey_verify.sandbox.choice import choose
+from covey_verify.usercode import load_function, name_of
 
 __all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards"]
 
 BUILT_IN: Mapping[str, Callable[..., object]] = {
-    f.__name__: f
-    for f in (
-        answers.math_answer,
-        answers.exact_answer,
-        formats.think_format,
-        formats.answer_format,
-        formats.regex_match,
-        structured.json_schema,
-        structured.tool_calls,
-        code.code_tests,
-        code.compiles,
-        judge.judge,
-        steps.calculations,
-        steps.step_labels,
-        gym.gym_answer,
-        smt.smt,
-        proofs.proves,
-        language.language_consistency,
-        length.soft_overlong,
-        length.cosine_length,
-        length.short_in_group,
-        length.repetition,
-        length.duplicates,
-        length.majority_vote,
-        environments.environment_reward,
-    )
+    **VERIFIERS,
+    "environment_reward": environment_reward,
 }
 Function = Callable[..., object]
 OPTIONS = TypeAdapter(Options)

@@ -1,10 +1,10 @@
-"""Where tokens and reasoning steps of a completion end."""
+"""Where the tokens of a completion end in its text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from covey.types import Completion, StepRewards
+from covey.types import Completion
 
 
 def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
@@ -30,20 +30,3 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
         ends += [before + end for end in own]
         before = ends[-1]
     return ends
-
-
-def spans_of(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
-    """(first token, token after the last, value) of each step. Raises ValueError where they are none."""
-    ends = [int(end) for end in given.ends]
-    if len(ends) != len(given.values):
-        raise ValueError(
-            f"StepRewards of {len(given.values)} values and {len(ends)} ends; each step has both"
-        )
-    wrong = [i for i, end in enumerate(ends) if end <= (ends[i - 1] if i else -1)]
-    if wrong:
-        raise ValueError(
-            f"StepRewards whose ends {ends[:20]} do not increase at place {wrong[0] + 1}: they are the "
-            "indices of the last token of each step, from 0 up"
-        )
-    after = [end + 1 for end in ends]
-    return tuple(zip((0, *after), after, given.values, strict=False))

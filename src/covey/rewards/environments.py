@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from covey.errors import RewardError
 from covey.rewards.contract import Reward
-from covey.sandbox.wire import Attributes
-from covey.types import Completion, Problem, Score
+from covey.types import Completion, Problem
+from covey_verify.errors import RewardError
+from covey_verify.sandbox.wire import Attributes
+from covey_verify.types import Score
 
 ENDED_BADLY = "the environment hung or died, or its get_reward raised"
 LOST = Score(0.0, "crashed", detail=ENDED_BADLY)

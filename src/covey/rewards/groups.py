@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.errors import RewardError
 from covey.rewards.contract import LARGEST_REWARD, Reward
 from covey.rng import key, uniforms
-from covey.types import Completion, Credit, Group, Problem, Score, StepRewards
+from covey.types import Completion, Credit, Group, Problem
+from covey_verify.errors import RewardError
+from covey_verify.types import Score, StepRewards
 
 ANSWERED = ("ok", "ambiguous")
 

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from covey.rewards.extract import THINK_CLOSE, THINK_OPEN
 from covey.types import TAGS, Completion, Problem, Thoughts
+from covey_verify.extract import THINK_CLOSE, THINK_OPEN
 
 CallReader = Callable[[Problem, Completion], Sequence[Mapping[str, object]]]
 """The calls that a completion of one turn ends with, as messages have them."""

@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from covey.errors import CoveyError, described, trace_of
 from covey.rewards.contract import Context, Reward, verdict_of
 from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
-from covey.rewards.judge import JudgeFailed
 from covey.rewards.reading import CallReader
 from covey.rewards.serving import UserSetup
-from covey.rewards.threads import SHARED_SIZE, Call, Executor
 from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
-from covey.sandbox.client import GRACE
-from covey.types import Completion, Group, Problem, Score
+from covey.types import Completion, Group, Problem
+from covey_verify.errors import CoveyError, described, trace_of
+from covey_verify.sandbox.client import GRACE
+from covey_verify.texts.judge import JudgeFailed
+from covey_verify.threads import SHARED_SIZE, Call, Executor
+from covey_verify.types import Score
 
 
 class Rewards:
@@ -205,9 +206,9 @@ class Scorer:
             raise  # a user's mistake, not a failure of what judges
         except Exception as error:
             if self.strict:
-                raise reward.broken(problem, _in_words(reward, error)) from error
+                raise reward.broken(problem.id, _in_words(reward, error)) from error
             return [self.rewards.failed(reward, problem, error)] * count
-        return returned if reward.place != "inline" else reward.scores(problem, returned, count)
+        return returned if reward.place != "inline" else reward.scores(problem.id, returned, count)
 
 
 class GroupScoring:

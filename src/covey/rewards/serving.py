@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from covey.config.usercode import load_function
-from covey.errors import CoveyError, described, trace_of
-from covey.rewards.contract import Context, Reward, own_copy
-from covey.sandbox.driver import CHANNEL, PEER, receive, send
-from covey.sandbox.wire import decode_value
-from covey.types import Problem
+from covey.rewards.contract import Context, Reward
+from covey_verify.contract import own_copy
+from covey_verify.errors import CoveyError, described, trace_of
+from covey_verify.sandbox.driver import CHANNEL, PEER, receive, send
+from covey_verify.sandbox.wire import decode_value
+from covey_verify.usercode import load_function
 
 
 class UserSetup(TypedDict):
@@ -133,7 +133,7 @@ def _settings(setup: UserSetup) -> dict[str, object]:
     if "config_folder" in setup:
         settings["config_folder"] = Path(setup["config_folder"])
     if "sandbox" in setup:
-        from covey.sandbox.choice import remade
+        from covey_verify.sandbox.choice import remade
 
         settings["sandbox"] = remade(*setup["sandbox"])
     return settings
@@ -171,7 +171,7 @@ def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[s
 
 
 def _scores(reward: Reward, request: CallRequest, returned: object) -> list[dict[str, Any]]:
-    scores = reward.scores(Problem(request["problem"], ""), returned, request["count"])
+    scores = reward.scores(request["problem"], returned, request["count"])
     return [{**vars(s), "metrics": dict(s.metrics)} for s in scores]
 
 

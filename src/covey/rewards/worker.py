@@ -24,16 +24,18 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from covey.errors import RewardError
-from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
+from covey.rewards.contract import SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
-from covey.rewards.threads import Call
-from covey.sandbox.base import Outcome
-from covey.sandbox.client import GRACE, ForkServer, trusted_environment
-from covey.sandbox.confine import Limits
-from covey.sandbox.driver import MAX_FRAME
-from covey.sandbox.wire import Attributes, encode_value
-from covey.types import Problem, Score
+from covey.types import Problem
+from covey_verify.contract import FROM_TRAINER
+from covey_verify.errors import RewardError
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.client import GRACE, ForkServer, trusted_environment
+from covey_verify.sandbox.confine import Limits
+from covey_verify.sandbox.driver import MAX_FRAME
+from covey_verify.sandbox.wire import Attributes, encode_value
+from covey_verify.threads import Call
+from covey_verify.types import Score
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """A worker is ended by the calls it does not answer, not by its age."""

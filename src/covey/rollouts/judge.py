@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from covey.errors import CoveyError, DataError
 from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
@@ -17,6 +16,7 @@ from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import Scorer
 from covey.rollouts.draw import PendingGroup
 from covey.types import Credit, Group
+from covey_verify.errors import CoveyError, DataError
 
 
 def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:

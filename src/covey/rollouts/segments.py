@@ -19,9 +19,10 @@ from covey.objective.bound import setting_defaults
 from covey.objective.credit import Segments, segment_difference
 from covey.prompts import Prompted
 from covey.rewards.ends import token_ends
-from covey.rewards.steps import split, token_spans
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
-from covey.types import Completion, Group, StepRewards
+from covey.types import Completion, Group
+from covey_verify.mathematics.steps import split, token_spans
+from covey_verify.types import StepRewards
 
 BANDS = 8
 """Continuations with about as many tokens left are sampled together, under one of so many limits."""

@@ -16,7 +16,7 @@ from covey.config.algorithm import algorithm_rows
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS
 from covey.config.rows import said_of
-from covey.errors import START, ConfigError
+from covey.errors import START
 from covey.kernels.build import processor, tested_kernels
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
@@ -28,6 +28,7 @@ from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
+from covey_verify.errors import ConfigError
 
 BREAKS: Resume = "breaks exactness"
 """What a change of a setting does to a resumed run where its row says nothing else."""

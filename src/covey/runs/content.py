@@ -16,8 +16,8 @@ from pathlib import Path, PurePath
 import numpy as np
 import torch
 
-from covey.rewards.contract import MARK
 from covey.runs.inventory import is_library_file
+from covey_verify.contract import MARK
 
 MOST = 100_000
 """Values that are looked at; of further ones the type counts only."""

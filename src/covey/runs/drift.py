@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from covey.batching import Batch, collate
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.processes import by_first
 from covey.runs.rollouts import read_rollouts
 from covey.types import Completion, Group, Problem, SamplingMask
+from covey_verify.errors import ConfigError
 
 ONE_IN = 32
 """Of the first step's completions one in so many is kept: under 1 % of a step's time."""

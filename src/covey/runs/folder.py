@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from covey.errors import CheckpointError, ConfigError, FolderBusy
+from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage, read_record, sealed_line, unsealed_line
 from covey.opening import naming, read_below, stream_bytes
 from covey.processes import first
@@ -27,6 +27,7 @@ from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folde
 from covey.runs.best import Best, best_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_rows
 from covey.types import Group
+from covey_verify.errors import ConfigError
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 RESULT = "result.json"

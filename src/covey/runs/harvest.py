@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covey.config.schema import Keep
-from covey.errors import ConfigError, DataError
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.reader import read_environment, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.sampled import ANSWERS, SAMPLED, sampled_column
 from covey.types import AnswerTokens, Problem, SampledTokens
+from covey_verify.errors import ConfigError, DataError
 
 ExampleRow = dict[str, object]
 OF_ROW = (

@@ -27,8 +27,9 @@ from covey.models.policy import weights_hash
 from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
+from covey_verify import types as verify_types
 
-OURS = Path(types.__file__).resolve().parent
+OURS = (Path(types.__file__).resolve().parent, Path(verify_types.__file__).resolve().parent)
 LEARNED_MODULE = "covey.learned.reward_models"
 LIBRARIES = tuple(
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -123,7 +124,7 @@ def origin_of(function: object) -> Path | None:
 def is_library_file(path: Path) -> bool:
     """Whether a file belongs to Python, to an installed package or to covey."""
     path = path.resolve()
-    return any(path.is_relative_to(place) for place in (*LIBRARIES, OURS)) or not {
+    return any(path.is_relative_to(place) for place in (*LIBRARIES, *OURS)) or not {
         "site-packages",
         "dist-packages",
     }.isdisjoint(path.parts)
@@ -174,9 +175,10 @@ def _of_given(given: GivenModel, adapters: bool) -> dict[str, str]:
 
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for path in sorted(OURS.rglob("*")):
-        if path.suffix in (".py", ".c", ".h"):
-            digest.update(f"{path.relative_to(OURS)} {digest_of(path)}\n".encode())
+    for package in OURS:
+        for path in sorted(package.rglob("*")):
+            if path.suffix in (".py", ".c", ".h"):
+                digest.update(f"{path.relative_to(package.parent)} {digest_of(path)}\n".encode())
     return digest.hexdigest()
 
 

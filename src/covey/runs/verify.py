@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from covey.errors import RECORD, START, CoveyError
+from covey.errors import RECORD, START
 from covey.integrity import damage, read_record
 from covey.opening import read_below, stream_bytes
 from covey.runs.folder import (
@@ -24,6 +24,7 @@ from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.references import REFERENCE, read_sums
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.tasks.source import EXAMPLES
+from covey_verify.errors import CoveyError
 
 State = Literal["whole", "damaged", "missing", "unsealed"]
 MOST_LINES = 5

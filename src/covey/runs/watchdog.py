@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from covey.errors import STALLED, CoveyError, record_exit, resume_command
+from covey.errors import STALLED, record_exit, resume_command
 from covey.parent import leave
 from covey.processes import first, rank
+from covey_verify.errors import CoveyError
 
 STACKS = "stacks.txt"
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from covey.errors import ConfigError, CoveyError, out_of_memory
+from covey.errors import out_of_memory
 from covey.models.alive import alive_bytes
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
+from covey_verify.errors import ConfigError, CoveyError
 
 KEYS, STATES = "past_key_values", "cache_params"
 """What architectures call their cache: those with attention, and those with states alone."""

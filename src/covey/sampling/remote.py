@@ -26,7 +26,7 @@ from urllib.error import HTTPError
 import numpy as np
 
 from covey.config.sampling import Servers
-from covey.errors import ConfigError, SamplersLost
+from covey.errors import SamplersLost
 from covey.models.policy import Policy, copy_trained, save_policy
 from covey.processes import by_first
 from covey.rng import key
@@ -46,7 +46,8 @@ from covey.sampling.servers import (
     timed_out,
 )
 from covey.types import Completion
-from covey.web import ask, reason_of
+from covey_verify.errors import ConfigError
+from covey_verify.web import ask, reason_of
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""

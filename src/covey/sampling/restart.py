@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from covey.web import ask
+from covey_verify.web import ask
 
 
 def restart(command: str, url: str, folder: Path, timeout: float) -> None:

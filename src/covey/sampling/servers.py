@@ -18,7 +18,7 @@ from covey.types import Completion
 TRY_AGAIN = 5.0
 """Seconds after which a server that was left out is tried again."""
 Asking = Callable[[str, object, str, float, int], object]
-"""How a server is reached: ``covey.web.ask``, or another way with its signature."""
+"""How a server is reached: ``covey_verify.web.ask``, or another way with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """What asking a server may raise."""
 

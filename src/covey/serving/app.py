@@ -25,13 +25,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from covey.errors import ConfigError, CoveyError, DataError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.serving.shared import Answered, SharedModel, TooBusy, new_instance
 from covey.tasks.examples import messages_of
 from covey.types import VERSION, Completion
-from covey.web import LOOPBACK, two_lengths
+from covey_verify.errors import ConfigError, CoveyError, DataError
+from covey_verify.web import LOOPBACK, two_lengths
 
 LARGEST_BODY = 16 << 20
 """Bytes of a request's body."""

@@ -13,11 +13,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from covey.errors import CoveyError
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Completion
+from covey_verify.errors import CoveyError
 
 T = TypeVar("T")
 GATHERING = 0.01

@@ -10,11 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from covey.rewards.contract import reward
-from covey.rewards.extract import tagged
-from covey.rewards.steps import calculated, score_steps
 from covey.tasks.generated import Task
-from covey.types import Score
+from covey_verify.contract import reward
+from covey_verify.extract import tagged
+from covey_verify.mathematics.steps import calculated, score_steps
+from covey_verify.types import Score
 
 EQUATION = re.compile(r"(-?\d{1,6})([-+*])(-?\d{1,6})=(-?\d{1,9})(?!\d)")
 

@@ -10,9 +10,10 @@ from itertools import takewhile
 
 from covey.config.methods import METHODS, Kind
 from covey.config.schema import Data
-from covey.errors import DataError
 from covey.tasks.sampled import REMEDY, SAMPLED
-from covey.types import AnswerTokens, Messages, Problem
+from covey.types import AnswerTokens, Problem
+from covey_verify.errors import DataError
+from covey_verify.types import Messages
 
 AnswerText = str | Messages
 COLUMNS_OF: Mapping[Kind, str] = {

@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 
 from covey.config.given import GivenRows
 from covey.config.schema import Data
-from covey.errors import DataError
 from covey.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, with_prompt
 from covey.tasks.sampled import SAMPLED, read_sampled
 from covey.tasks.schemas import recognized
-from covey.types import Messages, Problem
+from covey.types import Problem
+from covey_verify.errors import DataError
+from covey_verify.types import Messages
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """Line or row number from 1, row."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from covey.errors import DataError
 from covey.rng import key
-from covey.types import Messages, Problem
+from covey.types import Problem
+from covey_verify.errors import DataError
+from covey_verify.types import Messages
 
 Split = Literal["train", "test"]
 TEST_SHARE = 8

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 
-from covey.errors import ConfigError, DataError
-from covey.rewards.contract import ISOLATED
 from covey.rng import key
-from covey.sandbox.client import verifier_server
-from covey.sandbox.confine import Limits
-from covey.sandbox.wire import decode_value
 from covey.tasks.generated import TEST_SHARE, Split, split_of
 from covey.types import Problem
+from covey_verify.contract import ISOLATED
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.sandbox.client import verifier_server
+from covey_verify.sandbox.confine import Limits
+from covey_verify.sandbox.wire import decode_value
 
 PREFIX = "gym:"
 GYM_REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})

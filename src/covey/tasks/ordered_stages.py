@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from covey.config.load import Loaded
 from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES
-from covey.errors import ConfigError, DataError
 from covey.tasks.files import absence
 from covey.tasks.source import data_files
+from covey_verify.errors import ConfigError, DataError
 
 STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 

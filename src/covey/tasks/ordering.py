@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import re
 
-from covey.rewards.contract import reward
-from covey.rewards.steps import score_steps
 from covey.tasks.generated import Task
-from covey.types import Score
+from covey_verify.contract import reward
+from covey_verify.mathematics.steps import score_steps
+from covey_verify.types import Score
 
 CHOSEN = re.compile(r"(\d):(\d{1,5})(?!\d)")
 

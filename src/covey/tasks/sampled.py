@@ -18,8 +18,8 @@ from typing import Annotated
 from annotated_types import Ge, Len
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from covey.errors import DataError
 from covey.types import AnswerTokens, SampledTokens
+from covey_verify.errors import DataError
 
 SAMPLED = "sampled_tokens"
 """The column."""

@@ -12,13 +12,13 @@ from covey.config.given import GivenRows
 from covey.config.load import Loaded
 from covey.config.methods import METHODS
 from covey.config.schema import Data
-from covey.errors import ConfigError
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
 from covey.tasks.examples import Example, examples_of, need_both
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
+from covey_verify.errors import ConfigError
 
 OF_ROWS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_template_kwargs")
 """Settings that say how the rows of a file are read."""

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 TRACKER_PACKAGES: Mapping[str, str] = {
     "wandb": "wandb",

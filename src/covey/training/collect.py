@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from covey.config.schema import Config
-from covey.errors import DataError
 from covey.metrics import shown
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
@@ -17,6 +16,7 @@ from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, 
 from covey.tasks.source import EXAMPLES
 from covey.training.run import Run
 from covey.types import Problem
+from covey_verify.errors import DataError
 
 
 def train(run: Run) -> None:

@@ -25,7 +25,7 @@ from covey.tasks.examples import Example
 from covey.tasks.source import Source
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import RunOptions
-from covey.web import ask
+from covey_verify.web import ask
 
 
 def load_trained(

@@ -17,16 +17,7 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
 from covey.console import RunConsole, duration
-from covey.errors import (
-    RECORD,
-    CheckpointError,
-    ConfigError,
-    FolderBusy,
-    GuardStop,
-    Stopped,
-    as_error,
-    record_exit,
-)
+from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
@@ -59,6 +50,7 @@ from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
+from covey_verify.errors import ConfigError
 
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,

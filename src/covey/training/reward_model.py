@@ -13,7 +13,6 @@ from torch import Tensor
 
 from covey.batching import Batch, MicroBatch, given_batch
 from covey.config.load import Loaded
-from covey.errors import ConfigError, DataError
 from covey.learner.learner import Objective
 from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores
@@ -36,6 +35,7 @@ from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares
 from covey.training.run import Run
+from covey_verify.errors import ConfigError, DataError
 
 NEVER_READ = 0
 """The token behind an answer: where it would be predicted the value is."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Data
 from covey.console import RunConsole
-from covey.errors import DataError
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.harvest import ExampleRow, as_jsonl
 from covey.runs.origin import write_own
@@ -16,6 +15,7 @@ from covey.tasks.classifier import TextClassifier
 from covey.tasks.files import rows
 from covey.tasks.source import EXAMPLES, data_files
 from covey.types import Problem
+from covey_verify.errors import DataError
 
 FOLDS = 5
 """Of the labelled lines, each judged by a classifier that has not seen it."""

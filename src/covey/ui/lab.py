@@ -13,7 +13,6 @@ import torch
 from pydantic import BeforeValidator, Field, ValidationError, validate_call
 from torch import Tensor
 
-from covey.errors import ConfigError
 from covey.estimates import chance_of_dead
 from covey.objective.advantages import centered, standard_deviation
 from covey.objective.algorithms import PRESETS, Algorithm
@@ -26,7 +25,8 @@ from covey.objective.loss import policy_loss, policy_values
 from covey.objective.reductions import Totals
 from covey.objective.value import gae
 from covey.rng import key, uniforms
-from covey.types import StepRewards
+from covey_verify.errors import ConfigError
+from covey_verify.types import StepRewards
 
 ToolAnswer = dict[str, object]
 AXIS = cast("Mapping[str, tuple[Callable[..., Tensor], ...]]", AXES)

@@ -17,7 +17,7 @@ import numpy as np
 from covey.config.algorithm import describe
 from covey.config.rows import schema_rows
 from covey.console import duration
-from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
+from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.show import why_pushed
@@ -29,6 +29,7 @@ from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream
 from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
+from covey_verify.errors import ConfigError, CoveyError
 
 Record = dict[str, Any]
 RunState = Literal["training", "finished", "stopped", "interrupted"]

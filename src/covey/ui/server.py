@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from covey.console import finite
-from covey.errors import ConfigError, CoveyError
 from covey.ui import lab
 from covey.ui.compare import compared
 from covey.ui.drawings import lab_contents
@@ -46,7 +45,8 @@ from covey.ui.records import (
     tails,
 )
 from covey.ui.tokens import token_page
-from covey.web import two_lengths
+from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.web import two_lengths
 
 STATIC = Path(str(files("covey") / "ui" / "static"))
 ADDRESS = "127.0.0.1"

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.errors import ConfigError, CoveyError
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
 from covey.opening import read_below
@@ -21,6 +20,7 @@ from covey.runs.origin import is_own
 from covey.runs.reader import look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts
 from covey.ui.records import Record, model_folder
+from covey_verify.errors import ConfigError, CoveyError
 
 QUANTITIES = {
     "applied": "gradient coefficient: how hard the step's updates pushed this token, the reduction included",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.rule import find
@@ -17,6 +16,7 @@ from covey.insight.findings.view import WIDEST, RunView
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
 from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
 from covey.types import Group
+from covey_verify.errors import ConfigError
 
 
 @dataclass

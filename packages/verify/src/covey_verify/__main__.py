@@ -1,0 +1,126 @@
+"""`covey-verify`: rewards over a file of completions, and attacks on rewards."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from covey_verify import __version__
+from covey_verify.contract import RewardFunction
+from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.loading import load
+from covey_verify.sandbox.base import SandboxBackend
+from covey_verify.sandbox.choice import MAKERS, choose
+from covey_verify.scoring import read_rows, score_file, table
+from covey_verify.stress import attack
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the program. Returns the exit code: 0, 1 if an attack was paid, or that of an error."""
+    given = _parser().parse_args(words)
+    try:
+        functions = _functions(given)
+        return score(given, functions) if given.command == "score" else stress(given, functions)
+    except CoveyError as error:
+        say(f"covey-verify: {error}")
+        return error.code
+
+
+def score(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
+    """Print each row with its rewards, and then the mean of each. 1 if one of them judged no row."""
+    records = score_file(given.file, functions, say)
+    for record in records:
+        print(json.dumps(record) if given.json else _line(record))
+    lines = table(records, [f.name for f in functions])
+    for line in lines:
+        say(line)
+    return int(any(all(r["rewards"][f.name] is None for r in records) for f in functions))
+
+
+def stress(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
+    """Print what was paid and should not have been. 1 if there is any."""
+    rows = [row for row, _, _ in read_rows(given.file)]
+    report = attack(functions, rows)
+    for note in report.notes:
+        say(f"not tested: {note}")
+    for finding in report.findings:
+        print(json.dumps(vars(finding)) if given.json else finding)
+    say(f"{len(report.findings)} of {report.tried} attacks were paid")
+    return int(bool(report.findings))
+
+
+def say(line: str) -> None:
+    """A line for people, apart from the results."""
+    print(line, file=sys.stderr)
+
+
+def _line(record: dict[str, object]) -> str:
+    """A row's rewards, in a line."""
+    return json.dumps(
+        {name: record[name] for name in ("rewards", "status", "extracted", "detail") if record[name]}
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="covey-verify", description=__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    helps = {
+        "score": "what rewards give the completions of a file",
+        "stress": "what rewards pay and should not",
+    }
+    for name, what in helps.items():
+        command = commands.add_parser(name, help=what)
+        command.add_argument(
+            "file", type=Path, help="JSONL: a row a line, with the columns that the rewards ask for"
+        )
+        command.add_argument(
+            "--reward",
+            nargs="+",
+            action="append",
+            required=True,
+            metavar=("NAME", "SETTING=VALUE"),
+            help="a built-in name or file.py:function, and settings; may be given several times",
+        )
+        command.add_argument("--sandbox", choices=["auto", *MAKERS], default="auto", help="where code runs")
+        command.add_argument("--sandbox-url", help="of a SandboxFusion service")
+        command.add_argument(
+            "--unsafe-local", action="store_true", help="run code with your rights if no sandbox holds"
+        )
+        command.add_argument("--json", action="store_true", help="a JSON object a line")
+    return parser
+
+
+def _functions(given: argparse.Namespace) -> list[RewardFunction]:
+    def sandbox() -> SandboxBackend:
+        return choose(given.sandbox, given.sandbox_url, given.unsafe_local).sandbox
+
+    found = [_function(words, sandbox) for words in given.reward]
+    names = [function.name for function in found]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{', '.join(names)}: a reward is named twice")
+    return found
+
+
+def _function(words: Sequence[str], sandbox: Callable[[], SandboxBackend]) -> RewardFunction:
+    """A reward from its words: its name, and SETTING=VALUE. A value that is no JSON is a text."""
+    name, *pairs = words
+    settings = dict[str, object]()
+    for pair in pairs:
+        setting, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--reward {name}: {pair!r} is no SETTING=VALUE; each reward has its own --reward"
+            )
+        try:
+            settings[setting] = json.loads(value)
+        except ValueError:
+            settings[setting] = value
+    return load(name, settings, sandbox=sandbox)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Reward functions as TRL, verl and verifiers call them.
+
+    trainer = GRPOTrainer(reward_funcs=[for_trl("math_answer", rule="boxed")], ...)        # TRL
+    compute_score = for_verl("math_answer", rule="boxed")                                  # verl
+    rubric = vf.Rubric(funcs=[for_rubric("math_answer", rule="boxed")], weights=[1.0])     # verifiers
+
+Each takes a built-in name or a function, and its settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import Any
+
+from covey_verify.contract import RewardFunction
+from covey_verify.errors import DataError
+from covey_verify.extract import TextOrMessages
+from covey_verify.loading import load
+from covey_verify.machine import available_cpus
+from covey_verify.scoring import check, scores_of
+from covey_verify.types import Row, Score
+
+Named = str | Callable[..., object]
+IDS = ("completion_ids", "sampled_ids")
+
+
+def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None]]:
+    r"""A reward function for TRL's GRPOTrainer; a completion that nobody can judge gets None.
+
+    Columns of the data set reach it by name. A function that judges groups gets the completions of one
+    prompt, as they follow one another in TRL's batch.
+
+    >>> reward = for_trl("math_answer")
+    >>> reward(prompts=["2+2="] * 2, completions=[r"\boxed{4}", r"\boxed{5}"], answer=["4", "4"])
+    [1.0, 0.0]
+    """
+    function = load(named, settings)
+
+    def scored(
+        prompts: Sequence[Any],
+        completions: Sequence[TextOrMessages],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        lists = {n: v for n, v in columns.items() if isinstance(v, list) and len(v) == len(completions)}
+        rows = [
+            Row(f"completion {i}", prompt, {name: values[i] for name, values in lists.items()})
+            for i, prompt in enumerate(prompts)
+        ]
+        _fits(function, rows[0].columns, IDS if completion_ids is not None else ())
+        whole = not function.per_sample
+        parts = [
+            [i for i, _ in part]
+            for _, part in groupby(enumerate(prompts), key=lambda pair: pair[1] if whole else pair[0])
+        ]
+
+        def judged(part: Sequence[int]) -> list[Score]:
+            ids = None if completion_ids is None else [completion_ids[i] for i in part]
+            return scores_of(function, rows[part[0]], [completions[i] for i in part], ids)
+
+        with ThreadPoolExecutor(_at_once(function)) as pool:
+            return [score.value for found in pool.map(judged, parts) for score in found]
+
+    scored.__name__ = function.name  # under which TRL logs it
+    return scored
+
+
+def for_verl(named: Named, unjudged: float = 0.0, **settings: object) -> Callable[..., dict[str, float]]:
+    r"""A `compute_score` for verl's `custom_reward_function`.
+
+    The ground truth is the column `answer`; those of ``extra_info`` reach the function by name. verl cannot
+    leave a completion out: one that nobody can judge gets ``unjudged``, and `judged` says so in its metrics.
+
+    >>> for_verl("math_answer")("gsm8k", r"\boxed{4}", "4")
+    {'score': 1.0, 'judged': 1.0}
+    """
+    function = load(named, settings)
+
+    def compute_score(
+        data_source: str,
+        solution_str: str,
+        ground_truth: object,
+        extra_info: Mapping[str, object] | None = None,
+        **_: object,
+    ) -> dict[str, float]:
+        columns = {**(extra_info or {}), "answer": ground_truth}
+        columns |= {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info or {}}
+        _fits(function, columns)
+        (score,) = _in_thread(lambda: scores_of(function, Row(data_source, "", columns), [solution_str]))
+        value = unjudged if score.value is None else score.value
+        return {"score": value, "judged": float(score.value is not None)}
+
+    return compute_score
+
+
+def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
+    r"""A function for a Rubric of verifiers; one that nobody can judge counts as 0.
+
+    The columns are `answer` and those of ``info``.
+
+    >>> for_rubric("math_answer")(completion=[{"role": "assistant", "content": r"\boxed{4}"}], answer="4")
+    1.0
+    """
+    function = load(named, settings)
+
+    def scored(
+        completion: TextOrMessages,
+        prompt: Any = "",
+        answer: str = "",
+        info: Mapping[str, object] | None = None,
+        **_: object,
+    ) -> float:
+        columns = {"answer": answer, **(info or {})}
+        _fits(function, columns)
+        (score,) = _in_thread(lambda: scores_of(function, Row("rubric", prompt, columns), [completion]))
+        return score.value or 0.0
+
+    scored.__name__ = function.name
+    return scored
+
+
+def _fits(function: RewardFunction, columns: Mapping[str, object], given: Sequence[str] = ()) -> None:
+    """Raise DataError if a function asks for what there is not."""
+    if complaint := check(function, list(columns), given):
+        raise DataError(
+            f"reward {function.name} {complaint}; there are {', '.join(map(repr, columns)) or 'no columns'}"
+        )
+
+
+def _at_once(function: RewardFunction) -> int:
+    """Calls at the same time: verifiers wait for their subprocesses, and a judge for its server."""
+    return 16 if function.is_async else max(2, available_cpus()) if function.options.concurrent else 1
+
+
+def _in_thread(call: Callable[[], list[Score]]) -> list[Score]:
+    """A call away from an event loop, in which an async function could not be waited for."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()

@@ -1,0 +1,346 @@
+"""What a reward function is: how it may be written, what it may ask for and what it may return.
+
+    def reward(completions, **columns) -> list[float | None]      # TRL's: a group at a time
+    def reward(completion, **columns) -> float | None             # one completion
+    def compute_score(data_source, solution_str, ground_truth, extra_info) -> float      # verl's
+
+Sync or async. Columns of the dataset arrive by name, only those the signature accepts. Instead of a
+number each may give a bool, StepRewards or a Score.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import math
+import numbers
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+from covey_verify.errors import RewardError
+from covey_verify.extract import TextOrMessages
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.client import verifier_server
+from covey_verify.sandbox.confine import Limits
+from covey_verify.types import Positive, Row, Score, Status, StepRewards
+
+FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
+GROUP_ARGUMENTS = {
+    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
+    *FROM_TRAINER,
+}  # fmt: skip
+SAMPLE_ARGUMENTS = {
+    "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",
+    "extra_info",
+}  # fmt: skip
+PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
+"""Arguments every reward may ask for; all others are columns or have defaults."""
+ISOLATED = "covey_verify.isolated"
+MARK = "__covey_reward__"
+"""Attribute of a function that holds what it declares."""
+LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
+"""Of a verifier in a subprocess."""
+TAKEN = {"mean", "std", "agreement", *get_args(Status)}
+"""What the log says of every reward, as reward/NAME/mean: no number of a function's own is called so."""
+FULL = 1.0 - 1e-9
+"""A score from here on pays in full."""
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a function declares about itself with ``@reward``."""
+
+    weight: float = 1.0
+    columns: tuple[str, ...] = ()
+    """Columns it needs besides those in its signature."""
+    timeout: Positive | None = None
+    """Seconds a call may take; None: the config's."""
+    isolate: Literal["worker", "process", "inline"] = "worker"
+    """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:
+    each call in a process of its own, with limits on time and memory. `inline`: in the trainer itself."""
+    requires: tuple[str, ...] = ()
+    """Modules that have to be installed."""
+    concurrent: bool = False
+    """Whether several threads may be in it at once; otherwise its calls queue up."""
+    format_only: bool = False
+    """Whether it judges the format only, so that well-formed nonsense may be paid; `covey stress` asks."""
+    verdict: bool | None = None
+    """Whether it says if an answer is correct; None: unknown, but not if it judges the format only."""
+    check_references: Callable[..., list[str | None]] | None = None
+    """(rows, **settings) -> for each row what is wrong with its reference answer, found before training."""
+    example: Callable[..., str | None] | None = None
+    """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
+    counterexample: Callable[..., str | None] | None = None
+    """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
+    unavailable: Callable[..., str] | None = None
+    """(**settings) -> why whom it asks does not answer now, or nothing; `covey stress` wants to know."""
+
+
+def reward(**options: Any) -> Callable[[F], F]:
+    """Declare weight, columns, timeout, isolate or requires of a reward function. Optional."""
+
+    def mark(function: F) -> F:
+        setattr(function, MARK, Options(**options))
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function and its settings: what its signature asks for, and what it may return."""
+
+    OURS: ClassVar[Sequence[str]] = ("covey_verify",)
+    """Packages whose functions are built in."""
+
+    name: str
+    function: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is built in."""
+        return str(getattr(self.function, "__module__", "")).partition(".")[0] in self.OURS
+
+    @property
+    def file(self) -> str:
+        """The user's file."""
+        module = sys.modules.get(str(getattr(self.function, "__module__", "")))
+        return getattr(module, "__file__", None) or ""
+
+    @cached_property
+    def options(self) -> Options:
+        """What the function declares."""
+        return getattr(self.function, MARK, Options())
+
+    @property
+    def plain_settings(self) -> dict[str, object]:
+        """Its settings without the sandbox: those of its example and its checks."""
+        return {name: value for name, value in self.settings.items() if name != "sandbox"}
+
+    @property
+    def may_be_verdict(self) -> bool:
+        """Whether it may say what is correct, by what it declares."""
+        declared = self.options.verdict
+        return not self.options.format_only if declared is None else declared
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Of the function's signature."""
+        return inspect.signature(self.function).parameters
+
+    @cached_property
+    def set_only(self) -> set[str]:
+        """Settings with a value of their own, which of a built-in reward no column replaces."""
+        own = {n: p.default for n, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        return {n for n, default in own.items() if default not in (inspect.Parameter.empty, None, "")}
+
+    @cached_property
+    def per_sample(self) -> bool:
+        """Whether it is called with one completion at a time."""
+        return bool({"completion", "solution_str"} & set(self.parameters))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether calls have to be awaited."""
+        call = getattr(self.function, "__call__", None)  # noqa: B004 - an object's, to see if it is async
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    def problem_with(self, columns: Sequence[str]) -> str | None:
+        """Why it cannot judge rows with these columns: one is missing, or a module is."""
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
+        known = {*PROVIDED, *self.settings, *columns}
+        if "answer" not in columns:  # which is what ``ground_truth`` is where no column is called so
+            known -= {"ground_truth"} - {*self.settings, *columns}
+        for name in (*required, *self.options.columns):
+            if name not in known:
+                kind = self.parameters[name].kind if name in self.parameters else None
+                either = " or setting" if kind is inspect.Parameter.KEYWORD_ONLY else ""
+                return f"needs column{either} {name!r}"
+        for module in self.options.requires:
+            if importlib.util.find_spec(module) is None:
+                return f"needs the module {module!r}, which is not installed"
+        return None
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether its signature ends in `**kwargs`."""
+        return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
+    def offered(
+        self, row: Row, completions: Sequence[TextOrMessages], solutions: Sequence[str]
+    ) -> dict[str, object]:
+        """What a call may ask for of a row and what a model made of it, under TRL's and verl's names.
+
+        ``solutions``: the completions as plain text, with the model's own marks.
+        """
+        columns, count = row.columns, len(completions)
+        if self.per_sample:
+            return {
+                "ground_truth": columns.get("answer"),
+                "data_source": row.id.partition("/")[0],
+                "extra_info": {},
+                **columns,
+                # A column named completion (the worked answer) must not stand in for what was sampled.
+                "prompt": row.prompt,
+                "completion": completions[0],
+                "solution_str": solutions[0],
+            }
+        return {
+            **{name: [value] * count for name, value in columns.items()},
+            "prompts": [row.prompt] * count,
+            "completions": list(completions),
+        }
+
+    def accepted(self, offered: Mapping[str, object]) -> dict[str, object]:
+        """Of what is offered that which the signature accepts, and the settings, which win over columns."""
+        found = dict(offered)
+        if self.ours:  # a column that happens to be called points, or percent, is no setting
+            found = {n: v for n, v in found.items() if n not in self.set_only}
+        if not self.takes_all:
+            found = {n: v for n, v in found.items() if n in self.parameters}
+        given = {**found, **self.settings}
+        return given if self.ours else own_copy(given)
+
+    def scores(self, row: str, returned: Any, count: int) -> list[Score]:
+        """What a call returned, as one Score per completion; ``row`` is its name. Raises RewardError."""
+        values = [returned]
+        if not self.per_sample:
+            if getattr(returned, "ndim", 0) == 1:  # of numpy or torch
+                returned = returned.tolist()
+            if not isinstance(returned, Sequence) or isinstance(returned, str):
+                raise self.broken(
+                    row, f"returned {_shown(returned)}; a list with one number per completion is expected"
+                )
+            if len(returned) != count:
+                raise self.broken(row, f"returned {len(returned)} values for {count} completions")
+            values = list(returned)
+        return [self._score(row, value) for value in values]
+
+    def _score(self, row: str, value: Any) -> Score:
+        if isinstance(value, Mapping) and "score" in value:  # verl's
+            value = value["score"]
+        score = value if isinstance(value, Score) else Score(value)
+        if score.status not in get_args(Status):
+            raise self.broken(
+                row, f"returned the status {score.status!r}; there are {', '.join(get_args(Status))}"
+            )
+        given: object = score.value
+        try:
+            if isinstance(given, StepRewards):
+                score = Score(given.total, steps=_spans(given))
+            return Score(
+                self._number(score.value),
+                "not_applicable" if score.value is None and score.status == "ok" else score.status,
+                None if score.extracted is None else writable(score.extracted),
+                {_measured(name): float(value) for name, value in score.metrics.items()},
+                None if score.steps is None else tuple(map(_step, score.steps)),
+                writable(score.detail),
+            )
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise self.broken(row, f"returned {error}") from None
+
+    def _number(self, value: object) -> float | None:
+        if value is None:
+            return None
+        if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+            value = value.item()
+        # A number too large for a float raises OverflowError here and in str() ValueError.
+        with contextlib.suppress(OverflowError):
+            if isinstance(value, numbers.Real) and math.isfinite(value):
+                return float(value)
+        raise ValueError(f"{_shown(value)}; a finite number or None is expected")
+
+    def broken(self, row: str, what: str) -> RewardError:
+        """An error that names the function and the row."""
+        return RewardError(f"reward {self.name} on problem {row}: {what}")
+
+
+def canaries(function: RewardFunction, columns: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """(`correct` or `incorrect`, completion) of a reward that declares what it must and must not pay."""
+    makers = {"correct": function.options.example, "incorrect": function.options.counterexample}
+    for kind, make in makers.items():
+        text = make(columns, **function.plain_settings) if make is not None else None
+        if text is not None:
+            yield kind, text
+
+
+def in_subprocess(name: str, *arguments: object) -> Outcome:
+    """Call one of ``isolated``'s functions in a process that can be killed."""
+    return verifier_server(ISOLATED).call(f"{ISOLATED}:{name}", *arguments, limits=LIMITS)
+
+
+def unfinished(result: Outcome, extracted: str | None = None) -> Score:
+    """What a completion gets whose verifier's subprocess came to no result."""
+    return Score(None if result.kind == "lost" else 0.0, fault(result), extracted, detail=result.text)
+
+
+def fault(result: Outcome) -> Status:
+    """What a subprocess's end means for a verifier of ours: what it stumbles over is the text."""
+    statuses: dict[str, Status] = {"timeout": "timeout", "crashed": "crashed", "lost": "infra_error"}
+    if result.text.startswith(("MemoryError", "RecursionError")) or result.kind == "flood":
+        return "too_large"
+    return statuses.get(result.kind, "unparsable")
+
+
+def own_copy(value: Any) -> Any:
+    """A value whose containers are new, so that nobody else sees what is done to it."""
+    kind = type(value)
+    if kind is dict:
+        return {k: own_copy(v) for k, v in value.items()}
+    if kind in (list, set, tuple):
+        return kind(map(own_copy, value))
+    return value.copy() if hasattr(value, "ndim") and hasattr(value, "copy") else value
+
+
+def writable(value: object) -> str:
+    r"""What a user's value is called, with half a surrogate pair, which no file takes, spelled out.
+
+    >>> print(writable("a\ud83d"))
+    a\ud83d
+    """
+    return str(value).encode(errors="backslashreplace").decode()
+
+
+def _measured(name: object) -> str:
+    if name in TAKEN:
+        raise ValueError(f"a metric called {name!r}, which the log has of every reward already; rename it")
+    return writable(name)
+
+
+def _step(step: Sequence[float]) -> tuple[int, int, float]:
+    first, after, value = step
+    if not math.isfinite(value):
+        raise ValueError(f"a step with {_shown(value)}; finite numbers are expected")
+    return int(first), int(after), float(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = str(value)[:60]
+    except Exception:  # of an integer of 4,300 digits and more
+        text = "that cannot be written out"
+    return f"{type(value).__name__} {text!r}"
+
+
+def _spans(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
+    """(first token, token after the last, value) of each step. Raises ValueError where they are none."""
+    ends = [int(end) for end in given.ends]
+    if len(ends) != len(given.values):
+        raise ValueError(
+            f"StepRewards of {len(given.values)} values and {len(ends)} ends; each step has both"
+        )
+    wrong = [i for i, end in enumerate(ends) if end <= (ends[i - 1] if i else -1)]
+    if wrong:
+        raise ValueError(
+            f"StepRewards whose ends {ends[:20]} do not increase at place {wrong[0] + 1}: they are the "
+            "indices of the last token of each step, from 0 up"
+        )
+    after = [end + 1 for end in ends]
+    return tuple(zip((0, *after), after, given.values, strict=False))

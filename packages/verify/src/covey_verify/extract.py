@@ -1,0 +1,140 @@
+"""Finding the answer in a completion: one declared rule, applied after the reasoning."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Letters and signs that are drawn as nothing."""
+TextOrMessages = str | list[dict[str, Any]]
+Turns = Sequence[Mapping[str, Any]]
+"""What the model and its tools said in turn, as {role, content}, and `tool_calls` where the model called."""
+Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+LONGEST = 50_000
+"""Characters from the end in which an answer is looked for; what comes before is never read."""
+NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
+CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
+FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)
+
+
+def text_of(completion: TextOrMessages) -> str:
+    """The text of a completion, which is a list of messages where the prompt was a chat."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
+
+
+def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
+    """What the model wrote, turn by turn; between two a tool answered."""
+    return [t["content"] for t in turns if t["role"] == "assistant"] or [text_of(completion)]
+
+
+def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | None:
+    r"""The answer as ``rule`` finds it after the reasoning; None where there is none.
+
+    Of several turns `whole` reads the last: the calls before it are no part of an answer.
+
+    >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
+    '4'
+    >>> extract(r"<think>so \boxed{4}", "boxed") is None  # the reasoning never ended
+    True
+    """
+    text = model_turns(completion, turns)[-1] if rule == "whole" else text_of(completion)
+    answer = after_reasoning(text)
+    found = None if answer is None else EXTRACTORS[rule](answer)
+    return found.strip() if found is not None and visible(found) else None
+
+
+def visible(text: str) -> bool:
+    """Whether there is anything to see: letters, digits, signs; no blanks, however they are written."""
+    return (text.isascii() and text.isalnum()) or any(
+        c not in BLANK and unicodedata.category(c)[0] in "LNPS" for c in text
+    )
+
+
+def after_reasoning(text: str) -> str | None:
+    """What follows the last closing reasoning tag; None if reasoning was opened and never closed."""
+    answer = text.rpartition(THINK_CLOSE)[2]
+    return None if THINK_OPEN in answer else answer[-LONGEST:]
+
+
+def tagged(text: str, tag: str) -> str | None:
+    """Inside of the last complete <tag>...</tag>."""
+    before, close, _ = text.rpartition(f"</{tag}>")
+    if not close:
+        return None
+    _, opening, inside = before.rpartition(f"<{tag}>")
+    return inside if opening else None
+
+
+def boxed(text: str) -> str | None:
+    r"""Inside of the last complete \boxed{...}, braces balanced, escaped ones not counted.
+
+    >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    """
+    opened: list[int] = []
+    closing: dict[int, int] = {}
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closing[opened.pop()] = brace.start()
+    found = [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s?{", text) if m.end() - 1 in closing]
+    return text[found[-1] : closing[found[-1] - 1]] if found else None
+
+
+def hash4(text: str) -> str | None:
+    """The line after the last `####`, as GSM8K writes answers."""
+    _, mark, rest = text.rpartition("####")
+    return rest.strip().split("\n")[0] if mark else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number of the text."""
+    numbers = NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def choice(text: str) -> str | None:
+    """The last option named, from A to J: alone, in parentheses, in a box or in an answer tag."""
+    inside = boxed(text) or tagged(text, "answer")
+    letters = CHOICE.findall(inside if inside is not None else text)
+    return letters[-1] if letters and (inside is None or len(set(letters)) == 1) else None
+
+
+def code_block(text: str, language: str) -> str | None:
+    """The last complete fenced block of a language (or of none); never the whole text."""
+    found, inside = None, None
+    for fence in FENCE.finditer(text):
+        if inside is None:
+            inside = fence
+        elif fence[1].startswith(inside[1][:3]) and len(fence[1]) >= len(inside[1]) and not fence[2]:
+            if inside[2].casefold() in ("", language, *ALIASES.get(language, ())):
+                found = text[inside.end() : fence.start()].partition("\n")[2]
+            inside = None
+    return found
+
+
+ALIASES = {"python": ("py", "python3"), "lean": ("lean4",)}
+EXTRACTORS: Mapping[str, Callable[[str], str | None]] = {
+    "boxed": boxed,
+    "answer_tag": lambda text: tagged(text, "answer"),
+    "hash4": hash4,
+    "last_number": last_number,
+    "choice": choice,
+    "whole": lambda text: text,
+}
+FORMS: Mapping[str, str] = {
+    "boxed": "The answer is \\boxed{{{}}}.",
+    "answer_tag": "<answer>{}</answer>",
+    "hash4": "So it is.\n#### {}",
+    "last_number": "The answer is {}",
+    "choice": "({})",
+    "whole": "{}",
+}
+"""How a correct completion ends under each rule."""

@@ -1,0 +1,67 @@
+"""Judging answers to reasoning-gym's tasks with its own scorers, in a sandbox: correct or incorrect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from covey_verify.contract import FULL, ISOLATED, LIMITS, reward, unfinished
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract
+from covey_verify.sandbox.base import SandboxBackend
+from covey_verify.sandbox.process import ProcessSandbox
+from covey_verify.types import Score
+
+EXECUTING = {
+    "countdown", "puzzle24", "spiral_matrix", "string_insertion", "binary_matrix", "n_queens",
+    "polynomial_multiplication", "simple_integration", "intermediate_integration",
+}  # fmt: skip
+"""Tasks whose scorers evaluate the answer as Python. There it can touch nothing, but it could still
+talk its way to a verdict; so it may hold no names but short ones and those of the oracle."""
+MAX_ANSWER = 4_000
+
+
+@reward(
+    concurrent=True,
+    verdict=True,
+    requires=("reasoning_gym",),
+    example=lambda row, rule="answer_tag", **_: (
+        FORMS[rule].format(row["answer"]) if row.get("answer") else None
+    ),
+)
+def gym_answer(
+    completion: TextOrMessages,
+    gym: Mapping[str, object],
+    turns: Turns = (),
+    *,
+    sandbox: SandboxBackend,
+    answer: str | None = None,
+    rule: Rule = "answer_tag",
+) -> Score:
+    """1 if reasoning-gym gives full marks, else 0: its partial ones reward length and luck."""
+    if not isinstance(sandbox, ProcessSandbox):
+        raise SandboxUnavailable(f"reasoning-gym's scorers cannot run in the {sandbox.name} sandbox")
+    found = extract(completion, rule, turns)
+    if found is None:
+        return Score(0.0, "no_answer")
+    if len(found) > MAX_ANSWER:
+        return Score(0.0, "too_large", found[:200])
+    if gym["name"] in EXECUTING and not harmless(found, str(answer or "")):
+        return Score(0.0, "unparsable", found[:200], detail="an answer with names in it")
+    server = sandbox.verifiers(ISOLATED, "reasoning_gym")
+    result = server.call(f"{ISOLATED}:gym_score", gym["name"], gym["item"], found, limits=LIMITS)
+    if result.kind == "ok":
+        return Score(float(result.value >= FULL), extracted=found[:200], metrics={"partial": result.value})
+    return unfinished(result, found[:200])
+
+
+def harmless(answer: str, oracle: str) -> bool:
+    """Whether an expression can only be data.
+
+    >>> harmless("3*(x+1)", "x"), harmless("__import__('os')", "x"), harmless("().a", "")
+    (True, False, False)
+    """
+    names = set(re.findall(r"[^\W\d]\w*", answer)) - set(re.findall(r"[^\W\d]\w*", oracle))
+    return all(len(n) == 1 and n.isalpha() for n in names) and not re.search(
+        r"\.\s*[^\W\d]|\w\s*\(.*=", answer
+    )

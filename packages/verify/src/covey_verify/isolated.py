@@ -1,0 +1,194 @@
+"""What verifiers do in a killable subprocess: work on untrusted text that could hang or overflow.
+
+Light on imports: this module is preloaded by the fork server.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from covey_verify.sandbox.wire import decode_value, deeper, encode_value
+
+MAX_JSON = 100_000
+MAX_DEPTH = 60
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+FORMATS = {
+    "time": re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"),
+    "uri": re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
+    "hostname": re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*"),
+    "email": re.compile(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)*"),
+}
+STANDARD = """
+    date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri
+    iri-reference uuid uri-template json-pointer relative-json-pointer regex
+"""
+STANDARD_FORMATS = frozenset(STANDARD.split())
+"""Others say something to a reader only."""
+BLANKS = " \t\r\n"
+"""What JSON takes for white space."""
+
+
+def matched(pattern: str, how: str, text: str) -> str | None:
+    """What a pattern matches."""
+    match = getattr(re, how)(pattern, text)
+    return match[0][:500] if match else None
+
+
+def python_accepts(code: str) -> bool:
+    """Whether Python's compiler accepts a program, and there is one: a comment alone is none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(code, "candidate.py", "exec", dont_inherit=True)
+            return bool(ast.parse(code).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return False
+
+
+def strict_json(text: str) -> object:
+    """JSON and nothing more: no NaN, no repeated key, no lone surrogate, no bottomless nest.
+
+    No number is beyond what a float can hold: `1e999` would be infinite. Raises ValueError.
+
+    >>> strict_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    """
+    found, end = strict_json_at(text, after_blanks(text, 0))
+    if text[end:].strip(BLANKS):
+        raise ValueError(f"no JSON behind {end} characters: {text[end : end + 20]!r}")
+    return found
+
+
+def strict_json_at(text: str, start: int) -> tuple[object, int]:
+    """The JSON value that begins at a place of a text, and where it ends; as strict. Raises ValueError.
+
+    >>> strict_json_at('<call>{"a": "</call>"}</call>', 6)
+    ({'a': '</call>'}, 22)
+    """
+    try:
+        found, end = DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("nested without end") from None
+    if end - start > MAX_JSON:
+        raise ValueError(f"longer than {MAX_JSON} characters")
+    if deeper(found, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return found, end
+
+
+def after_blanks(text: str, place: int) -> int:
+    """Where something else than white space follows.
+
+    >>> after_blanks("a  b", 1)
+    3
+    """
+    while place < len(text) and text[place] in BLANKS:
+        place += 1
+    return place
+
+
+def finite(value: object) -> bool:
+    """Whether all numbers in a JSON value are such that a float can hold them."""
+    try:
+        strict_json(json.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is repeated")
+    return dict(pairs)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _number(kind: type[int | float], text: str) -> int | float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return kind(text)
+
+
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique,
+    parse_constant=_refuse,
+    parse_int=partial(_number, int),
+    parse_float=partial(_number, float),
+)
+
+
+def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
+    """What is wrong with the first document that does not fit its schema; a text is parsed before."""
+    for document, schema in documents:
+        try:
+            found = strict_json(document) if isinstance(document, str) else document
+        except ValueError as error:
+            return f"not JSON: {error}"
+        if schema is not None:
+            import jsonschema
+
+            kind = jsonschema.validators.validator_for(schema)
+            kind.check_schema(schema)
+            validator = kind(schema, format_checker=format_checker())
+            complaint = jsonschema.exceptions.best_match(validator.iter_errors(found))
+            if complaint is not None:
+                return f"{complaint.json_path}: {complaint.message[:200]}"
+    return None
+
+
+def format_checker() -> Any:
+    """jsonschema's checker of `format`, with the times and addresses for which it wants other packages."""
+    import jsonschema
+
+    found = jsonschema.FormatChecker()
+    for name, pattern in FORMATS.items():
+        found.checks(name)(lambda text, p=pattern: not isinstance(text, str) or bool(p.fullmatch(text)))
+    found.checks("date-time", raises=ValueError)(_is_moment)
+    return found
+
+
+def unchecked_formats(schema: object) -> set[str]:
+    """Formats of the standard that a schema asks for and nobody here checks."""
+    if isinstance(schema, list):
+        return set().union(*map(unchecked_formats, schema))
+    if not isinstance(schema, dict):
+        return set()
+    found: set[str] = set().union(*map(unchecked_formats, schema.values()))
+    asked = schema.get("format")
+    if isinstance(asked, str) and asked in STANDARD_FORMATS - format_checker().checkers.keys():
+        found.add(asked)
+    return found
+
+
+def _is_moment(text: object) -> bool:
+    if isinstance(text, str):
+        if MOMENT.fullmatch(text) is None:
+            return False
+        datetime.fromisoformat(text.upper())
+    return True
+
+
+def gym_items(name: str, seed: int, size: int) -> list[object]:
+    """Problems of reasoning-gym. Made here because some of its tasks follow Python's hash seed."""
+    import reasoning_gym
+
+    tasks = reasoning_gym.create_dataset(name, seed=seed, size=size)
+    return [encode_value(tasks[index]) for index in range(size)]
+
+
+def gym_score(name: str, item: object, answer: str) -> float:
+    """What reasoning-gym gives for an answer. Some of its scorers execute it: only ever in a sandbox."""
+    import reasoning_gym
+
+    return float(reasoning_gym.create_dataset(name, seed=0, size=1).score_answer(answer, decode_value(item)))

@@ -1,0 +1,165 @@
+"""Reward functions by name: built in, or `mine.py:function`, with their settings checked."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from covey_verify.contract import RewardFunction
+from covey_verify.errors import ConfigError
+from covey_verify.rewards import BUILT_IN
+from covey_verify.sandbox.base import SandboxBackend
+from covey_verify.sandbox.choice import choose
+from covey_verify.types import Check
+from covey_verify.usercode import load_function, name_of
+
+BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool]]] = {
+    Ge: ("ge", lambda value, bound: value >= bound),
+    Gt: ("gt", lambda value, bound: value > bound),
+    Le: ("le", lambda value, bound: value <= bound),
+    Lt: ("lt", lambda value, bound: value < bound),
+}
+
+
+def load(
+    named: str | Callable[..., object],
+    settings: Mapping[str, object] | None = None,
+    folder: Path | None = None,
+    sandbox: Callable[[], SandboxBackend] = lambda: choose().sandbox,
+) -> RewardFunction:
+    """A reward function and its settings.
+
+    ``named``: a function, the name of a built-in one, or `file.py:function` as found from ``folder``.
+    ``sandbox`` is called if the function runs what a model wrote. Raises ConfigError that names the setting
+    and its nearest relative, SandboxUnavailable.
+    """
+    function = _function(named, folder or Path())
+    found = RewardFunction(name_of(function), function, dict(settings or {}))
+    if not found.takes_all and not {"completion", "completions", "solution_str"} & set(found.parameters):
+        known = {"completion_ids", "sampled_ids"} & set(found.parameters)
+        if not known:
+            raise ConfigError(f"{found.name} takes neither `completions` (of a group) nor `completion` (one)")
+    values = _checked(found, settings or {})
+    if "sandbox" in found.parameters and "sandbox" not in values:
+        values["sandbox"] = sandbox()
+    return RewardFunction(found.name, function, values)
+
+
+def _function(named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
+    if callable(named):
+        return named
+    if ":" in named:
+        return load_function(named, folder)
+    if named not in BUILT_IN:
+        raise ConfigError(f"there is no reward {named!r}{_near(named, list(BUILT_IN))}; or file.py:function")
+    return BUILT_IN[named]
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    likely = get_close_matches(word, known, n=1)
+    return f"; did you mean {likely[0]}?" if likely else f"; known: {', '.join(known)}"
+
+
+def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings by the types of the keyword-only parameters of a built-in function; of others their names."""
+    known = [n for n, p in function.parameters.items() if p.kind is p.KEYWORD_ONLY or not function.ours]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{function.name} has no setting {name!r}{_near(name, known)}")
+    if not function.ours:
+        return dict(settings)
+    hints = inspect.signature(function.function, eval_str=True).parameters
+    return {
+        name: value
+        if name == "sandbox"
+        else fitting(f"{function.name}.{name}", hints[name].annotation, value)
+        for name, value in settings.items()
+    }
+
+
+def fitting(where: str, annotation: Any, value: Any) -> Any:
+    """A value as a type asks for it. Raises ConfigError naming the place, the value and what is asked for.
+
+    >>> from covey_verify.types import Share
+    >>> fitting("tolerance", Share, 1), fitting("rule", Literal["boxed", "whole"], "whole")
+    (1.0, 'whole')
+    """
+    if get_origin(annotation) is Annotated:
+        plain, *checks = get_args(annotation)
+        value = fitting(where, plain, value)
+        for check in checks:
+            value = _passed(where, check, value)
+        return value
+    if get_origin(annotation) in (Union, types.UnionType):
+        for kind in get_args(annotation):
+            try:
+                return fitting(where, kind, value)
+            except ConfigError:
+                continue
+        raise _refused(where, value, " or ".join(map(_in_words, get_args(annotation))))
+    if get_origin(annotation) is Literal:
+        if value not in get_args(annotation):
+            raise _refused(where, value, f"one of {', '.join(map(str, get_args(annotation)))}")
+        return value
+    if is_dataclass(annotation) and isinstance(value, Mapping):
+        return _record(where, annotation, value)
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    kind = get_origin(annotation) or annotation
+    if kind in (Any, object, inspect.Parameter.empty):
+        return value
+    # To Python true is a whole number and a text is a sequence.
+    of_another = isinstance(value, bool if kind is not bool else ()) or (
+        kind is Sequence and isinstance(value, str)
+    )
+    if of_another or not isinstance(value, kind):
+        raise _refused(where, value, _in_words(annotation))
+    return value
+
+
+def _passed(where: str, check: object, value: Any) -> Any:
+    """A value that a bound or a check lets through."""
+    if isinstance(check, Check):
+        try:
+            return check.accepted(value)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    if type(check) in BOUNDS:
+        name, holds = BOUNDS[type(check)]
+        if not holds(value, getattr(check, name)):
+            sign = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}[name]
+            raise _refused(where, value, f"a number {sign} {getattr(check, name):g}")
+    return value
+
+
+def _record(where: str, kind: Any, value: Mapping[str, object]) -> Any:
+    """A dataclass of settings from a mapping."""
+    known = [f.name for f in fields(kind) if f.init]
+    hints = get_type_hints(kind, include_extras=True)
+    for name in value:
+        if name not in known:
+            raise ConfigError(f"{where} has no setting {name!r}{_near(name, known)}")
+    return kind(**{name: fitting(f"{where}.{name}", hints[name], v) for name, v in value.items()})
+
+
+def _in_words(kind: Any) -> str:
+    words = {
+        str: "a text",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        type(None): "null",
+    }
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return words.get(plain, getattr(get_origin(plain) or plain, "__name__", str(plain)))
+
+
+def _refused(where: str, value: object, wanted: str) -> ConfigError:
+    return ConfigError(f"{where}: {value!r} is not {wanted}")

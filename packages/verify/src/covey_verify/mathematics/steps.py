@@ -1,0 +1,186 @@
+"""Process rewards: where the steps of a completion end, in characters and in tokens, and two verifiers.
+
+A reward that asks for ``token_ends`` gets, for each token, where its text ends in the completion. With
+it spans of characters become spans of tokens, whatever the tokenizer does with spaces and bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal
+
+from covey_verify.contract import reward
+from covey_verify.extract import LONGEST, TextOrMessages, text_of
+from covey_verify.mathematics.compare import decimals
+from covey_verify.mathematics.notation import number
+from covey_verify.types import Score
+
+Span = tuple[int, int]
+SplitRule = Literal["paragraphs", "lines", "numbered", "tool_calls", "code_blocks"]
+Total = Literal["min", "mean", "last"]
+STARTS: Mapping[SplitRule, re.Pattern[str]] = {
+    "paragraphs": re.compile(r"\n[ \t]*\n\s*"),
+    "lines": re.compile(r"\n\s*"),
+    "numbered": re.compile(r"\n\s*(?=(?:step\s*)?\d{1,3}[.):])|^(?=(?:step\s*)?\d{1,3}[.):])", re.IGNORECASE),
+    "tool_calls": re.compile(r"(?<=</tool_call>)"),
+    "code_blocks": re.compile(r"^(?=```\w)|^```[ \t]*\n", re.MULTILINE),
+}
+"""What stands between two steps."""
+MOST_STEPS = 200
+"""Steps of a completion; what follows belongs to the last one."""
+ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
+ARITHMETIC_TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
+
+
+def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
+    r"""Character spans of the steps; together they cover the text.
+
+    >>> text = "1. add\n2. divide"
+    >>> [text[a:b] for a, b in split(text, "numbered")]
+    ['1. add\n', '2. divide']
+    """
+    ends = [m.end() for m in STARTS[how].finditer(text) if 0 < m.end() < len(text)]
+    edges = [0, *ends[: MOST_STEPS - 1], len(text)]
+    return [(a, b) for a, b in pairwise(edges) if text[a:b].strip()]
+
+
+def token_spans(spans: Sequence[Span], token_ends: Sequence[int]) -> list[Span]:
+    """Character spans as token spans, [first, last + 1); a token belongs to the step it ends in.
+
+    Steps without a token of their own are left out as (n, n).
+
+    >>> token_spans([(0, 3), (3, 9)], [2, 4, 9])  # the second token reaches into the second step
+    [(0, 1), (1, 3)]
+    """
+    edges = [0, *(bisect_left(token_ends, end + 1) for _, end in spans)]
+    if spans:
+        edges[-1] = len(token_ends)  # an end-of-sequence token has no text
+    return [(a, max(a, b)) for a, b in pairwise(edges)]
+
+
+@reward(concurrent=True, verdict=False)
+def calculations(
+    completion: TextOrMessages, token_ends: list[int], *, split_by: SplitRule = "lines", total: Total = "min"
+) -> Score:
+    r"""Whether the annotations `<<48/2=24>>` of a completion, as GSM8K has them, are right.
+
+    A step is right if all of its annotations are; ``total`` as in ``score_steps``.
+
+    >>> calculations("48/2 = <<48/2=24>>24\n24+1 = <<24+1=26>>26", []).value
+    0.0
+    """
+    text = text_of(completion)[:LONGEST]
+    spans = split(text, split_by)
+    found = [[is_correct(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
+    return score_steps(spans, [float(all(f)) if f else None for f in found], token_ends, total)
+
+
+def _check_labels(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
+    return [
+        None
+        if isinstance(labels, Mapping) and all(label in (-1, 0, 1) for label in labels.values())
+        else "column 'step_labels' has to be {text of a step: -1, 0 or 1}"
+        for labels in (row.get("step_labels") for row in rows)
+    ]
+
+
+@reward(concurrent=True, check_references=_check_labels, verdict=False)
+def step_labels(
+    completion: TextOrMessages,
+    step_labels: Mapping[str, float],
+    token_ends: list[int],
+    *,
+    split_by: SplitRule = "lines",
+    total: Total = "min",
+) -> Score:
+    r"""Labels that people gave to steps, from a column: {text of a step: -1 incorrect, 0 neutral, 1 correct}.
+
+    A step is looked up by its text, white space aside. One that nobody has labelled says nothing, and a
+    completion without a labelled one is not judged.
+
+    >>> step_labels("2+2 = 4\n4+1 = 6", {"2+2 = 4": 1, "4+1 = 6": -1}, [], total="mean").value
+    0.5
+    """
+    known = {" ".join(step.split()): (1 + label) / 2 for step, label in step_labels.items()}
+    text = text_of(completion)[:LONGEST]
+    spans = split(text, split_by)
+    values = [known.get(" ".join(text[a:b].split())) for a, b in spans]
+    judged = any(v is not None for v in values)
+    return score_steps(spans, values, token_ends, total) if judged else Score(None, "not_applicable")
+
+
+def score_steps(
+    spans: Sequence[Span], values: Sequence[float | None], token_ends: Sequence[int], total: Total
+) -> Score:
+    """Steps from 0, incorrect, to 1, correct, None where nothing is known -> what a process reward returns.
+
+    Its value is the least of the known ones (`min`), their mean or the `last`. As step rewards they
+    lie between -1 and 1, unknown ones at 0.
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return Score(0.0, "no_answer", steps=())
+    value = {"min": min(known), "mean": sum(known) / len(known), "last": known[-1]}[total]
+    places = zip(token_spans(spans, token_ends), values, strict=True)
+    steps = tuple((a, b, 0.0 if v is None else 2 * v - 1) for (a, b), v in places if b > a)
+    return Score(value, metrics={"steps": float(len(known))}, steps=steps)
+
+
+def is_correct(expression: str, result: str) -> bool:
+    """Whether a calculation gives what is written, up to the decimals it is written with.
+
+    >>> is_correct("1/3", "0.33"), is_correct("20%*50", "10"), is_correct("1/0", "1")
+    (True, True, False)
+    """
+    written, value = number(result.strip()), calculated(expression)
+    if written is None or value is None:
+        return False
+    places = decimals(result.strip())
+    return written == value or (places is not None and 2 * abs(written - value) <= Fraction(1, 10**places))
+
+
+def calculated(expression: str) -> Fraction | None:
+    """The value of + - * / and parentheses over decimal numbers; None for anything else."""
+    found = ARITHMETIC_TOKEN.findall(expression)
+    if "".join(found) != "".join(expression.split()) or len(found) > 60:
+        return None
+    tokens = [t for t in found if t != "$"]
+    try:
+        value = _sum(tokens)
+    except (IndexError, ZeroDivisionError, ValueError):
+        return None
+    return None if tokens else value
+
+
+def _sum(tokens: list[str]) -> Fraction:
+    value = _product(tokens)
+    while tokens and tokens[0] in "+-":
+        value += _product(tokens) if tokens.pop(0) == "+" else -_product(tokens)
+    return value
+
+
+def _product(tokens: list[str]) -> Fraction:
+    value = _factor(tokens)
+    while tokens and tokens[0] in "*x×/÷":
+        value = value * _factor(tokens) if tokens.pop(0) in "*x×" else value / _factor(tokens)
+    return value
+
+
+def _factor(tokens: list[str]) -> Fraction:
+    first = tokens.pop(0)
+    if first in ("-", "+"):
+        return _factor(tokens) if first == "+" else -_factor(tokens)
+    if first == "(":
+        value = _sum(tokens)
+        if tokens.pop(0) != ")":
+            raise ValueError("a parenthesis is not closed")
+    else:
+        value = Fraction(first.replace(",", "").rstrip("."))
+    if tokens and tokens[0] == "%":
+        tokens.pop(0)
+        value /= 100
+    return value

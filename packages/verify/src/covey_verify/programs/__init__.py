@@ -1,0 +1,1 @@
+"""Programs, proofs and formulas for a solver: run or checked where they can touch nothing."""

@@ -1,0 +1,322 @@
+"""Rewards for programs: hidden tests decide, in a sandbox that never sees what is expected.
+
+Inputs go in, values come out, and the comparison happens here. Tests written as code run in a
+process apart from the candidate's, and only plain values pass between the two.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from covey_verify.contract import FULL, fault, in_subprocess, reward
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.extract import TextOrMessages, after_reasoning, code_block, text_of
+from covey_verify.machine import available_cpus
+from covey_verify.programs.asserts import asserts_of, function_of
+from covey_verify.sandbox.base import Outcome, SandboxBackend, too_long
+from covey_verify.sandbox.confine import Limits
+from covey_verify.sandbox.process import ProcessSandbox
+from covey_verify.sandbox.wire import encode_value, numbers_agree, same
+from covey_verify.types import Score
+
+Mode = Literal["function", "stdio", "check"]
+Form = Literal["block", "continue"]
+Points = Literal["all", "fraction", "weighted"]
+SUSPICIOUS = re.compile(
+    r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
+)
+"""Signs of a program that plays with its tester. Logged, never paid or punished."""
+MOST_SECONDS = 300.0
+"""Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
+MOST_SOLUTIONS = 1_000
+"""Solutions that are tried before a run: seconds, and not minutes."""
+NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
+"""Comments of C, and lines for its preprocessor."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: what goes in and what has to come out."""
+
+    args: Sequence[object]
+    settings: Mapping[str, object]
+    expected: object
+    """Encoded (``wire``); for `stdio` the text of the output."""
+    weight: float = 1.0
+    visible: bool = False
+
+
+def cases_of(tests: object, mode: Mode) -> list[Case]:
+    """The tests of a row. Raises ValueError saying which one is wrong and why."""
+    rows = json.loads(tests) if isinstance(tests, str) else tests
+    if not isinstance(rows, Sequence) or not rows:
+        raise ValueError("column 'tests' has to be a list of {input, output}, not pickled, not empty")
+    found = []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
+            raise ValueError(f"test {number} has no 'input' or no 'output'")
+        given, expected = row["input"], row["output"]
+        if mode == "stdio" and not (isinstance(given, str) and isinstance(expected, str)):
+            raise ValueError(f"test {number}: with mode stdio input and output are texts")
+        if mode == "function" and not isinstance(given, list | Mapping):
+            raise ValueError(f"test {number}: 'input' is the list of arguments, or a mapping by name")
+        encoded = expected if mode == "stdio" else encode_value(expected)
+        if not same(encoded, encoded) and mode == "function":
+            raise ValueError(f"test {number}: the expected output does not equal itself (NaN?)")
+        args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
+        args = [given] if mode == "stdio" else args
+        weight, visible = float(row.get("weight", 1.0)), row.get("visible", False)
+        if not (0 < weight < math.inf and isinstance(visible, bool)):
+            raise ValueError(f"test {number}: 'weight' is a positive number, 'visible' true or false")
+        found.append(Case(args, settings, encoded, weight, visible))
+    return found
+
+
+def bad_tests(
+    rows: Sequence[Mapping[str, Any]],
+    mode: Mode = "function",
+    sandbox: SandboxBackend | None = None,
+    **settings: Any,
+) -> list[str | None]:
+    """Rows whose tests cannot decide anything, or refuse the row's own solution."""
+    complaints: list[str | None] = []
+    for row in rows:
+        try:
+            if asserts := asserts_of(row.get("test_list") or row.get("tests")):
+                _ = row.get("entry_point") or function_of(asserts, row.get("setup") or "")
+                if settings.get("points", "all") != "all":
+                    raise ValueError("asserts all have to hold: they go with points: all")
+                complaints.append(None)
+                continue
+            if mode != "stdio" and not row.get("entry_point"):
+                raise ValueError("no 'entry_point' that names the function")
+            if mode == "check":
+                ast.parse(row.get("setup") or "")
+                if not ast.parse(row.get("test") or "").body:
+                    raise ValueError("column 'test' is empty")
+            else:
+                cases_of(row.get("tests"), mode)
+            complaints.append(None)
+        except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+            complaints.append(str(error)[:200])
+    if sandbox is None:
+        return complaints
+    solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MOST_SOLUTIONS]
+    settings = {**settings, "mode": mode, "sandbox": sandbox}
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        for n, fault in zip(solved, pool.map(lambda n: _unsolved(rows[n], settings), solved), strict=True):
+            complaints[n] = fault
+    return complaints
+
+
+def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    """What is wrong with a row whose own solution does not pass its own tests."""
+    known = ("tests", "test_list", "test", "setup", "entry_point")
+    columns = {name: row[name] for name in known if row.get(name)}
+    score = code_tests(str(_example(row, **settings)), **columns, **settings)
+    if score.value is None or score.value >= FULL:
+        return None
+    return f"its own solution gets {score.value:g} ({score.status}): {score.detail[:150]}"
+
+
+def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> str | None:
+    """The row's own solution, if it has one."""
+    solution = row.get("solution") or row.get("canonical_solution")
+    if not isinstance(solution, str):
+        return None
+    return solution if form == "continue" else f"```python\n{row.get('setup') or ''}{solution}\n```"
+
+
+def _counterexample(row: Mapping[str, object], form: Form = "block", **_: object) -> str:
+    """A program that passes no test."""
+    if form == "continue":
+        return "    return 'canary'\n"
+    name = str(row.get("entry_point") or "f").partition(".")[0]
+    return f"```python\nprint('canary')\nclass {name}:\n    def __init__(self, *_, **__): pass\n```"
+
+
+@reward(
+    concurrent=True,
+    verdict=True,
+    timeout=600.0,
+    check_references=bad_tests,
+    example=_example,
+    counterexample=_counterexample,
+)
+def code_tests(
+    completion: TextOrMessages,
+    *,
+    sandbox: SandboxBackend,
+    tests: object = None,
+    test_list: object = None,
+    test: str = "",
+    setup: str = "",
+    entry_point: str = "",
+    mode: Mode = "function",
+    points: Points = "all",
+    form: Form = "block",
+    tolerance: Annotated[float, Ge(0)] = 1e-9,
+    seconds: Annotated[float, Gt(0)] = 6.0,
+    total_seconds: Annotated[float, Gt(0), Le(MOST_SECONDS)] = 30.0,
+    memory_mb: Annotated[int, Gt(0)] = 1024,
+) -> Score:
+    """1 if the program passes all tests (``points``: or a fraction of them), 0 otherwise.
+
+    `function` calls ``entry_point`` with each input of ``tests``, `stdio` runs the program on each,
+    `check` runs the code in ``test`` against it. Where ``tests``, or ``test_list``, is a list of asserts, all
+    have to hold, whatever the mode. If some tests are marked `visible`, only the others
+    count, and what the visible ones say beyond them is logged as `gap`. The whole check takes at most
+    ``total_seconds``; tests that it does not come to are not passed.
+    """
+    asserts = [] if test else asserts_of(test_list or tests)
+    if asserts:
+        mode, test, entry_point = "check", "\n".join(asserts), entry_point or function_of(asserts, setup)
+    code = setup + text_of(completion) if form == "continue" else program(completion, "python")
+    if code is None:
+        return Score(0.0, "no_answer")
+    if mode == "check" and form == "block":
+        code = f"{setup}\n{code}"
+    limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=memory_mb << 20)
+    suspicious = {"suspicious": float(SUSPICIOUS.search(code) is not None)}
+    if mode == "check":
+        if not isinstance(sandbox, ProcessSandbox):
+            raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
+        result = sandbox.check(code, entry_point, setup, test, limits)
+        if result.kind == "ok" and not result.value:
+            return Score(None, "bad_reference", detail="the test never calls the function")
+        return score_of(result, float(result.kind == "ok"), code, suspicious)
+    cases = cases_of(tests, mode)
+    shown, hidden = [c for c in cases if c.visible], [c for c in cases if not c.visible]
+    ends = time.monotonic() + total_seconds
+    fractions, worst = {}, Outcome("ok")
+    for name, some in (("visible", shown), ("hidden", hidden)):
+        if some:
+            left = ends - time.monotonic()
+            whole = Limits(wall=left, cpu=math.ceil(total_seconds), memory=limits.memory)
+            run = (
+                _calls(sandbox, code, entry_point, some, whole, seconds, tolerance)
+                if mode == "function"
+                else _scripts(sandbox, code, some, limits, ends, tolerance)
+            )
+            fractions[name], result = _tally(run, some, points)
+            worst = result if worst.kind == "ok" else worst
+    if len(fractions) == 2:
+        fractions["gap"] = fractions["visible"] - fractions["hidden"]
+    value = fractions["hidden" if hidden else "visible"]
+    return score_of(worst, value, code, {**fractions, **suspicious})
+
+
+def program(completion: TextOrMessages, language: str) -> str | None:
+    """The last complete fenced block after the reasoning."""
+    answer = after_reasoning(text_of(completion))
+    return None if answer is None else code_block(answer, language)
+
+
+def _calls(
+    sandbox: SandboxBackend,
+    code: str,
+    entry: str,
+    cases: Sequence[Case],
+    limits: Limits,
+    each: float,
+    tolerance: float,
+) -> Iterator[tuple[bool, Outcome]]:
+    if limits.wall <= 0:
+        yield from [(False, too_long())] * len(cases)
+        return
+    results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, each)
+    for case, result in zip(cases, results, strict=False):
+        yield result.kind == "ok" and same(case.expected, result.value, tolerance), result
+
+
+def _scripts(
+    sandbox: SandboxBackend, code: str, cases: Sequence[Case], limits: Limits, ends: float, tolerance: float
+) -> Iterator[tuple[bool, Outcome]]:
+    for case in cases:
+        left = ends - time.monotonic()
+        within = replace(limits, wall=min(limits.wall, left))
+        result = sandbox.script(code, str(case.args[0]), within) if left > 0 else too_long()
+        yield result.kind == "ok" and same_output(str(case.expected), str(result.value), tolerance), result
+
+
+def _tally(
+    outcomes: Iterator[tuple[bool, Outcome]], cases: Sequence[Case], points: Points
+) -> tuple[float, Outcome]:
+    """What the passed tests are worth, and the first thing that went wrong with the machinery or limits."""
+    weights = [c.weight if points == "weighted" else 1.0 for c in cases]
+    earned, worst = 0.0, Outcome("ok")
+    for (passed, result), weight in zip(outcomes, weights, strict=False):
+        earned += weight * passed
+        if not passed and worst.kind == "ok":
+            worst = result._replace(value=None, text=result.text or "a wrong answer")
+        if (points == "all" and not passed) or result.kind == "lost":
+            break
+    whole = earned >= sum(weights)
+    return (float(whole) if points == "all" else earned / sum(weights)), worst
+
+
+def score_of(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:
+    """What a program gets: its value, or what its end says of it or of the machine."""
+    if result.kind == "lost":
+        return Score(None, "infra_error", code[:2000], detail=result.text)
+    status = fault(result) if result.kind not in ("ok", "error") else "ok"
+    return Score(value, status, code[:2000], metrics, detail=result.text)
+
+
+def same_output(expected: str, got: str, tolerance: float = 0.0) -> bool:
+    r"""Whether two outputs have the same words in all lines; numbers up to a relative tolerance.
+
+    >>> same_output("1 2\n3.0", "1 2 \n3.0000000001\n", 1e-9), same_output("1\n2", "1")
+    (True, False)
+    """
+    ours, theirs = ([line.split() for line in text.strip().splitlines()] for text in (expected, got))
+    if [len(line) for line in ours] != [len(line) for line in theirs]:
+        return False
+    words = zip(chain.from_iterable(ours), chain.from_iterable(theirs), strict=True)
+    return all(a == b or _close(a, b, tolerance) for a, b in words)
+
+
+def _close(expected: str, got: str, tolerance: float) -> bool:
+    if "." not in expected or len(got) > 400:
+        return False
+    try:
+        return numbers_agree(float(expected), float(got), tolerance)
+    except ValueError:
+        return False
+
+
+@reward(concurrent=True, format_only=True)
+def compiles(
+    completion: TextOrMessages, *, sandbox: SandboxBackend, language: Literal["python", "c"] = "python"
+) -> Score:
+    """1 if the last code block is accepted by a compiler, 0 otherwise. It is never run."""
+    code = program(completion, language)
+    if code is None:
+        return Score(0.0, "no_answer")
+    limits = Limits(wall=10.0, cpu=8)
+    if language == "c" and not NO_CODE.sub("", code).strip():
+        return Score(0.0, "no_answer", detail="there is no code in the block")
+    if language == "python":
+        result = in_subprocess("python_accepts", code)
+        value = float(result.value is True)
+    else:
+        if not isinstance(sandbox, ProcessSandbox) or shutil.which("gcc") is None:
+            raise SandboxUnavailable("compiling C needs gcc and a bwrap or landlock sandbox")
+        gcc = [str(shutil.which("gcc")), "-fsyntax-only", "-x", "c", "-"]
+        result = sandbox.compile(gcc, code, limits)
+        value = float(result.kind == "ok")
+        if result.kind == "crashed":  # how a compiler says no
+            result = Outcome("error", text=str(result.value)[:500])
+    return score_of(result, value, code, {})

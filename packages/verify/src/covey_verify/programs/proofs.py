@@ -1,0 +1,214 @@
+"""A reward for proofs: the row states the theorem, the completion is the proof and nothing else.
+
+Each file of a check (``provers``) is made in a sandbox of its own, and only what was compiled passes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt, Le
+
+from covey_verify.contract import reward
+from covey_verify.errors import ConfigError, SandboxUnavailable
+from covey_verify.extract import TextOrMessages, text_of
+from covey_verify.machine import available_cpus
+from covey_verify.once import Once
+from covey_verify.programs.code import Form, program, score_of
+from covey_verify.programs.provers import AXIOM, PROVERS, Prover, coqchk_beyond
+from covey_verify.sandbox.base import Outcome, SandboxBackend
+from covey_verify.sandbox.confine import Limits
+from covey_verify.sandbox.process import ProcessSandbox
+from covey_verify.types import Score
+
+MOST_PROOF_SECONDS = 120.0
+"""Of each of the four steps of a check, which together stay below the reward's own limit."""
+MOST_TRIED = 16
+"""Headers, and theorems, that are compiled before a run begins."""
+TRIVIAL = "True"
+"""What is stated to try a header."""
+Made = tuple[Outcome, bytes]
+Question = tuple[str, str, tuple[str, ...], str]
+"""Prover, header, permitted axioms, theorem."""
+STATEMENTS = Once[Made](256, lambda made: made[0].kind in ("ok", "error"))
+"""A group has one statement."""
+ANSWERS = Once[Outcome](4096, lambda outcome: outcome.kind in ("ok", "error"))
+"""Each proof of a statement is checked once, however many completions give it."""
+CONTEXT = r"^(?:open|universe|variable|set_option)\b.*$"
+"""Of a header of Lean what holds for its file only, and is said again in the proof's."""
+
+
+def _bad_theorems(
+    rows: Sequence[Mapping[str, Any]],
+    sandbox: SandboxBackend | None = None,
+    prover: str = "coq",
+    axioms: Sequence[str] = (),
+    memory_mb: int = 2048,
+    **_: object,
+) -> list[str | None]:
+    """Rows that state nothing, or whose header the prover refuses; of the first ones the theorem too."""
+    full = [{"prover": prover, "axioms": axioms, "header": "", **row} for row in rows]
+    texts = [
+        all(isinstance(text, str) for text in (r.get("theorem"), r["header"], r["prover"]))
+        and isinstance(r["axioms"], list | tuple)
+        and all(isinstance(axiom, str) for axiom in r["axioms"])
+        for r in full
+    ]
+    asked = [
+        (r["prover"], r["header"], tuple(r["axioms"]), r["theorem"])
+        if is_text and r["theorem"].strip()
+        else None
+        for r, is_text in zip(full, texts, strict=True)
+    ]
+    headers = dict.fromkeys((*question[:3], TRIVIAL) for question in asked if question)
+    tried = [*islice(headers, MOST_TRIED), *(q for q in asked[:MOST_TRIED] if q)]
+
+    def refusal(question: Question) -> str | None:
+        return _refusal(_stated(sandbox, question, memory_mb)[0], question)
+
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        found = dict(zip(tried, pool.map(refusal, tried), strict=True))
+    return [
+        found.get((*question[:3], TRIVIAL)) or found.get(question)
+        if question
+        else "column 'theorem' has to be a proposition, 'header' and 'prover' texts, 'axioms' a list of names"
+        for question in asked
+    ]
+
+
+def _proof(
+    row: Mapping[str, object], prover: object = "coq", form: Form = "block", **_: object
+) -> str | None:
+    """The row's own proof, if it has one."""
+    proof = row.get("proof")
+    if not isinstance(proof, str) or form == "continue":
+        return proof if isinstance(proof, str) else None
+    return f"```{row.get('prover', prover)}\n{proof}\n```"
+
+
+@reward(
+    concurrent=True,
+    verdict=True,
+    timeout=600.0,
+    check_references=_bad_theorems,
+    example=_proof,
+    counterexample=lambda row, **settings: _proof({**row, "proof": "admit."}, **settings),
+)
+def proves(
+    completion: TextOrMessages,
+    theorem: str,
+    *,
+    sandbox: SandboxBackend,
+    header: str = "",
+    prover: Literal["coq", "lean"] = "coq",
+    axioms: Sequence[str] = (),
+    form: Form = "block",
+    seconds: Annotated[float, Gt(0), Le(MOST_PROOF_SECONDS)] = 20.0,
+    memory_mb: Annotated[int, Gt(0)] = 2048,
+) -> Score:
+    """1 if the last code block is a proof of ``theorem``, as tactics for Coq or Lean 4, 0 otherwise.
+
+    ``header`` comes before the theorem: imports, definitions, notations. ``axioms`` names those that a proof
+    may use; what the theorem itself speaks of, and the axioms of Lean's logic, need no permission.
+    """
+    kind, place = _kind(prover, axioms), _place(sandbox)
+    proof = text_of(completion) if form == "continue" else program(completion, prover)
+    if proof is None or not proof.strip():
+        return Score(0.0, "no_answer")
+    try:
+        tactics = kind.tactics(proof)
+    except ValueError as error:
+        return Score(0.0, "unparsable", proof[:2000], detail=f"not a proof: {error}")
+    question = (prover, header, tuple(axioms), theorem)
+    result, statement = _stated(place, question, memory_mb)
+    if refusal := _refusal(result, question):
+        return Score(None, "bad_reference", detail=refusal)
+    if result.kind == "ok":
+        limits = Limits(seconds, int(seconds) + 1, memory_mb << 20)
+        result = ANSWERS.get(
+            (place.name, *question, tactics, limits),
+            lambda: _judge(
+                place, kind, axioms, limits, statement, _filled(kind.answer, header, proof=tactics)
+            ),
+        )
+    return score_of(result, float(result.kind == "ok"), proof, {})
+
+
+def _kind(prover: str, axioms: Sequence[str]) -> Prover:
+    """A prover that is installed. Raises ConfigError before anything is judged."""
+    named = isinstance(axioms, Sequence) and not isinstance(axioms, str)
+    if prover not in PROVERS or not named or not all(AXIOM.fullmatch(str(a)) for a in axioms):
+        raise ConfigError(f"proves: prover is coq or lean and axioms a list of names: {prover!r}, {axioms!r}")
+    PROVERS[prover].tools()
+    return PROVERS[prover]
+
+
+def _place(sandbox: SandboxBackend | None) -> ProcessSandbox:
+    if not isinstance(sandbox, ProcessSandbox):
+        raise SandboxUnavailable("checking proofs needs a bwrap or landlock sandbox")
+    return sandbox
+
+
+def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Made:
+    """A row's statement as its prover reads it."""
+    prover, header, axioms, theorem = question
+    kind, place = _kind(prover, axioms), _place(sandbox)
+    permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
+    text = _filled(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
+    limits = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
+    return STATEMENTS.get((place.name, *question), lambda: _compile(place, kind, "Statement", text, limits))
+
+
+def _refusal(result: Outcome, question: Question) -> str | None:
+    """What is wrong with a statement that was not accepted."""
+    if result.kind in ("ok", "lost"):
+        return None
+    what = "header" if question[3] == TRIVIAL else f"theorem {question[3][:80]!r}"
+    return f"{question[0]} does not accept the {what}: {result.text[:400]}"
+
+
+def _filled(template: str, header: str, **texts: str) -> str:
+    context = "\n".join(re.findall(CONTEXT, header, re.MULTILINE))
+    words = {"header": header, "context": context, **texts}
+    return re.sub(r"{(\w+)}", lambda name: words[name[1]], template)
+
+
+def _compile(
+    sandbox: ProcessSandbox, kind: Prover, name: str, text: str, limits: Limits, **compiled: bytes
+) -> Made:
+    tools, product = kind.tools(), f"{name}{kind.compiled}"
+    files = {f"{other}{kind.compiled}": content for other, content in compiled.items()}
+    files[f"{name}{kind.source}"] = text.encode("utf-8", "replace")
+    argv = [part.format(name) for part in tools.compiler]
+    result, made = sandbox.build(argv, files, limits, product, tools.readable, tools.environment)
+    return _refused(result), made
+
+
+def _judge(
+    sandbox: ProcessSandbox, kind: Prover, axioms: Sequence[str], limits: Limits, statement: bytes, text: str
+) -> Outcome:
+    """Whether an answer proves the statement: what decides are files in which no model has written."""
+    result, answer = _compile(sandbox, kind, "Answer", text, limits, Statement=statement)
+    beyond, tools, made = list[str](), kind.tools(), {"Statement": statement, "Answer": answer}
+    if result.kind == "ok":
+        result, verdict = _compile(sandbox, kind, "Verdict", kind.verdict, limits, **made)
+        beyond = kind.beyond(str(result.value), axioms) if result.kind == "ok" else []
+        made["Verdict"] = verdict
+    if result.kind == "ok" and not beyond and tools.checker:
+        files = {f"{name}{kind.compiled}": content for name, content in made.items()}
+        result, _ = sandbox.build(tools.checker, files, limits, "", tools.readable, tools.environment)
+        beyond = coqchk_beyond(str(result.value)) if result.kind == "ok" else []
+    if beyond:
+        return Outcome("error", text=f"it uses {', '.join(beyond)}"[:500])
+    return _refused(result)
+
+
+def _refused(result: Outcome) -> Outcome:
+    """A prover says no by its exit status; where a signal has ended it, it has said nothing."""
+    if result.kind != "crashed" or result.text.startswith("exit status -"):
+        return result
+    return Outcome("error", text=str(result.value)[:500].strip() or result.text)

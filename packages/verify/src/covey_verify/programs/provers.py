@@ -1,0 +1,259 @@
+"""Coq and Lean as judges of proofs: how each is found, what it is given to read and how its words are read.
+
+A check has three files. `Statement` holds the row's header and theorem, `Answer` the proof. `Verdict` is
+ours alone: it loads both, has the kernel take the answer for a proof of the statement as it was read before
+there was a proof, and lists the axioms. Nothing that a proof can declare (notations, axioms, options,
+commands) has a place from which it could act on that; that its text may hold tactics only, and is read
+without comments and strings, is the second wall and not the first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from shutil import which
+from textwrap import dedent, indent
+
+from covey_verify.errors import ConfigError
+from covey_verify.sandbox.process import PROCESSES
+
+
+@dataclass(frozen=True)
+class Tools:
+    """An installed prover: the command that compiles a file, and what it has to see."""
+
+    compiler: Sequence[str]
+    """`{}` is the name of the file."""
+    checker: Sequence[str]
+    """A second kernel that reads what was compiled; none for Lean, whose `Verdict` asks it once more."""
+    readable: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Prover:
+    """What differs between provers: the three files, and how their words are read."""
+
+    tools: Callable[[], Tools]
+    tactics: Callable[[str], str]
+    """The tactics of a proof. Raises ValueError at what is none."""
+    beyond: Callable[[str, Sequence[str]], list[str]]
+    """(output of `Verdict`, permitted axioms) -> those that the proof uses without permission."""
+    source: str
+    compiled: str
+    statement: str
+    answer: str
+    verdict: str
+
+
+def _installed(program: str, install: str) -> str:
+    found = which(program)
+    if found is None:
+        raise ConfigError(f"rewards: proves needs {program}, which is not on the PATH: {install}")
+    return found
+
+
+def _asked(*command: str) -> str:
+    """What an installed program says of itself. Raises ConfigError."""
+    try:
+        return subprocess.run(  # noqa: S603 - its name is fixed and its path the user's own
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"rewards: proves: `{' '.join(command)}` does not work: {error}") from None
+
+
+@cache
+def coq() -> Tools:
+    """Coq as it is installed, with the libraries of COQPATH."""
+    install = "apt-get install coq, or opam install coq"
+    coqc, coqchk = (_installed(name, install) for name in ("coqc", "coqchk"))
+    library = re.search(r"^COQLIB=(.+)$", _asked(coqc, "-config"), re.MULTILINE)
+    if library is None:
+        raise ConfigError(f"rewards: proves: `{coqc} -config` names no COQLIB")
+    more = os.environ.get("COQPATH", "")
+    own = (Path(coqc).resolve().parent, Path(library[1]).resolve().parent, "/etc/ocamlfind.conf")
+    return Tools(
+        [coqc, "-q", "-noglob", "-w", "none", "-Q", ".", "Covey", "{}.v"],
+        [coqchk, "-silent", "-o", "-Q", ".", "Covey", "-norec", "Covey.Answer", "-norec", "Covey.Verdict"],
+        _existing(*own, *more.split(os.pathsep)),
+        {"COQPATH": more} if more else {},
+    )
+
+
+@cache
+def lean() -> Tools:
+    """Lean 4 as it is installed, with the libraries of LEAN_PATH (`lake env` sets it)."""
+    program = _installed("lean", "install Lean 4 with elan, https://lean-lang.org/install")
+    root, more = _asked(program, "--print-prefix").strip(), os.environ.get("LEAN_PATH", "")
+    path = os.pathsep.join([".", *filter(None, [more])])
+    readable = (*_existing(root, *more.split(os.pathsep)), PROCESSES)
+    return Tools([f"{root}/bin/lean", "-o", "{}.olean", "{}.lean"], (), readable, {"LEAN_PATH": path})
+
+
+def _existing(*paths: str | Path) -> tuple[str, ...]:
+    found = (str(Path(path).resolve()) for path in paths if str(path) and Path(path).exists())
+    return tuple(dict.fromkeys(found))
+
+
+def without_comments(text: str, opening: str, closing: str, line: str = "") -> str:
+    """A proof's text without comments, which may be nested. Raises ValueError; a string may hide one.
+
+    >>> without_comments("auto. (* (* a *) b *) lia.", "(*", "*)")
+    'auto.   lia.'
+    """
+    if '"' in text:
+        raise ValueError("a quotation mark; a proof has to do without strings")
+    marks = f"({re.escape(opening)}|{re.escape(closing)}{f'|{line}[^{chr(10)}]*' if line else ''})"
+    depth, kept = 0, []
+    for part in re.split(marks, text):
+        depth += (part == opening) - (part == closing)
+        if depth < 0:
+            raise ValueError("a comment ends that has not begun")
+        comment = depth or part == closing or (line and part.startswith(line))
+        kept.append(("" if depth else " ") if comment else part)
+    if depth:
+        raise ValueError("a comment that does not end")
+    return "".join(kept)
+
+
+AXIOM = re.compile(r"[^\W\d][\w']*(?:\.[^\W\d][\w']*)*")
+BEFORE_TACTIC = re.compile(r"(?:[\s{}+*-]|(?:all|par|!|\d[\d\s,-]*|\[\s*[^\W\d][\w']*\s*\])\s*:)*")
+"""Before the tactic of a sentence: bullets, braces, selected goals."""
+
+
+def coq_tactics(proof: str) -> str:
+    """The tactics of a Coq proof. Raises ValueError at a sentence that is none: commands are capitalised.
+
+    >>> coq_tactics("Proof. intros n. - lia. Qed.")
+    ' intros n. - lia. '
+    """
+    *sentences, rest = re.split(r"\.(?=\s|$)", without_comments(proof, "(*", "*)"))
+    if sentences and sentences[0].strip() == "Proof":
+        del sentences[0]
+    if sentences and not rest.strip() and (end := re.fullmatch(r"([\s}]*)(?:Qed|Defined)", sentences[-1])):
+        sentences, rest = sentences[:-1], end[1]
+    for sentence in (*sentences, rest):
+        words = BEFORE_TACTIC.sub("", sentence, count=1)
+        if words and not re.match(r"[a-z_(\[]", words):
+            raise ValueError(f"{' '.join(words.split())[:40]!r}; a proof consists of tactics only")
+    return "".join(f"{sentence}." for sentence in sentences) + rest
+
+
+NO_TACTIC = re.compile(
+    r"#[a-z]|@\[|\b(?:abbrev|add_decl_doc|admit|alias|attribute|axiom|axioms|builtin_initialize|by_elab|class"
+    r"|declare_\w+|def|deriving|dsimproc|elab|elab_rules|end|example|export|extern|implemented_by"
+    r"|import|include_str|inductive|infix[lr]?|init_quot|initialize|instance|irreducible_def|lemma|local"
+    r"|macro|macro_rules|mutual|namespace|native_decide|noncomputable|notation3?|opaque|open|partial|postfix"
+    r"|prefix|prelude|private|protected|register_\w+|run_\w+|scoped|section|set_option|simproc|sorry|sorryAx"
+    r"|stop|structure|syntax|theorem|universe|unsafe|unseal|variable)\b"
+)
+"""What begins a command of Lean, makes one of a tactic, or gives the goal up."""
+
+
+def lean_tactics(proof: str) -> str:
+    """The tactics of a Lean proof, indented. Raises ValueError at a word that none has."""
+    plain = re.sub(r"^\s*(?::=\s*)?by\b", "", without_comments(proof, "/-", "-/", "--"))
+    if found := NO_TACTIC.search(plain):
+        raise ValueError(f"{found[0]!r}; a proof consists of tactics only")
+    return indent(dedent(plain.strip("\n")), "  ")
+
+
+def coq_beyond(output: str, _: Sequence[str]) -> list[str]:
+    """What `Print Assumptions` names for the proof and not for the statement and what is permitted.
+
+    Coq gives no two axioms the same name in one file. What is not understood is not permitted.
+    """
+    blocks: list[set[str]] = []
+    for line in output.split("\n"):
+        if line in ("Axioms:", "Closed under the global context"):
+            blocks.append(set())
+        elif line and not line.startswith(" "):
+            if not blocks:
+                return [line]
+            blocks[-1].add(line.partition(" :")[0])
+    return sorted(blocks[1] - blocks[0]) if len(blocks) == 2 else ["a list of axioms that cannot be read"]
+
+
+def coqchk_beyond(output: str) -> list[str]:
+    """What coqchk lists (axioms, definitions that were not checked) of a proof and not of its header."""
+    lines = {line.strip() for line in output.split("\n")}
+    if "* Theory: Set is predicative" not in lines:
+        return ["a summary of coqchk that cannot be read"]
+    names = re.findall(r"Covey\.(?:Answer|Verdict)\.(\S+)", output)
+    return sorted(name for name in names if f"Covey.Statement.{name}" not in lines)
+
+
+def lean_beyond(output: str, axioms: Sequence[str]) -> list[str]:
+    """The axioms that `Verdict.lean` lists, besides the three of Lean's logic and the permitted."""
+    found = re.fullmatch(r"axioms \[(.*)\]\s*", output)
+    if found is None:
+        return ["a list of axioms that cannot be read"]
+    return sorted({*found[1].split(", ")} - {"", "propext", "Classical.choice", "Quot.sound", *axioms})
+
+
+COQ_STATEMENT = """{header}
+Definition covey_goal : Prop := (
+{theorem}
+).
+Definition covey_permitted : True := let _ := covey_goal in {axioms} I.
+"""
+COQ_ANSWER = """{header}
+Require Import Covey.Statement.
+Theorem covey_answer : covey_goal.
+Proof.
+cbv delta [covey_goal].
+{proof}
+Qed.
+"""
+COQ_VERDICT = """Require Covey.Statement.
+Definition covey_goal : Prop := Covey.Statement.covey_goal.
+Definition covey_permitted : True := Covey.Statement.covey_permitted.
+Require Covey.Answer.
+Definition covey_checked : covey_goal := Covey.Answer.covey_answer.
+Print Assumptions covey_permitted.
+Print Assumptions covey_checked.
+"""
+"""The statement's names are resolved before the answer is loaded, and nothing of that is ever imported."""
+LEAN_STATEMENT = """{header}
+def _root_.Covey.goal : Prop :=
+  {theorem}
+"""
+LEAN_ANSWER = """import Statement
+{context}
+theorem _root_.Covey.answer : Covey.goal := by
+  delta Covey.goal
+{proof}
+"""
+LEAN_VERDICT = """import Lean
+import Lean.Replay
+import Statement
+open Lean
+#eval show CoreM Unit from do
+  let (answer, _) ← readModuleData "Answer.olean"
+  let levels := (← getConstInfo `Covey.goal).levelParams
+  let same (name : Name) := mkConst name (levels.map mkLevelParam)
+  let mut constants : Std.HashMap Name ConstantInfo := {}
+  for name in answer.constNames, constant in answer.constants do
+    if constant.isUnsafe || constant.isPartial then
+      throwError "{name} is unsafe or partial"
+    constants := constants.insert name constant
+  constants := constants.insert `Covey.checked (.thmInfo { name := `Covey.checked,
+    levelParams := levels, type := same `Covey.goal, value := same `Covey.answer })
+  let environment ← (← getEnv).replay constants
+  let axioms ← withEnv environment (collectAxioms `Covey.checked)
+  IO.println s!"axioms {axioms.toList}"
+"""
+"""The answer is no import, whose macros would be in force here: its constants are data, and the kernel is
+given each of them again."""
+PROVERS: Mapping[str, Prover] = {
+    "coq": Prover(coq, coq_tactics, coq_beyond, ".v", ".vo", COQ_STATEMENT, COQ_ANSWER, COQ_VERDICT),
+    "lean": Prover(
+        lean, lean_tactics, lean_beyond, ".lean", ".olean", LEAN_STATEMENT, LEAN_ANSWER, LEAN_VERDICT
+    ),
+}

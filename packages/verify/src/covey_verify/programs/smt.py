@@ -1,0 +1,148 @@
+"""Formulas judged by Z3, in a killable subprocess: equivalent to a given one, or a witness of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from covey_verify.contract import LIMITS, reward, unfinished
+from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract
+from covey_verify.sandbox.client import verifier_server
+from covey_verify.types import Score, Status
+
+HERE = "covey_verify.programs.smt"
+PER_PROCESS = 50
+"""Rows that one subprocess looks at before a run."""
+BOOLEANS = {"true": True, "false": False}
+Ask = Literal["equivalent", "witness"]
+SCORES: Mapping[str, tuple[float | None, Status]] = {
+    "yes": (1.0, "ok"), "no": (0.0, "ok"), "unreadable": (0.0, "unparsable"),
+    "undecided": (0.0, "timeout"), "bad reference": (None, "bad_reference"),
+}  # fmt: skip
+ASSIGNMENT = re.compile(
+    r"\s*([A-Za-z_]\w*)\s*=\s*(true|false|-?\d{1,300}(?:/[1-9]\d*|\.\d+)?)\s*(?:[,;\n]|$)"
+)
+
+
+def _example(row: Mapping[str, object], ask: Ask = "equivalent", rule: Rule = "answer_tag") -> str | None:
+    return FORMS[rule].format(row["formula"]) if ask == "equivalent" else None
+
+
+def bad_formulas(
+    rows: Sequence[Mapping[str, object]], ask: Ask = "equivalent", **_: object
+) -> list[str | None]:
+    """Rows whose formula no answer can meet."""
+    if importlib.util.find_spec("z3") is None:
+        return [None] * len(rows)  # which is said already
+    found: list[str | None] = []
+    for start in range(0, len(rows), PER_PROCESS):
+        some = [[row.get("declarations"), row.get("formula")] for row in rows[start : start + PER_PROCESS]]
+        result = verifier_server("z3", HERE).call(f"{HERE}:faults", some, ask, limits=LIMITS)
+        found += result.value if result.kind == "ok" else [None] * len(some)
+    return found
+
+
+def faults(formulas: Sequence[tuple[str, str]], ask: Ask) -> list[str | None]:
+    """What is wrong with each (declarations, formula); called in a subprocess."""
+    import z3
+
+    found: list[str | None] = []
+    for declarations, formula in formulas:
+        term = _term(str(declarations), str(formula))
+        constants = z3.z3util.get_vars(term) if term is not None and ask == "witness" else []
+        odd = [c for c in constants if not (z3.is_arith(c) or z3.is_bool(c))]
+        if term is None:
+            found.append(f"Z3 cannot read the formula: {str(formula)[:60]!r}")
+        elif odd:
+            found.append(f"ask: witness gives values to numbers and truths; {odd[0]} is a {odd[0].sort()}")
+        else:
+            found.append(None)
+    return found
+
+
+@reward(
+    concurrent=True,
+    verdict=True,
+    requires=("z3",),
+    check_references=bad_formulas,
+    example=_example,
+    counterexample=lambda row, rule="answer_tag", **_: FORMS[rule].format(f"(not {row['formula']})"),
+)
+def smt(
+    completion: TextOrMessages,
+    declarations: str,
+    formula: str,
+    turns: Turns = (),
+    *,
+    ask: Ask = "equivalent",
+    rule: Rule = "answer_tag",
+) -> Score:
+    """1 if the answer says the same as ``formula``, or makes it true, else 0; both in SMT-LIB.
+
+    `equivalent`: the answer is one formula over the same ``declarations``. `witness`: it gives each of
+    their constants a value, `x = 3, y = -1/2, p = true`. What Z3 cannot decide in time is 0.
+    """
+    found = extract(completion, rule, turns)
+    if found is None:
+        return Score(0.0, "no_answer")
+    server = verifier_server("z3", HERE)
+    result = server.call(f"{HERE}:z3_verdict", declarations, formula, found, ask, limits=LIMITS)
+    if result.kind != "ok":
+        return unfinished(result, found[:500])
+    return Score(*SCORES[result.value], found[:500])
+
+
+def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
+    """What Z3 finds; called in a subprocess."""
+    import z3
+
+    expected = _term(declarations, formula)
+    if expected is None:
+        return "bad reference"
+    if ask == "equivalent":
+        theirs = _term(declarations, answer) if is_one_term(answer) else None
+        if theirs is None:
+            return "unreadable"
+        claim = expected == theirs
+    else:
+        found = ASSIGNMENT.findall(answer)
+        given = dict(found)
+        constants = {str(c): c for c in z3.z3util.get_vars(expected) if z3.is_arith(c) or z3.is_bool(c)}
+        rest = ASSIGNMENT.sub("", answer).strip()
+        if rest or len(given) < len(found) or not constants.keys() <= given.keys():
+            return "unreadable"
+        try:
+            pairs = [(c, c.sort().cast(BOOLEANS.get(given[n], given[n]))) for n, c in constants.items()]
+        except z3.Z3Exception:
+            return "unreadable"  # a fraction for a whole number
+        claim = z3.substitute(expected, *pairs)
+    solver = z3.Solver()
+    solver.add(z3.Not(claim))
+    return {"unsat": "yes", "sat": "no"}.get(str(solver.check()), "undecided")
+
+
+def _term(declarations: str, text: str) -> object:
+    """A formula over declared constants; None if it is none."""
+    import z3
+
+    try:
+        (found,) = z3.parse_smt2_string(f"{declarations}(assert {text})")
+    except (z3.Z3Exception, ValueError):
+        return None
+    return found
+
+
+def is_one_term(text: str) -> bool:
+    """Whether a text cannot reach beyond the place it is put in: one word, or one balanced pair.
+
+    >>> is_one_term("(and p (not q))"), is_one_term("p"), is_one_term("true) (assert false")
+    (True, True, False)
+    """
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth < 0 or character in '|";' or (depth == 0 and place < len(text) - 1 and text[0] == "("):
+            return False
+    return depth == 0 and (text.startswith("(") or text.isidentifier())

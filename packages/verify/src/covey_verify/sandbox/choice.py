@@ -1,0 +1,89 @@
+"""Which sandbox a run uses: the strongest that withstands its own probe, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox import portable
+from covey_verify.sandbox.base import SandboxBackend
+from covey_verify.sandbox.importable import PACKAGES
+from covey_verify.sandbox.probe import holes
+from covey_verify.sandbox.process import NOT_BLOCKED, VISIBLE, ProcessSandbox
+
+MAKERS: Mapping[str, Callable[[str, Sequence[str]], SandboxBackend]] = {
+    "bwrap": lambda _, packages: ProcessSandbox("bwrap", packages),
+    "landlock": lambda _, packages: ProcessSandbox("landlock", packages),
+    "wasm": lambda *_: portable.Wasm(),
+    "remote": lambda url, _: portable.Remote(url),
+}
+"""Strongest first."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A sandbox that held, and why stronger ones were not used."""
+
+    sandbox: SandboxBackend
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the file system keeps what is installed, and the verifiers, from a program."""
+        return self.sandbox.name in ("bwrap", "landlock", "wasm")
+
+    def record(self) -> dict[str, object]:
+        """For the run's record."""
+        sandbox = self.sandbox
+        found: dict[str, object] = {
+            "backend": sandbox.name,
+            "layers": sandbox.layers,
+            "packages": list(getattr(sandbox, "packages", ())),
+            "passed_over": dict(self.passed_over),
+        }
+        if sandbox.name == "landlock":
+            found["visible"] = VISIBLE
+        return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
+
+
+def remade(name: str, url: str, packages: Sequence[str]) -> SandboxBackend:
+    """A sandbox that has been chosen, in another process."""
+    return MAKERS[name](url, packages) if name in MAKERS else ProcessSandbox(name, packages)
+
+
+@cache
+def choose(
+    backend: str = "auto",
+    url: str | None = None,
+    unsafe_local: bool = False,
+    packages: tuple[str, ...] = PACKAGES,
+) -> Chosen:
+    """The sandbox asked for, or the first that holds. Raises SandboxUnavailable naming each hole.
+
+    ``unsafe_local`` runs model code as this user, when nothing better works.
+    """
+    wanted = list(MAKERS) if backend == "auto" else [backend]
+    if backend == "auto" and url is None:
+        wanted.remove("remote")
+    failures: dict[str, str] = {}
+    for name in wanted:
+        try:
+            sandbox = MAKERS[name](url or "", packages)
+            found = holes(sandbox)
+        except SandboxUnavailable as error:
+            failures[name] = str(error)
+            continue
+        if not found or (name == "remote" and not found[0].startswith("does not run")):
+            return Chosen(sandbox, failures)
+        failures[name] = "; ".join(found)
+    if unsafe_local:
+        return Chosen(ProcessSandbox("unsafe_local", packages), failures)
+    tried = "".join(f"\n  {name}: {why}" for name, why in failures.items())
+    raise SandboxUnavailable(
+        f"no sandbox for model-written code withstands its probe:{tried}\nInstall bubblewrap, use a "
+        "Linux kernel with Landlock (5.13), pip install 'covey-verify[wasm]', or set sandbox.url to a "
+        f"SandboxFusion service. sandbox.unsafe_local: true runs it with your rights: not blocked are "
+        f"{NOT_BLOCKED}"
+    )

@@ -1,0 +1,336 @@
+"""Asking the fork server: start a child, talk to it, learn how it ended. Safe from any thread.
+
+The server is started as a program, never forked from here: forking a process in which torch runs
+threads can deadlock. A forked or spawned worker that inherits this object starts a server of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from covey_verify.machine import available_cpus
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.confine import Limits, installed, python_folders
+from covey_verify.sandbox.driver import READY
+from covey_verify.sandbox.server import LONGEST_WAIT, Job
+from covey_verify.sandbox.wire import BadFrame, frame, read_frame
+
+START_CODE = """
+import json, sys
+from importlib.util import module_from_spec, spec_from_file_location
+options = json.loads(sys.argv[1])
+home = options["package"]  # found without the folder around it
+spec = spec_from_file_location("covey_verify", home + "/__init__.py", submodule_search_locations=[home])
+package = sys.modules["covey_verify"] = module_from_spec(spec)
+if options["packages"] is None:  # a model's programs may see the sandbox's own room and nothing else
+    spec.loader.exec_module(package)
+sys.path += options["path"]
+from covey_verify.sandbox.server import serve
+serve(int(sys.argv[2]), options)
+"""
+CLEAN_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+START_SECONDS = 60.0
+GRACE = 5.0
+"""Seconds the server may take beyond a child's deadline before it counts as lost."""
+
+
+def trusted_environment() -> dict[str, str]:
+    """What a process that runs the user's own code has: this process' variables, as they are now."""
+    return {"PYTHONHASHSEED": "0", **os.environ}
+
+
+class HasDescriptor(Protocol):
+    """A socket or a file."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        ...
+
+
+class ForkServer:
+    """A fork server and the way to it."""
+
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+        readable: Sequence[str] = (),
+        landlock: bool = True,
+        syscalls: bool = True,
+        exec_too: bool = False,
+        path: Sequence[str] = (),
+        confined: bool = True,
+        at_once: int | None = None,
+        folder: str = "/",
+        listed: Sequence[str] = (),
+        roots: Sequence[str] = (),
+        place: str = "",
+        packages: Sequence[str] | None = None,
+    ) -> None:
+        """``confined=False``: for trusted code, which keeps this user's rights and environment.
+
+        ``at_once``: children of ``call`` at the same time; None: one for each CPU. ``folder`` is where all
+        of them begin. A model's programs have ``packages``, the names of those that they may import, and
+        what ``Confinement`` has for them.
+        """
+        self.at_once = at_once or available_cpus()
+        self.options = {
+            "preload": list(preload),
+            "readable": [*python_folders(), *readable] if packages is None else list(readable),
+            "listed": list(listed),
+            "roots": list(roots),
+            "place": place,
+            "packages": None if packages is None else list(packages),
+            "landlock": landlock,
+            "syscalls": syscalls,
+            "exec_too": exec_too,
+            "package": str(Path(__file__).resolve().parents[1]),
+            "path": [*installed(), *path],
+            "confined": confined,
+            "folder": folder,
+        }
+        self.environment = CLEAN_ENVIRONMENT if confined else trusted_environment()
+        self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]
+        self.prefix = list(prefix)
+        self.layers: list[str] = []
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Own no server: the state of a new object, and of one that a fork has copied."""
+        self.slots = threading.BoundedSemaphore(self.at_once)
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.control: socket.socket | None = None
+
+    def start(self) -> str:
+        """Start the server unless it runs. Returns why it cannot be, or nothing."""
+        with self.lock:
+            if self.process is not None and self.process.poll() is None:
+                return ""
+            self._stop()
+            self.control, theirs = socket.socketpair()
+            # A virtual environment is found by the link that python was started through.
+            program = os.path.realpath(sys.executable) if self.options["confined"] else sys.executable
+            python = [program, *self.flags, "-c", START_CODE]
+            command = [*self.prefix, *python, json.dumps(self.options), str(theirs.fileno())]
+            with theirs, tempfile.TemporaryFile() as complaints:
+                self.process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=complaints,
+                    start_new_session=True,
+                )
+                theirs.close()
+                report = json.loads(_until(self.control, b"\n", time.monotonic() + START_SECONDS) or b"{}")
+                if "layers" in report:
+                    self.layers = report["layers"]
+                    atexit.register(self.close)
+                    return ""
+                complaints.seek(0)
+                words = report.get("error") or complaints.read()[-500:].decode(errors="replace").strip()
+            self._stop()
+            return f"the fork server cannot be started: {words or 'no answer'}"
+
+    def close(self) -> None:
+        """End the server and every child it has."""
+        with self.lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.control is not None:
+            self.control.close()
+        if self.process is not None:
+            try:
+                self.process.wait(timeout=GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process = self.control = None
+        atexit.unregister(self.close)
+
+    @contextlib.contextmanager
+    def child(
+        self,
+        job: str,
+        limits: Limits,
+        stdin: int | None = None,
+        channel: socket.socket | None = None,
+        peer: HasDescriptor | None = None,
+        folder: str = "",
+    ) -> Iterator[ChildProcess]:
+        """A child at work on a job; killed with its whole group when the block is left.
+
+        ``channel`` connects it to somebody else than this process, ``peer`` to another child too, or to
+        a file. It works in ``folder``, if there is one, and may write there.
+        """
+        status, their_status = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        with status, their_status, ours, theirs:
+            given = [their_status.fileno(), *([] if stdin is None else [stdin])]
+            given += [(channel or theirs).fileno(), *([] if peer is None else [peer.fileno()])]
+            lost = self._ask(Job(job, limits, stdin is not None, folder).pack(), given)
+            their_status.close()
+            theirs.close()
+            yield ChildProcess(status, ours, limits, channel is None, lost)
+
+    def _ask(self, request: bytes, descriptors: Sequence[int]) -> str:
+        gone = ""
+        for _ in range(2):
+            if lost := self.start():
+                return lost
+            with self.lock:
+                if self.control is None:
+                    return "the fork server was closed"
+                try:
+                    socket.send_fds(self.control, [request], descriptors)
+                except OSError as error:  # it is dead, though its process may not have ended yet
+                    gone = f"the fork server is gone: {error}"
+                    self._stop()
+                else:
+                    return ""
+        return gone
+
+    def call(self, function: str, *args: object, limits: Limits, **settings: object) -> Outcome:
+        """Run ``module:function`` in a child and return its value, any JSON.
+
+        ``error`` if it raised: the text starts with the exception's name. A crash is tried twice: the
+        second one is the input's fault and not chance.
+        """
+        for _ in range(2):
+            with self.slots, self.child("verify", limits) as child:
+                child.send({"function": function, "args": args, "settings": settings})
+                reply = child.receive()
+                if isinstance(reply, dict) and "value" in reply:
+                    return Outcome("ok", reply["value"])
+                if isinstance(reply, dict):
+                    return Outcome("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
+                ended = child.ended()
+            if ended.kind in ("timeout", "flood"):
+                break
+        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+
+
+class ChildProcess:
+    """The parent's side of a running child."""
+
+    def __init__(
+        self, status: socket.socket, channel: socket.socket, limits: Limits, own_channel: bool, lost: str
+    ) -> None:
+        self.status, self.channel, self.limits = status, channel, limits
+        self.deadline = self.patience = time.monotonic() + limits.wall + GRACE
+        self.unconfined = own_channel
+        """Until it has reported itself confined on the channel; the other side hears it elsewhere."""
+        self.ending = Outcome("lost", text=lost) if lost else None
+
+    def send(self, message: object) -> None:
+        """Hand a frame over; a child that does not read it is found out by its deadline."""
+        with contextlib.suppress(OSError):
+            self.channel.settimeout(min(max(0.001, self.deadline - time.monotonic()), LONGEST_WAIT))
+            self.channel.sendall(frame(message))
+
+    def receive(self, within: float = math.inf) -> Any:
+        """The next frame; None if there is none in time, for whatever reason: then ask ``ended``."""
+        self.patience = min(self.deadline, time.monotonic() + within)
+        try:
+            self._wait_until_confined()
+            return read_frame(self._read, self.limits.output)
+        except BadFrame as error:
+            self.ending = self.ending or Outcome("flood", text=str(error))
+        except TimeoutError:
+            self.ending = self.ending or Outcome("timeout", text=f"no answer within {within:g} s")
+        except (OSError, EOFError):
+            pass
+        return None
+
+    def output(self) -> bytes:
+        """Everything it writes until it ends, at most ``limits.output`` bytes."""
+        output = b""
+        with contextlib.suppress(OSError, EOFError):
+            self._wait_until_confined()
+            while part := self._read(1 << 16):
+                output += part
+                if len(output) > self.limits.output:
+                    self.ending = Outcome("flood", text=f"more than {self.limits.output} bytes of output")
+                    break
+        return output[: self.limits.output]
+
+    def _wait_until_confined(self) -> None:
+        if self.ending is not None:
+            raise EOFError
+        if self.unconfined:
+            self.unconfined = self._read(1) != READY
+
+    def _read(self, size: int) -> bytes:
+        self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
+        return self.channel.recv(size)
+
+    def ended(self) -> Outcome:
+        """Wait for the end (at most until the deadline) and say what it was."""
+        if self.ending is not None:
+            return self.ending
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
+        report = json.loads(
+            _until(self.status, b"}", self.deadline) or '{"error": "the fork server is gone"}'
+        )
+        if "error" in report or self.unconfined:
+            return Outcome("lost", text=report.get("error", "the child could not be confined"))
+        code, limits = report["code"], self.limits
+        if report["timed_out"]:
+            return Outcome("timeout", text=f"no answer within {limits.wall:g} s")
+        if code == -signal.SIGXCPU or (code < 0 and report["cpu"] >= limits.cpu):
+            return Outcome("timeout", text=f"more than {limits.cpu} s of processor time")
+        return Outcome("crashed", text=f"exit status {code}") if code else Outcome("ok")
+
+
+def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:
+    """What arrives up to ``end``; nothing if that does not come before the deadline."""
+    data = b""
+    try:
+        while not data.endswith(end):
+            connection.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST_WAIT))
+            part = connection.recv(4096)
+            if not part:
+                return b""
+            data += part
+    except OSError:
+        return b""
+    finally:
+        connection.settimeout(None)
+    return data
+
+
+@cache
+def verifier_server(*preload: str) -> ForkServer:
+    """The server for trusted verifiers of untrusted text, shared by this process.
+
+    It uses every layer the platform offers; what it runs is ours, so none of them is required.
+    """
+    return ForkServer(preload=preload)

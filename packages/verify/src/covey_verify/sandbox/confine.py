@@ -1,0 +1,216 @@
+"""What a child gives up before it touches anything untrusted: files, network, processes, memory.
+
+Layers, each of which a platform may lack: resource limits (every Unix), Landlock (Linux 5.13 for
+files, 6.7 for TCP, 6.12 for signals) and a system call filter (Linux on x86-64 and arm64).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey_verify.sandbox import seccomp
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+SECCOMP_FILTER = 2
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CAPABILITY_VERSION = 0x20080522
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1, 2, 4, 8, 1 << 14
+REMOVE_FOLDER, REMOVE_FILE, MAKE_FOLDER, MAKE_FILE = 16, 32, 128, 256
+
+
+LARGEST_FILE = 16 << 20
+"""Bytes of a file, for those that may write any."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one check may use."""
+
+    wall: float = 6.0
+    """Seconds from its start; then its process group is killed."""
+    cpu: int = 5
+    """Seconds of processor time."""
+    memory: int = 1 << 30
+    """Bytes of address space."""
+    output: int = 1 << 20
+    """Bytes it may send back."""
+
+
+def installed() -> list[str]:
+    """The folders of installed packages."""
+    return [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
+
+
+def python_folders() -> list[str]:
+    """What a Python child has to read: its libraries and this package, nothing of the project."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr"}
+    folders = [f"{p}/{lib}" for p in sorted(prefixes) for lib in ("lib", "lib64")]
+    folders += [
+        *installed(),
+        "/lib",
+        "/lib64",
+        "/usr/share/zoneinfo",
+        str(Path(__file__).resolve().parents[1]),
+    ]
+    return [f for f in dict.fromkeys(folders) if Path(f).exists()]
+
+
+class Confinement:
+    """The layers of one fork server, prepared once and entered by each of its children."""
+
+    def __init__(
+        self,
+        readable: Sequence[str],
+        landlock: bool,
+        syscalls: bool,
+        exec_too: bool,
+        confined: bool = True,
+        listed: Sequence[str] = (),
+        roots: Sequence[str] = (),
+        place: str = "",
+    ) -> None:
+        """Of a model's programs: ``listed`` are folders whose names may be read, and no content; ``roots``
+        a few folders with all of ``readable`` in them, and in ``place`` each has a folder of its own.
+        """
+        self.exec_too, self.confined, self.readable = exec_too, confined, readable
+        self.roots, self.place = roots, place
+        self.abi = landlock_abi() if landlock else 0
+        self.ruleset = _ruleset(self.abi, readable, exec_too, place, listed) if self.abi else None
+        linux = sys.platform == "linux"
+        self.threads = bool(roots) and Path("/proc/self/stat").exists()
+        """Whether children may start threads: only where the server can count them."""
+        scratch = bool(place) and self.abi > 0
+        self.filter = (
+            seccomp.build(allow_exec=exec_too, scratch=scratch, threads=self.threads)
+            if syscalls and linux
+            else None
+        )
+
+    @property
+    def layers(self) -> list[str]:
+        """What is in force, for the record."""
+        found = ["limits"] if self.confined else []
+        if self.abi:
+            found.append(f"landlock {self.abi}")
+        if self.filter is not None:
+            found.append("seccomp")
+        return found
+
+    def enter(self, limits: Limits, folder: str = "") -> None:
+        """Give everything up, in this process and for good; ``folder`` stays writable.
+
+        Raises OSError if a layer refuses.
+        """
+        if folder:
+            os.chdir(folder)
+        if not self.confined:  # trusted code: it only may not outlive the server
+            if sys.platform == "linux":
+                _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                _prctl(PR_SET_DUMPABLE, 1)  # debuggers and profilers may look at it again
+            return
+        writes = (0, 0) if self.filter is not None and not folder else (LARGEST_FILE, LARGEST_FILE)
+        for kind, value in (
+            (resource.RLIMIT_CORE, (0, 0)),
+            (resource.RLIMIT_NOFILE, (64, 64)),
+            (resource.RLIMIT_FSIZE, writes),
+            (resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 1)),
+            (resource.RLIMIT_AS, (limits.memory, limits.memory)),
+        ):
+            _limit(kind, value)
+        if sys.platform != "linux":
+            return
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else would end it if the server is killed
+        _prctl(PR_SET_DUMPABLE, 0)
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        if self.ruleset is not None:
+            layers = [self.ruleset] if self.place or not folder else []
+            if folder:  # of all folders in `place` this one; everything else by the layer below, or the same
+                layers.append(_ruleset(self.abi, self.roots or self.readable, self.exec_too, folder))
+            for ruleset in layers:
+                _syscall(RESTRICT_SELF, ruleset, 0)
+            for ruleset in {*layers, self.ruleset}:
+                os.close(ruleset)
+        if self.filter is not None:
+            _drop_capabilities()
+            program = ctypes.create_string_buffer(self.filter, len(self.filter))
+            header = struct.pack("HP", len(self.filter) // 8, ctypes.addressof(program))
+            _prctl(PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.create_string_buffer(header, len(header)))
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version; 0 where there is none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, _libc().syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's children leave behind, to be able to end it."""
+    if sys.platform == "linux":
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(PR_SET_DUMPABLE, 0)
+
+
+def _ruleset(
+    abi: int, readable: Sequence[str], exec_too: bool, writable: str = "", listed: Sequence[str] = ()
+) -> int:
+    """A Landlock ruleset: everything it knows is forbidden but reading ``readable`` and /dev/null.
+
+    In the folder ``writable`` files may be made too, in ``listed`` names read.
+    """
+    files = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # rights known to each version
+    attributes = struct.pack("QQQ", (1 << files) - 1, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+    ruleset = _syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    folder = READ_FILE | READ_DIR | (EXECUTE if exec_too else 0)
+    rules = [(path, folder if Path(path).is_dir() else READ_FILE) for path in readable]
+    rules += [(path, READ_DIR) for path in listed]
+    if writable:
+        change = WRITE_FILE | MAKE_FILE | REMOVE_FILE | MAKE_FOLDER | REMOVE_FOLDER
+        change |= TRUNCATE if abi > 2 else 0
+        rules.append((writable, READ_FILE | READ_DIR | change))
+    for path, rights in (*rules, ("/dev/null", READ_FILE | WRITE_FILE), ("/dev/urandom", READ_FILE)):
+        if Path(path).exists():
+            beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            _syscall(ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, beneath), 0)
+            os.close(beneath)
+    return ruleset
+
+
+def _limit(kind: int, value: tuple[int, int]) -> None:
+    hard = resource.getrlimit(kind)[1]
+    soft, most = (v if hard == resource.RLIM_INFINITY else min(v, hard) for v in value)
+    if sys.platform != "darwin" or kind != resource.RLIMIT_AS:  # which macOS refuses
+        resource.setrlimit(kind, (soft, most))
+
+
+def _drop_capabilities() -> None:
+    header, none = struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24)
+    if _libc().capset(header, none) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
+
+
+def _prctl(option: int, *arguments: int | ctypes.Array[ctypes.c_char]) -> None:
+    words = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
+    words += [ctypes.c_ulong(0)] * (4 - len(words))
+    if _libc().prctl(option, *words) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option} failed")
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    result = int(_libc().syscall(number, *arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"system call {number} failed")
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

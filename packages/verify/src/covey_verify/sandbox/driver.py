@@ -1,0 +1,286 @@
+"""What a child does once it is confined. The only place where model text is executed.
+
+Everything here runs inside of an untrusted process and decides nothing: it hands values out, and
+the parent, or a checker in a process of its own, compares them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib.util
+import os
+import random
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from covey_verify.sandbox.wire import decode_value, encode_value, frame, read_frame
+
+MAX_FRAME = 64 << 20
+CHANNEL, PEER = 3, 4
+"""Descriptors of a child: to its parent, and to another child."""
+PACKAGES: Sequence[str] | None = None
+"""What a model's programs may import beyond the standard library; None where no program of a model runs."""
+READY = b"R"
+"""What a child says once it is confined, before it runs anything."""
+
+
+class CandidateGone(BaseException):
+    """The process under test has died. No `except Exception` of a test may hide that."""
+
+
+class BadReply(BaseException):
+    """The process under test speaks nonsense; not to be hidden either."""
+
+
+def send(descriptor: int, message: object) -> None:
+    """Write a frame whole."""
+    data = frame(message)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def receive(descriptor: int) -> Any:
+    """Read a frame. Raises EOFError or BadFrame."""
+    return read_frame(lambda n: os.read(descriptor, n), MAX_FRAME)
+
+
+def failure(error: BaseException) -> dict[str, object]:
+    """An exception as a message, short."""
+    try:
+        text = str(error)[:500]
+    except BaseException:
+        text = ""
+    return {"error": type(error).__name__, "text": text}
+
+
+def load_module(module: str) -> ModuleType:
+    """A module by its name or by its file."""
+    if not module.endswith(".py") or module in sys.modules:
+        return sys.modules.get(module) or importlib.import_module(module)
+    # Its name in sys.modules, where a dataclass and an error's trace look it up.
+    spec = importlib.util.spec_from_file_location(module, module)
+    assert spec is not None and spec.loader is not None
+    found = sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def _verify() -> None:
+    """Call a trusted verifier on untrusted arguments."""
+    request = receive(CHANNEL)
+    try:
+        module, _, name = request["function"].rpartition(":")
+        value = getattr(load_module(module), name)(*request["args"], **request["settings"])
+        send(CHANNEL, {"value": value})
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error)[-4:])[-2000:]
+        send(CHANNEL, {**failure(error), "trace": trace})
+
+
+def _serve() -> None:
+    """Hand the channel over to trusted code that talks on it until the other side is gone."""
+    setup = receive(CHANNEL)
+    module, _, name = setup["function"].rpartition(":")
+    getattr(load_module(module), name)(setup)
+
+
+def _prepare() -> None:
+    """Make this process what a program expects of Python, and leave it nothing of ours."""
+    random.seed(0)
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which Python has from `site`
+    sys.set_int_max_str_digits(0)  # time is limited, which is what the limit is for
+    if (place := str(Path.cwd())) != "/":
+        os.environ["TMPDIR"] = place
+    if PACKAGES is not None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "covey_verify"]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Importable(PACKAGES))
+
+
+class Importable:
+    """Refuses an import of what is neither in the standard library nor allowed."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Leave what is allowed to the finders behind. Raises ModuleNotFoundError."""
+        del target
+        top = name.partition(".")[0]
+        if path is None and top not in sys.stdlib_module_names and top not in self.packages:
+            offer = ", ".join(self.packages) or "nothing else"
+            raise ModuleNotFoundError(
+                f"No module named {name!r} in the sandbox: programs import the standard library and "
+                f"{offer} (sandbox.packages)",
+                name=name,
+            )
+
+
+def _calls() -> None:
+    """Load a candidate and call its function as often as the other side asks for."""
+    setup = receive(CHANNEL)
+    _prepare()
+    namespace: dict[str, object] = {"__name__": "candidate"}
+    try:
+        try:
+            exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        except SystemExit as leaving:  # behind the function that it was asked for
+            if leaving.code not in (None, 0):
+                raise
+        function = resolve(namespace, setup["entry"])
+    except BaseException as error:
+        send(CHANNEL, failure(error))
+        return
+    send(CHANNEL, {"ready": True})
+    while True:
+        try:
+            request = receive(CHANNEL)
+        except EOFError:
+            return
+        try:
+            args, settings = decode_value(request["args"]), decode_value(request["settings"])
+            reply: dict[str, object] = {"value": encode_value(function(*args, **settings))}
+        except BaseException as error:
+            reply = failure(error)
+        send(CHANNEL, {**reply, "id": request["id"]})
+
+
+def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., object]:
+    """`f`, or `Solution.f`: a method of a fresh instance."""
+    owner, _, method = entry.partition(".")
+    if owner not in namespace:
+        raise NameError(f"the code defines no {owner!r}")
+    found = getattr(namespace[owner](), method) if method else namespace[owner]
+    if not callable(found):
+        raise TypeError(f"{entry!r} is not callable")
+    return found
+
+
+def _script() -> None:
+    """Run a whole program: its input on descriptor 0, its output on descriptor 1."""
+    setup = receive(CHANNEL)
+    os.dup2(CHANNEL, 1)
+    _prepare()
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    output = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = output
+    vars(sys)["__stdout__"] = output
+    namespace: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
+    try:
+        exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        code = 0
+    except SystemExit as leaving:
+        code = 0 if leaving.code in (None, 0) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    try:  # as Python ends: other threads first, then what was registered, then what was printed
+        vars(threading)["_shutdown"]()  # the threads of executors too, which nobody else can end
+        vars(atexit)["_run_exitfuncs"]()
+        sys.stdout.flush()
+        output.flush()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+def _command() -> None:
+    """Become a compiler or another trusted program that reads untrusted text from descriptor 0."""
+    setup = receive(CHANNEL)
+    os.dup2(CHANNEL, 1)
+    os.dup2(CHANNEL, 2)
+    os.execve(setup["argv"][0], setup["argv"], {**os.environ, **setup.get("environment", {})})
+
+
+class StandIn:
+    """What a test calls instead of the candidate's function, which runs in another process."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *args: object, **settings: object) -> object:
+        """The candidate's answer, or its exception."""
+        self.calls += 1
+        send(PEER, {"id": self.calls, "args": encode_value(args), "settings": encode_value(settings)})
+        reply = self.answer()
+        if reply.get("id") != self.calls:
+            raise BadReply("an answer to no question")
+        if "error" in reply:
+            raise as_exception(reply)
+        try:
+            return decode_value(reply["value"])
+        except Exception as error:
+            raise BadReply(f"not a value: {type(error).__name__}") from None
+
+    def answer(self) -> dict[str, object]:
+        """The next message of the candidate."""
+        try:
+            reply = receive(PEER)
+        except (EOFError, OSError) as error:
+            raise CandidateGone(str(error)) from None
+        except ValueError as error:
+            raise BadReply(str(error)) from None
+        if not isinstance(reply, dict):
+            raise BadReply("not a message")
+        return reply
+
+
+def _check() -> None:
+    """Run test code against a candidate in another process: only plain values cross.
+
+    The test sees a stand-in for the function. The candidate sees its arguments and nothing else,
+    so there is no verdict it could forge.
+    """
+    setup = receive(CHANNEL)
+    if os.read(PEER, 1) != READY:
+        send(CHANNEL, {"lost": "the candidate's process could not be confined"})
+        return
+    send(PEER, {"code": setup["code"], "entry": setup["entry"]})
+    candidate = StandIn()
+    try:
+        loaded = candidate.answer()
+        if "error" in loaded:
+            raise BadReply(f"{loaded['error']}: {loaded.get('text')}")
+        namespace: dict[str, object] = {"__name__": "test"}
+        exec(compile(setup["setup"], "setup.py", "exec"), namespace)
+        namespace.update({setup["entry"]: candidate, "candidate": candidate})
+        exec(compile(setup["test"], "test.py", "exec"), namespace)
+        if callable(check := namespace.get("check")):
+            check(candidate)
+        send(CHANNEL, {"passed": True, "calls": candidate.calls})
+    except BaseException as error:
+        send(CHANNEL, {"passed": False, "calls": candidate.calls, **failure(error)})
+
+
+def as_exception(reply: Mapping[str, object]) -> BaseException:
+    """A candidate's exception as the built-in one of that name; others end the test.
+
+    One that ends iteration would end the test's own loops without a word, as in
+    `zip(map(candidate, inputs), expected)`; as in a generator it becomes a RuntimeError.
+    """
+    kind = getattr(__import__("builtins"), str(reply["error"]), None)
+    if kind in (StopIteration, StopAsyncIteration):
+        return RuntimeError(f"{reply['error']}: {reply.get('text')}")
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(str(reply.get("text")))
+        except TypeError:  # UnicodeDecodeError wants five arguments
+            return ValueError(str(reply.get("text")))
+    return BadReply(str(reply["error"]))
+
+
+JOBS: Mapping[str, Callable[[], None]] = {
+    "verify": _verify,
+    "serve": _serve,
+    "calls": _calls,
+    "script": _script,
+    "command": _command,
+    "check": _check,
+}

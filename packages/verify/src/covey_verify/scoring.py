@@ -1,0 +1,205 @@
+"""Rewards over completions that exist: one call, and a table over a JSONL file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from covey_verify.contract import RewardFunction
+from covey_verify.errors import ConfigError, CoveyError, DataError, described
+from covey_verify.extract import TextOrMessages, text_of
+from covey_verify.machine import available_cpus
+from covey_verify.types import Row, Score
+
+NOT_IN_TEXTS = {
+    "completion_ids": "token ids", "sampled_ids": "token ids", "environment": "an environment",
+    "environments": "environments", "trainer_state": "a trainer", "log_extra": "a trainer",
+    "log_metric": "a trainer",
+}  # fmt: skip
+"""Arguments that a text does not bring along, and what they are of."""
+PROGRESS_SECONDS = 10.0
+
+
+def check(function: RewardFunction, columns: Sequence[str], given: Sequence[str] = ()) -> str | None:
+    """Why a function cannot judge texts with these columns, or nothing.
+
+    ``given``: what of NOT_IN_TEXTS there is all the same.
+    """
+    for name, parameter in function.parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if needed and name in NOT_IN_TEXTS and name not in (*given, *columns, *function.settings):
+            return f"asks for `{name}`: it needs {NOT_IN_TEXTS[name]}, and there are only texts"
+    return function.problem_with(columns)
+
+
+def scores_of(
+    function: RewardFunction,
+    row: Row,
+    completions: Sequence[TextOrMessages],
+    ids: Sequence[Sequence[int]] | None = None,
+) -> list[Score]:
+    """What a function gives for completions of one row, all at once if it judges groups.
+
+    ``ids``: their tokens, where they are known. What a function raises is a score without a value. Raises
+    RewardError for what no reward may return, and other errors that a user can repair.
+    """
+    if not function.per_sample:
+        return _called(function, row, completions, ids)
+    return [
+        score
+        for i, completion in enumerate(completions)
+        for score in _called(function, row, [completion], None if ids is None else [ids[i]])
+    ]
+
+
+def _called(
+    function: RewardFunction,
+    row: Row,
+    completions: Sequence[TextOrMessages],
+    ids: Sequence[Sequence[int]] | None,
+) -> list[Score]:
+    try:
+        returned = function.function(**_arguments(function, row, completions, ids))
+        if asyncio.iscoroutine(returned):
+            returned = asyncio.run(returned)
+    except CoveyError:
+        raise
+    except Exception as error:
+        detail = described(error, "" if function.ours else function.file)[:300]
+        return [Score(None, "infra_error", detail=detail)] * len(completions)
+    return function.scores(row.id, returned, len(completions))
+
+
+def _arguments(
+    function: RewardFunction,
+    row: Row,
+    completions: Sequence[TextOrMessages],
+    ids: Sequence[Sequence[int]] | None,
+) -> dict[str, object]:
+    """What a call gets: of a text without tokens, no token ends anywhere."""
+    offered = function.offered(row, completions, [text_of(c) for c in completions])
+    turns = [[{"role": "assistant", "content": c}] if isinstance(c, str) else list(c) for c in completions]
+    one = function.per_sample
+    offered |= {"turns": turns[0] if one else turns, "token_ends": []}
+    if ids is not None:
+        lists = [list(own) for own in ids]
+        offered |= dict.fromkeys(("completion_ids", "sampled_ids"), lists[0] if one else lists)
+    return function.accepted(offered)
+
+
+def read_rows(file: Path) -> Iterator[tuple[Row, TextOrMessages, Mapping[str, object]]]:
+    """Row, completion and the whole of each line of a JSONL file. Raises DataError naming file and line."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            given = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: no JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise DataError(f"{where}: a {type(given).__name__}; each line is an object with a 'completion'")
+        columns = {name: value for name, value in given.items() if name not in ("completion", "prompt")}
+        yield (
+            Row(f"{file.name}:{number}", given.get("prompt", ""), columns),
+            given.get("completion", ""),
+            given,
+        )
+
+
+def score_file(
+    file: Path, functions: Sequence[RewardFunction], say: Callable[[str], object] = lambda _: None
+) -> list[dict[str, Any]]:
+    """Each row of a file with what every function gave its completion.
+
+    ``say`` is told every few seconds how far it is. Raises DataError naming the file and line of a row that
+    cannot be judged, RewardError.
+    """
+    rows = list(read_rows(file))
+    if not rows:
+        raise DataError(f"{file}: no rows")
+    for row, completion, given in rows:
+        if not _is_completion(completion) or "completion" not in given:
+            raise DataError(
+                f"{file.parent / row.id}: 'completion' has to be a text, or messages {{role, content}}"
+            )
+        for function in functions:
+            if complaint := check(function, list(row.columns)):
+                kind = DataError if "column" in complaint else ConfigError
+                has = ", ".join(map(repr, row.columns)) or "no columns"
+                raise kind(f"{file.parent / row.id}: reward {function.name} {complaint}; the row has {has}")
+    plain = (f for f in functions if not (f.options.concurrent or f.is_async))
+    alone = {function.name: threading.Lock() for function in plain}
+
+    def judged(entry: tuple[Row, TextOrMessages, Mapping[str, object]]) -> dict[str, Any]:
+        row, completion, given = entry
+        scores = dict[str, Score]()
+        for function in functions:
+            with alone.get(function.name, contextlib.nullcontext()):  # a plain function never meets itself
+                (scores[function.name],) = scores_of(function, row, [completion])
+        return record(given, scores)
+
+    found, told = list[dict[str, Any]](), time.monotonic()
+    with ThreadPoolExecutor(max(2, available_cpus())) as pool:
+        for one in pool.map(judged, rows):
+            found.append(one)
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                say(f"{len(found)} of {len(rows)} rows")
+    return found
+
+
+def record(row: Mapping[str, object], scores: Mapping[str, Score]) -> dict[str, Any]:
+    """A row and its scores by name, as they are written."""
+    return {
+        **row,
+        "rewards": {name: s.value for name, s in scores.items()},
+        "status": {name: s.status for name, s in scores.items()},
+        "extracted": {name: s.extracted for name, s in scores.items() if s.extracted is not None},
+        "parts": {name: dict(s.metrics) for name, s in scores.items() if s.metrics},
+        "detail": {name: s.detail for name, s in scores.items() if s.detail},
+    }
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Of those that are known; NaN where none is.
+
+    >>> mean([1.0, None, 0.5])
+    0.75
+    """
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else float("nan")
+
+
+def table(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Lines: of each function its mean and how often it came to each status.
+
+    >>> table([{"rewards": {"f": 1.0}, "status": {"f": "ok"}}], ["f"])
+    ['f  mean 1.000 of 1 rows: 1 ok']
+    """
+    lines = list[str]()
+    width = max(map(len, names))
+    for name in names:
+        statuses = [one["status"][name] for one in records]
+        counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+        average = mean([one["rewards"][name] for one in records])
+        lines.append(f"{name:{width}}  mean {average:.3f} of {len(records)} rows: {counts}")
+    return lines
+
+
+def _is_completion(value: object) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)

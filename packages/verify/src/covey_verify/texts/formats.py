@@ -1,0 +1,90 @@
+"""Rewards for the format of a completion. They pay little and are best gated by a reward for truth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Annotated
+
+from covey_verify.contract import in_subprocess, reward, unfinished
+from covey_verify.extract import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    TextOrMessages,
+    Turns,
+    extract,
+    model_turns,
+    text_of,
+    visible,
+)
+from covey_verify.types import Check, Score
+
+
+def _compiled(pattern: str) -> str:
+    """A pattern that can be compiled. Raises ValueError."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"no pattern: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, Check(_compiled)]
+
+
+def _think(*_: object, **__: object) -> str:
+    return "<think>so it must be</think><answer>4</answer>"
+
+
+@reward(weight=0.1, concurrent=True, example=_think, format_only=True)
+def think_format(completion: TextOrMessages, turns: Turns = (), *, strict: bool = True) -> float:
+    """1 for `<think>some reasoning</think>` and something after it, else 0.
+
+    ``strict``: each tag exactly once, nothing before. Otherwise, as for models whose prompt opens
+    the reasoning, one closing tag with text on both sides. Where tools answer, once is enough, and so is
+    once in each turn.
+    """
+    said = model_turns(completion, turns)
+    return float(_thinks(text_of(completion), strict) or all(_thinks(turn, strict) for turn in said))
+
+
+def _thinks(text: str, strict: bool) -> bool:
+    before, opening, rest = text.strip().partition(THINK_OPEN)
+    if not strict and not opening:
+        before, rest = "", text
+    elif before or not opening:
+        return False
+    reasoning, closing, answer = rest.partition(THINK_CLOSE)
+    again = any(tag in part for tag in (THINK_OPEN, THINK_CLOSE) for part in (reasoning, answer))
+    return bool(closing and visible(reasoning) and visible(answer)) and not again
+
+
+@reward(weight=0.1, concurrent=True, example=_think, format_only=True)
+def answer_format(completion: TextOrMessages, turns: Turns = ()) -> float:
+    """1 for reasoning and then exactly one non-empty `<answer>...</answer>`, all of the last turn, else 0."""
+    text = text_of(completion)
+    answer = model_turns(completion, turns)[-1].rpartition(THINK_CLOSE)[2].strip()
+    inside = answer.removeprefix("<answer>").removesuffix("</answer>")
+    once = text.count("<answer>") == text.count("</answer>") == 1
+    whole = len(answer) == len(inside) + len("<answer></answer>")
+    return float(bool(think_format(text, turns) and once and whole and visible(inside)))
+
+
+@reward(concurrent=True, format_only=True)
+def regex_match(
+    completion: TextOrMessages, turns: Turns = (), *, pattern: Pattern, whole: bool = False
+) -> Score:
+    """1 if ``pattern`` is found (or matches the ``whole`` answer) after the reasoning, else 0.
+
+    Matching happens in a killable subprocess: a pattern that backtracks without end is a `timeout`.
+    """
+    text = extract(completion, "whole", turns if whole else ())
+    if text is None:
+        return Score(0.0, "no_answer")
+    how = "fullmatch" if whole else "search"
+    result = in_subprocess("matched", pattern, how, text)
+    if result.kind == "ok":
+        return Score(float(result.value is not None), extracted=result.value)
+    if result.kind == "error":  # re.error: the pattern is the user's
+        raise ValueError(f"regex_match: {result.text}")
+    return replace(unfinished(result), detail=f"pattern {pattern!r}")

@@ -1,0 +1,261 @@
+"""Rewards for structured output: JSON, JSON that fits a schema, tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from covey_verify.contract import in_subprocess, reward, unfinished
+from covey_verify.extract import (
+    TextOrMessages,
+    Turns,
+    after_reasoning,
+    code_block,
+    extract,
+    model_turns,
+    tagged,
+    text_of,
+)
+from covey_verify.isolated import after_blanks, strict_json, strict_json_at, unchecked_formats
+from covey_verify.mathematics.notation import number
+from covey_verify.types import Check, Score
+
+OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+
+
+UNUSABLE = ("ModuleNotFound", "UnknownType", "SchemaError", "_WrappedReferencingError")
+"""How a validator says that it is the schema that is wrong."""
+
+
+def bad_schemas(rows: Sequence[Mapping[str, object]], **settings: object) -> list[str | None]:
+    """Rows whose own schema is none."""
+    return [_schema_fault({**row, **settings}.get("schema")) for row in rows]
+
+
+def _schema_fault(schema: object) -> str | None:
+    if schema is None:
+        return None
+    try:
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import validator_for
+    except ImportError:
+        return "a schema needs jsonschema: pip install 'covey-verify[schema]'"
+    try:
+        wanted = json.loads(schema) if isinstance(schema, str) else schema
+        validator_for(wanted).check_schema(wanted)
+        if unchecked := unchecked_formats(wanted):
+            return (
+                f"nobody checks the format {min(unchecked)!r} here: pip install 'jsonschema[format]', or say "
+                "it by a pattern"
+            )
+    except SchemaError as error:
+        return f"the schema cannot be used: {error.message[:200]}"
+    except (ValueError, RecursionError) as error:
+        return f"the schema cannot be used: {str(error)[:200]}"
+    return None
+
+
+def _usable(schema: Mapping[str, object] | str | None) -> Mapping[str, object] | str | None:
+    if fault := _schema_fault(schema):
+        raise ValueError(fault)
+    return schema
+
+
+@reward(concurrent=True, format_only=True, check_references=bad_schemas)
+def json_schema(
+    completion: TextOrMessages,
+    turns: Turns = (),
+    *,
+    schema: Annotated[Mapping[str, object] | str | None, Check(_usable)] = None,
+    where: Literal["whole", "block", "answer_tag"] = "whole",
+) -> Score:
+    """1 if what follows the reasoning is JSON (and fits ``schema``, a setting or a column), else 0.
+
+    Validation runs in a killable subprocess: a schema's pattern may backtrack without end.
+    """
+    text = model_turns(completion, turns)[-1] if where == "whole" else text_of(completion)
+    answer = after_reasoning(text)
+    if answer is None:
+        return Score(0.0, "no_answer")
+    found = {"whole": answer, "block": code_block(answer, "json"), "answer_tag": tagged(answer, "answer")}[
+        where
+    ]
+    if not found or not found.strip():
+        return Score(0.0, "no_answer")
+    wanted = json.loads(schema) if isinstance(schema, str) else schema
+    result = in_subprocess("conforms", [(found.strip(), wanted)])
+    if result.kind == "error" and result.text.startswith(UNUSABLE):
+        raise ValueError(f"the schema cannot be used: {result.text}")
+    if result.kind != "ok":
+        return unfinished(result)
+    return Score(float(result.value is None), extracted=found[:500], detail=result.value or "")
+
+
+Comparator = Literal["exact", "number", "text", "set", "any"]
+JsonCall = Mapping[str, Any]
+"""The name of a tool and its arguments."""
+ARGUMENTS = ("arguments", "parameters")
+BESIDE_ARGUMENTS = {"name", "id", "type", "index"}
+"""What a call without arguments may have."""
+COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
+    "exact": lambda a, b: canonical(a) == canonical(b),
+    "number": lambda a, b: _number(a) is not None and _number(a) == _number(b),
+    "text": lambda a, b: (
+        str(a).split() == str(b).split() or str(a).casefold().split() == str(b).casefold().split()
+    ),
+    "set": lambda a, b: (
+        sorted(map(canonical, a)) == sorted(map(canonical, b))
+        if isinstance(a, list) and isinstance(b, list)
+        else False
+    ),
+    "any": lambda *_: True,
+}
+
+
+@reward(
+    concurrent=True,
+    verdict=True,
+    check_references=lambda rows, **_: bad_calls(rows),
+    example=lambda row, **_: "\n".join(
+        f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
+    ),
+    counterexample=lambda *_, **__: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',
+)
+def tool_calls(
+    completion: TextOrMessages,
+    tool_calls: object,
+    turns: Turns = (),
+    *,
+    ordered: bool = False,
+    partial: bool = False,
+    compare: Mapping[str, Comparator] | None = None,
+) -> Score:
+    """1 if exactly the expected calls are made, else 0; ``partial``: the fraction that fits.
+
+    Calls are those that the run has read, in whatever form its model writes them; else the messages' own,
+    and `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning. ``compare`` names how an
+    argument is compared, by `tool.argument` or `argument`; numbers are numbers, 2.0 is 2. Calls beyond the
+    expected ones count against the completion.
+    """
+    expected = _expected(tool_calls)
+    try:
+        made = _made(completion, turns)
+    except ValueError as error:
+        return Score(0.0, "unparsable", detail=str(error)[:200])
+    if made is None:
+        return Score(0.0, "no_answer")
+    fits = 0
+    left = list(made)
+    for place, call in enumerate(expected):
+        candidates = [made[place]] if ordered and place < len(made) else [] if ordered else left
+        hit = next((c for c in candidates if _same_call(call, c, compare or {})), None)
+        if hit is not None:
+            fits += 1
+            left.remove(hit)
+    most = max(len(expected), len(made))
+    fraction = fits / most if most else 1.0
+    value = fraction if partial else float(fraction == 1.0)
+    return Score(value, extracted=json.dumps(made)[:500], metrics={"calls": float(len(made))})
+
+
+def _expected(column: object) -> list[JsonCall]:
+    try:
+        calls = json.loads(column) if isinstance(column, str) else column
+        read = [named_call(_function_of(call)) for call in calls] if isinstance(calls, Sequence) else None
+    except ValueError:
+        read = None
+    if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
+        raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
+    return read
+
+
+def _function_of(call: object) -> object:
+    """A call as chats have them is {"type": "function", "function": {name, arguments}}."""
+    return call.get("function", call) if isinstance(call, Mapping) else call
+
+
+def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
+    """Rows whose expected calls cannot be read."""
+
+    def complaint(row: Mapping[str, object]) -> str | None:
+        try:
+            _expected(row.get("tool_calls"))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return list(map(complaint, rows))
+
+
+def _made(completion: TextOrMessages, turns: Turns) -> list[JsonCall] | None:
+    """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
+    messages = completion if isinstance(completion, list) else ()
+    own, read = ([c for turn in said for c in turn.get("tool_calls") or ()] for said in (messages, turns))
+    told = [*own, *read]
+    if wrong := [call["error"] for call in told if isinstance(call, Mapping) and call.get("error")]:
+        raise ValueError(wrong[0])
+    answer = extract(completion, "whole") if text_of(completion).strip() else ""
+    answered = any(turn["role"] == "tool" for turn in turns)
+    if answer is None and not own and not (read and answered):
+        return None
+    found = list(map(_function_of, told)) or _in_tags(answer or "")
+    return [named_call(call) for call in found]
+
+
+def _in_tags(answer: str) -> list[object]:
+    """What stands between tags. Raises ValueError."""
+    found: list[object] = []
+    place = answer.find(OPEN_CALL)
+    while place >= 0:
+        one, end = strict_json_at(answer, after_blanks(answer, place + len(OPEN_CALL)))
+        if not answer.startswith(CLOSE_CALL, after_blanks(answer, end)):
+            raise ValueError("a call that is never closed")
+        found += one if isinstance(one, list) and one else [one]
+        place = answer.find(OPEN_CALL, end)
+    return found
+
+
+def named_call(found: object) -> JsonCall:
+    """A call with its arguments, also called `parameters`, which may have been JSON in a text.
+
+    Raises ValueError, also where there are others under a name that nobody reads.
+    """
+    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+        raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
+    key = next((key for key in ARGUMENTS if key in found), None)
+    unread = [name for name in found if name not in BESIDE_ARGUMENTS]
+    if key is None and unread:
+        raise ValueError(f"a call without arguments, and with {unread[0]!r}")
+    given = {} if key is None else found[key]
+    return {"name": found["name"], "arguments": strict_json(given) if isinstance(given, str) else given}
+
+
+def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Comparator]) -> bool:
+    ours, theirs = expected.get("arguments", {}), made["arguments"]
+    if expected["name"] != made["name"] or not isinstance(theirs, Mapping) or set(ours) != set(theirs):
+        return False
+    how = {a: compare.get(f"{expected['name']}.{a}", compare.get(a, "exact")) for a in ours}
+    return all(COMPARATORS[how[a]](ours[a], theirs[a]) for a in ours)
+
+
+def canonical(value: object) -> str:
+    """A JSON value such that equal ones are the same text, numbers as numbers: 2 is 2.0, and true is not 1.
+
+    >>> canonical({"b": 1e2, "a": [2.0, True]})
+    '{"a": [2, true], "b": 100}'
+    """
+    return json.dumps(_plain(value), sort_keys=True, default=str)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: object) -> Fraction | None:
+    return None if isinstance(value, bool) else number(str(value))

@@ -1,0 +1,170 @@
+"""Threads that queue for reward functions, and one event loop. Nobody waits for a function that hangs.
+
+A user's plain function gets a pool of one thread, so it never meets itself; verifiers that declare
+themselves `concurrent` share a pool as wide as the machine. Not a ThreadPoolExecutor: its threads would
+keep the program from ending when one hangs, and it cannot replace a thread that is stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from typing import Any, Generic, TypeVar
+
+from covey_verify.machine import available_cpus
+
+T = TypeVar("T")
+SHARED_SIZE = max(2, available_cpus())
+STOPPED = 0.5
+"""Seconds by which no wait is too long, unless nothing of the process ran."""
+
+
+_continued = 0.0
+
+
+def running_since(start: float) -> float:
+    """``start`` on the monotonic clock, or when this process was continued (SIGCONT), if that was later."""
+    return max(start, _continued)
+
+
+def continued(*_: object) -> None:
+    """The process runs again: no time limit counts what came before."""
+    global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
+    _continued = time.monotonic()
+
+
+class Call(Generic[T]):
+    """A call under way: its future, when it began, and how many seconds it may take."""
+
+    def __init__(
+        self, limit: float, function: Callable[[], T] | None = None, pool: ThreadPool | None = None
+    ) -> None:
+        self.limit, self.function, self.pool = limit, function, pool
+        self.future = Future[T]()
+        self.started: float | None = None
+
+    @classmethod
+    def begun(cls, future: Future[T], limit: float) -> Call[T]:
+        """One that something other than a thread pool answers, from now on."""
+        call = cls(limit)
+        call.future, call.started = future, time.monotonic()
+        return call
+
+    def run(self) -> None:
+        """Do it, in whatever thread this is."""
+        assert self.function is not None
+        self.started = time.monotonic()
+        with contextlib.suppress(InvalidStateError):  # it may have been given up
+            try:
+                self.future.set_result(self.function())
+            except InvalidStateError:
+                raise
+            except Exception as error:
+                self.future.set_exception(error)
+            except BaseException as error:  # SystemExit, KeyboardInterrupt: not the user's at the keyboard
+                self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+    def left(self) -> float:
+        """Seconds that it may still run. They begin again when a suspended process continues."""
+        return self.limit - (time.monotonic() - running_since(self.started) if self.started else 0.0)
+
+    def late(self) -> bool:
+        """Whether it has run for too long."""
+        return self.left() < 0
+
+    def result(self) -> T:
+        """Wait for it. Raises TimeoutError ``limit`` seconds after the start."""
+        while True:
+            wait = max(0.01, min(self.left(), 1.0))
+            began = time.monotonic()
+            try:
+                return self.future.result(wait)
+            except CancelledError:
+                raise TimeoutError(f"no answer within {self.limit:g} s") from None
+            except TimeoutError:
+                if self.future.done() and not self.future.cancelled():
+                    return self.future.result()
+            if time.monotonic() - began > wait + STOPPED:  # the main thread may not have got the signal yet
+                continued()
+            if self.pool is not None:
+                self.pool.replace_stuck()  # one before this call may be in its way
+            if self.late():
+                self.future.cancel()
+
+
+class ThreadPool:
+    """Up to ``size`` daemon threads that work off one queue."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.queue = name, queue.SimpleQueue[Call[Any] | None]()
+        self.unfinished: set[Call[Any]] = set()
+        self.threads, self.size = 0, size
+
+    def submit(self, function: Callable[[], T], limit: float) -> Call[T]:
+        """Queue a call."""
+        call = Call(limit, function, self)
+        self.unfinished.add(call)
+        if self.threads < min(self.size, len(self.unfinished)):
+            self.threads += 1
+            self._start_thread()
+        self.queue.put(call)
+        return call
+
+    def replace_stuck(self) -> None:
+        """Give up calls that have run for too long; a fresh thread for each."""
+        for call in tuple(self.unfinished):
+            if call.late():
+                self.unfinished.discard(call)
+                if call.future.cancel():
+                    self._start_thread()
+
+    def close(self) -> None:
+        """Let the threads end when they have worked off what there is."""
+        for _ in range(self.threads):
+            self.queue.put(None)
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._work, name=f"reward {self.name}", daemon=True).start()
+
+    def _work(self) -> None:
+        while (call := self.queue.get()) is not None:
+            if not call.future.cancelled():
+                call.run()
+            self.unfinished.discard(call)
+            given_up = call.future.cancelled()
+            del call  # a thread that waits holds on to nothing
+            if given_up:
+                return  # another thread has taken the place
+
+
+class Executor:
+    """The thread pools and the event loop of a run's rewards, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, ThreadPool] = {}
+        weakref.finalize(self, _close, self.pools)
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def submit(self, name: str, size: int, function: Callable[[], T], limit: float) -> Call[T]:
+        """Queue a call in the pool of this name."""
+        if name not in self.pools:
+            self.pools[name] = ThreadPool(name, size)
+        return self.pools[name].submit(function, limit)
+
+    def submit_async(self, coroutine: Coroutine[object, object, T], limit: float) -> Call[T]:
+        """Start a coroutine on the event loop."""
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            threading.Thread(target=self.loop.run_forever, name="reward loop", daemon=True).start()
+        return Call.begun(asyncio.run_coroutine_threadsafe(coroutine, self.loop), limit)
+
+
+def _close(pools: dict[str, ThreadPool]) -> None:
+    for pool in pools.values():
+        pool.close()

@@ -1,0 +1,93 @@
+"""A user's own functions, `folder/file.py:function` or `package.module:function`: loading and naming them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+from covey_verify.errors import ConfigError
+
+SOURCE = "__covey_source__"
+"""Attribute of a module that was loaded here: what its file said then."""
+IMPORTING: list[Path] = []
+"""Files of the user that are being executed for their functions."""
+
+
+def load_function(spec: str, folder: Path) -> Callable[..., object]:
+    """The function ``spec`` names, its file relative to ``folder`` (that of the config).
+
+    Raises ConfigError naming the file, the function or the line that failed to import.
+    """
+    file, _, name = spec.partition(":")
+    path = (folder / file).resolve()
+    if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
+        module = _imported(spec, file, folder)
+    elif path.suffix != ".py" or not path.is_file():
+        raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
+    else:
+        module = _load(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise ConfigError(f"{spec}: {file} defines no function {name!r}; it has {', '.join(offered)}")
+    with suppress(AttributeError, TypeError):  # slots, a built-in; only functions of the objective need it
+        function.__covey_name__ = spec
+    return function
+
+
+def name_of(function: object) -> str:
+    """A function's name; that of an object's class, and of what a partial calls.
+
+    >>> import functools
+    >>> name_of(name_of), name_of(Path()), name_of(functools.partial(print, 1))
+    ('name_of', 'PosixPath', 'print')
+    """
+    called = getattr(function, "func", function)
+    return getattr(called, "__name__", type(called).__name__)
+
+
+def _imported(spec: str, module: str, folder: Path) -> ModuleType:
+    """A module by its import path, found from ``folder`` too."""
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{spec}: {module} cannot be imported here: {type(error).__name__}: {error}. Write it as "
+            "module.py:function, or install the package"
+        ) from error
+    finally:
+        sys.path.pop(0)
+
+
+def _load(path: Path) -> ModuleType:
+    source = path.read_bytes()
+    for known in tuple(sys.modules.values()):
+        # What the program itself has imported, or is, shall not run a second time; what was loaded here and
+        # has been edited since, as between two runs of a notebook, shall.
+        about = getattr(known, "__dict__", {})
+        file = about.get("__file__")
+        same = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
+        if same and about.get(SOURCE, source) == source:
+            return known
+    name = f"covey_user_{path.stem}_{abs(hash(str(path))):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    setattr(module, SOURCE, source)
+    IMPORTING.append(path)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: importing it failed: {type(error).__name__}: {error}") from error
+    finally:
+        IMPORTING.pop()
+    return module
