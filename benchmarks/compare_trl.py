@@ -43,10 +43,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import nanstd
 
-from covey.advantage import with_advantages
-from covey.batching import collate
 from covey.config.algorithm import build_algorithm
 from covey.config.trl_loss import algorithm_of
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import collate
 from covey.objective import corrections, penalties, preference, ratios, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind

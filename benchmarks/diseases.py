@@ -38,7 +38,7 @@ from covey.models.tiny import build_tokenizer
 from covey.rng import key
 from covey.runs.folder import read_stream
 from covey.runs.reader import load_recorded
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey_verify.errors import ConfigError, CoveyError
 from presets import PRESETS, RESULTS, ROOT, Settings, merged

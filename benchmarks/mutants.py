@@ -323,7 +323,7 @@ MUTANTS = [
         ("token ratio for the algorithm's", 'ratio=host(algorithm.ratio(inputs))', 'ratio=host(inputs.log_ratio.exp())'),
     ),
     *of(
-        "batching.py",
+        "learner/batching.py",
         ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
         ("whitening per micro-batch's totals", "yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, counts)"),
         ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, counts)", "totals, part.group_tokens, rows, counts)"),
@@ -354,7 +354,7 @@ MUTANTS = [
         ("a window that is not full stops a run", "often = len(recent) == window and failed", "often = failed"),
     ),
     *of(
-        "advantage.py",
+        "learner/advantage.py",
         ("neighbour's advantages", "advantages[rows, : own.shape[1]] = own", "advantages[rows.flip(0), : own.shape[1]] = own"),
         ("unscorable rewards count", "keep = group.scorable\n    rewards", "keep = group.scorable | True\n    rewards"),
         ("cost so far for cost to go", "penalty.token.flip(-1).cumsum(-1).flip(-1)", "penalty.token.cumsum(-1)"),
@@ -609,7 +609,7 @@ MUTANTS = [
         ("temperature multiplied", "inverse = 1.0 / temperature if temperature else 0.0", "inverse = temperature"),
     ),
     *of(
-        "evaluation.py",
+        "training/evaluation.py",
         ("a sampled greedy accuracy", "streams=r.streams[:1], greedy=True)", "streams=r.streams[:1])"),
         ("problems share their luck", 'key(seed, "eval", p.problem.id, s)', 'key(seed, "eval", s)'),
         ("least frequent answer", "most_common(1)[0][0]", "most_common()[-1][0]"),

@@ -36,7 +36,7 @@ from covey.rng import key
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.runs.folder import read_stream
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.rl import prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained

@@ -25,11 +25,11 @@ import torch
 import trl
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from covey.batching import given_batch
 from covey.config.contradictions import updates_of
 from covey.config.load import load_config
 from covey.config.schema import Train
 from covey.console import RunConsole
+from covey.learner.batching import given_batch
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
 from covey.models.policy import Policy
@@ -39,7 +39,7 @@ from covey.objective.preference import dpo
 from covey.prompts import GivenAnswer, Prompted
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training import rl
 from covey.training.preference import PreferenceObjective, summed
 from covey.training.setup import set_up

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from covey.integrity import sealed, sealed_line, sealed_text, unsealed, unsealed_line, unsealed_text
 from covey.prompts import Prompted
 from covey.runs.folder import RESULT, WRITTEN
 from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.system.integrity import sealed, sealed_line, sealed_text, unsealed, unsealed_line, unsealed_text
 from covey.types import Completion, Group, Problem
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from covey.config.load import load_config
 from covey.console import Output, RunConsole, Shown
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from covey import doctor
 from covey.cli.commands import main
+from covey.commands import doctor
 from covey.kernels import build
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import choice

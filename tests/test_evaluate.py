@@ -27,12 +27,12 @@ from covey.estimates import (
     pass_at_k,
     wilson,
 )
-from covey.evaluation import basis_of, evaluate, majority
 from covey.insight.verdict import judge_run
 from covey.prompts import Prompted
 from covey.rewards.base import load_rewards
 from covey.rewards.scorer import completion_of
 from covey.sampling.base import SamplingParams
+from covey.training.evaluation import basis_of, evaluate, majority
 from covey.types import TAGS, Completion, Problem, Thoughts
 from tests.fakes import ScriptedSampler, prompted
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import covey
-from covey import machine
 from covey.config.load import load_config
-from covey.machine import available_memory, available_threads
 from covey.runs.clock import Clock
+from covey.system import machine
+from covey.system.machine import available_memory, available_threads
 from covey_verify import machine as verify_machine
 from covey_verify.errors import ConfigError
 from covey_verify.machine import available_cpus
@@ -42,7 +42,7 @@ def test_so_many_threads_that_none_can_be_started_are_refused_in_words() -> None
 def test_affinity_is_respected() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from covey.machine import available_threads; from covey_verify.threads import SHARED_SIZE\n"
+        "from covey.system.machine import available_threads; from covey_verify.threads import SHARED_SIZE\n"
         "print(available_threads({}), SHARED_SIZE)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

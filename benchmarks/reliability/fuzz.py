@@ -32,7 +32,7 @@ from covey.cli import main as covey
 from covey.config.load import load_config
 from covey.config.rows import key_paths
 from covey.config.schema import Data
-from covey.integrity import SEAL, sealed_line
+from covey.system.integrity import SEAL, sealed_line
 from covey.tasks.files import read_problems
 from covey.ui.compare import compared
 from covey.ui.records import Runs, group_page, listed_runs, run_page, step_page

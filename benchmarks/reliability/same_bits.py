@@ -74,7 +74,7 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
     """
     from covey.config.load import load_config
     from covey.console import RunConsole
-    from covey.signals import StopSignal
+    from covey.system.signals import StopSignal
     from covey.training.pipeline import run_pipeline
 
     samples: list[tuple[int, int, int, int]] = []

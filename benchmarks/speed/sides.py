@@ -129,7 +129,7 @@ def update_covey(lengths: str, dtype: str, folder: Path) -> Work:
     """Our loss and gradient of the whole batch, in micro-batches as in training."""
     from dataclasses import replace
 
-    from covey.batching import collate, micro_batches
+    from covey.learner.batching import collate, micro_batches
     from covey.objective.algorithms import PRESETS
     from covey.objective.loss import policy_loss
     from covey.types import Completion, Group, Problem

@@ -11,7 +11,7 @@ from covey.config.given import GivenModel, with_given
 from covey.config.load import load_config
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
-from covey.processes import by_first, environment_rank, joined, started_together
+from covey.system.processes import by_first, environment_rank, joined, started_together
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     The result's `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
     """
     refuse_while_importing()
+    from covey.commands.inference import evaluate_once
     from covey.console import RunConsole
-    from covey.inference import evaluate_once
     from covey.learner.process import torch_as_new
     from covey.runs.reader import load_run
 
@@ -111,8 +111,8 @@ def sample(
     A run's model computes as in its run where ``precision`` is left open and this machine can; that it cannot
     is said on standard error, unless ``quiet``.
     """
+    from covey.commands.inference import sample_once
     from covey.console import say_aside
-    from covey.inference import sample_once
     from covey.learner.process import torch_as_new
 
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
@@ -131,7 +131,7 @@ def _run(
     from covey.console import RunConsole
     from covey.learner.process import torch_as_new
     from covey.runs.removal import remove_run
-    from covey.signals import StopSignal
+    from covey.system.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 

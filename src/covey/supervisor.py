@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from covey.parent import (
+from covey.system.parent import (
     CRASHED,
     LAUNCHER,
     TOGETHER,

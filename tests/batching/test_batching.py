@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.conftest import policy_of, random_prompts
 from tests.fakes import group
 
-from covey.advantage import with_advantages
-from covey.batching import collate, given_batch, micro_batches, minibatches
 from covey.config.algorithm import build_algorithm
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import collate, given_batch, micro_batches, minibatches
 from covey.prompts import GivenAnswer, Prompted
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams

@@ -16,10 +16,10 @@ from tests.fakes import completion, group
 from tests.proof.cases import Model, by_step, make_model, mixed, trained_and_repeated
 from tests.train.test_runs import metrics_of
 
-from covey.advantage import off_centre, with_advantages
-from covey.batching import collate, micro_batches
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Train
+from covey.learner.advantage import off_centre, with_advantages
+from covey.learner.batching import collate, micro_batches
 from covey.learner.learner import Learner
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import PRESETS

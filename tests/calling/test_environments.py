@@ -37,7 +37,7 @@ from covey.runs.completions import CompletionFiles
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.signals import Stopped
+from covey.system.signals import Stopped
 from covey.tasks.source import Source
 from covey.types import Completion, Group, Problem
 from covey_verify.errors import ConfigError, DataError, RewardError

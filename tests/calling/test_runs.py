@@ -20,7 +20,7 @@ from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards
 from covey.runs.rollouts import read_rollouts
-from covey.signals import Stopped
+from covey.system.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of

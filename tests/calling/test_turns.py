@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.batching import collate
 from covey.calling import turns
 from covey.calling.calls import ToolCall
 from covey.calling.inserted import answer_tokens, plain_result, result_words
@@ -20,6 +19,7 @@ from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox, Train
+from covey.learner.batching import collate
 from covey.learner.learner import Learner
 from covey.models.chat import chat_tokens
 from covey.models.controls import ControlWords

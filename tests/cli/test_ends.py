@@ -16,7 +16,7 @@ import yaml
 import covey
 from covey.cli import main
 from covey.errors import GuardStop
-from covey.integrity import SEAL, sealed
+from covey.system.integrity import SEAL, sealed
 
 REWARDS = """
 import os

@@ -58,7 +58,7 @@ sys.exit(supervised())
 """
 WAITS = "print(os.getpid(), flush=True); time.sleep(60)"
 LISTENS = """
-    from covey.signals import StopSignal
+    from covey.system.signals import StopSignal
     with StopSignal().listening() as stop:
         print(os.getpid(), flush=True)
         while stop.reason is None:

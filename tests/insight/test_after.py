@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from covey.cli import main
+from covey.commands.demonstration import demonstrate
 from covey.console import RunConsole, inert
-from covey.demonstration import demonstrate
 from covey.estimates import paired_bootstrap
 from covey.insight import difference
 from covey.insight.rescore import Rescored
-from covey.integrity import sealed, unsealed
 from covey.runs.folder import WRITTEN
 from covey.runs.rollouts import read_rollouts
+from covey.system.integrity import sealed, unsealed
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.train.test_runs import start
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from covey.integrity import sealed
 from covey.kernels import build
 from covey.kernels.calls import DTYPES, available, follow, key_of, products
 from covey.kernels.choice import NUMBERS, PRODUCT_KINDS, Trial, trial_of
@@ -20,6 +19,7 @@ from covey.models.policy import Policy
 from covey.runs.arithmetic import follow_run
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey.system.integrity import sealed
 from tests.conftest import policy_of, random_prompts
 
 pytestmark = pytest.mark.skipif(

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 import covey
 from covey.cli import main
+from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
 from covey.console import RunConsole
-from covey.inference import evaluate_once
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
 from covey_verify.errors import ConfigError, CoveyError, DataError
 from tests.train.test_runs import start

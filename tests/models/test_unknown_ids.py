@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from covey.batching import collate
 from covey.cli import main
 from covey.config.schema import Train
+from covey.learner.batching import collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer

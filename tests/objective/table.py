@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.advantage import with_advantages
-from covey.batching import Batch, collate, micro_batches
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import Batch, collate, micro_batches
 from covey.models.logprobs import TokenScores
 from covey.objective import (
     advantages,

@@ -21,9 +21,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.advantage import with_advantages
-from covey.batching import collate
 from covey.config.algorithm import build_algorithm, describe
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import collate
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import LossInputs
 from covey.objective.dialects import DIALECTS

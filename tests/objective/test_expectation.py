@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.advantage import with_advantages
-from covey.batching import collate
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import collate
 from covey.objective import advantages, corrections, penalties, ratios, surrogates
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind

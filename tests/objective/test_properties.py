@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from covey.batching import Batch
+from covey.learner.batching import Batch
 from covey.objective.axes import AXES
 from covey.objective.loss import policy_loss
 from covey.types import Group

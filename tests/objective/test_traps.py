@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.advantage import with_advantages
-from covey.batching import collate
 from covey.config.algorithm import build_algorithm
 from covey.config.contradictions import contradictions
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import collate
 from covey.objective import advantages, corrections, penalties, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS
 from covey.objective.bound import bind

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.advantage import with_advantages
-from covey.batching import Batch, collate
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import Batch, collate
 from covey.objective.advantages import token_zscore
 from covey.objective.algorithms import PRESETS
 from covey.objective.bound import bind

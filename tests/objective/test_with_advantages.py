@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.advantage import with_advantages
-from covey.batching import Batch, collate
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import Batch, collate
 from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind

@@ -17,8 +17,8 @@ from tests.fakes import rewrite_rollouts, rows_of
 
 from covey.cli import main
 from covey.errors import CheckpointError
-from covey.integrity import sealed, unsealed
 from covey.runs.rollouts import read_rollouts
+from covey.system.integrity import sealed, unsealed
 from covey.ui.records import Runs, listed_runs, run_page
 
 EVIL = """

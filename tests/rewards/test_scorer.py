@@ -18,7 +18,7 @@ from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
 from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.types import Problem
 from covey_verify.contract import reward
 from covey_verify.errors import RewardError

@@ -9,8 +9,8 @@ import pytest
 from judge_stub import Stub, stub
 
 from covey.cli import main
+from covey.commands.stress import attack_rewards
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.stress import attack_rewards
 from covey.types import Problem
 from covey_verify.stress import HACKS
 from covey_verify.texts.judge import endpoint
@@ -120,7 +120,7 @@ def test_a_bad_reward_is_found_and_the_command_fails(name: str, tmp_path: Path, 
 
 
 def test_one_that_is_held_by_an_attack_is_a_finding(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("covey.stress.SECONDS", 1.0)
+    monkeypatch.setattr("covey.commands.stress.SECONDS", 1.0)
     (tmp_path / "held.py").write_text(
         "import re\n"
         "def held(completion, answer):\n"

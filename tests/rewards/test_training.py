@@ -10,7 +10,7 @@ import pytest
 
 from covey.config.load import load_config
 from covey.console import RunConsole
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox.choice import choose

@@ -15,7 +15,6 @@ from tests.fakes import ScriptedSampler, completion, prompted
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.evaluation import evaluate
 from covey.objective.advantages import component_zscore
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics
@@ -24,6 +23,7 @@ from covey.rewards.groups import combine, credited
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.sampling.base import SamplingParams
+from covey.training.evaluation import evaluate
 from covey.types import Problem
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError

@@ -12,10 +12,9 @@ from tests.fakes import rewrite_config
 
 import covey
 from covey.cli import main
+from covey.commands.inference import evaluate_once, model_of
 from covey.config.load import Loaded, load_config
 from covey.console import RunConsole
-from covey.inference import evaluate_once, model_of
-from covey.integrity import SEAL, sealed
 from covey.kernels.calls import available, follow, rounding_pays
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy
@@ -27,6 +26,7 @@ from covey.proof.check_run import check_run, coarsely_computed
 from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of
+from covey.system.integrity import SEAL, sealed
 from covey.training import models
 from covey_verify.errors import ConfigError
 

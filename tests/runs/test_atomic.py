@@ -13,9 +13,9 @@ import pytest
 from tests.fakes import group
 
 from covey.errors import CheckpointError, FolderBusy
-from covey.integrity import damage
 from covey.runs.atomic import clear_leftovers, committed_folder, write_file
 from covey.runs.folder import RunFolder
+from covey.system.integrity import damage
 from covey.types import SamplingMask
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from covey.fault_injection import Faults
 from covey.models.packing import pack
 from covey.models.policy import Policy, snapshot
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey.system.fault_injection import Faults
 from tests.conftest import policy_of, random_prompts
 
 PARAMS = SamplingParams(max_tokens=24)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from covey.fault_injection import Faults
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key, uniforms
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.draw import draw, kept_tokens
 from covey.sampling.local import LocalSampler
+from covey.system.fault_injection import Faults
 from covey.types import Completion
 from tests.conftest import policy_of, random_prompts
 

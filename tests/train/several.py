@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.train.test_runs import start
 
-from covey.processes import joined
+from covey.system.processes import joined
 
 with joined(minutes=4, device="cpu"):
     for output, settings in json.loads(Path(sys.argv[1]).read_text()).items():

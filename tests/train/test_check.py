@@ -10,8 +10,8 @@ import yaml
 from tests.fakes import rewrite_config, rewrite_rollouts, rows_of
 from tests.proof.cases import make_model
 
-from covey import batching
 from covey.cli import main
+from covey.learner import batching
 from covey.models.policy import Policy
 
 CONFIG = {

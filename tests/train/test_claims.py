@@ -14,8 +14,8 @@ from tests.fakes import group
 from tests.objective.test_loss import made_inputs
 from tests.train.test_runs import start, varied
 
-from covey.advantage import with_advantages
-from covey.batching import collate
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import collate
 from covey.objective.algorithms import PRESETS
 from covey.objective.loss import policy_loss
 

@@ -15,8 +15,8 @@ from tests.conftest import CONFIGS, sharpened
 from tests.train.test_runs import start
 from torch import nn
 
-from covey.batching import MicroBatch, given_batch
 from covey.config.schema import Train
+from covey.learner.batching import MicroBatch, given_batch
 from covey.learner.learner import Learner
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate

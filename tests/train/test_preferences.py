@@ -18,11 +18,11 @@ from tests.conftest import CONFIGS, full_tokenizer, sharpened
 from tests.train.test_runs import StopAt, metrics_of, start
 from torch import Tensor
 
-from covey.batching import Batch, given_batch
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Data, Train
 from covey.errors import CheckpointError, GuardStop, Stopped
+from covey.learner.batching import Batch, given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.objective.bound import bind

@@ -25,14 +25,14 @@ from tests.fakes import group
 from tests.serving.test_serve import serving
 from tests.train.test_runs import fingerprint, metrics_of, start
 
-from covey.batching import collate, micro_batches
+from covey.cluster.launcher import _code_of, has_died
 from covey.config.load import load_config
 from covey.errors import OutOfRoom, PeersLost
-from covey.launcher import _code_of, has_died
+from covey.learner.batching import collate, micro_batches
 from covey.models.load import load_policy
 from covey.models.sharded import own, take, whole
-from covey.processes import _portable, gather, interleaved, together
 from covey.rewards.scorer import ScoringStats
+from covey.system.processes import _portable, gather, interleaved, together
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

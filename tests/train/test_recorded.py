@@ -12,10 +12,10 @@ import yaml
 from tests.train.test_runs import StopAt
 
 from covey.cli import main
+from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import Stopped
-from covey.inference import evaluate_once
 from covey.models import chat
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
 from covey.runs import arithmetic
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
 
         monkeypatch.setattr(f"{module}.{name}", late)
 
-    removed_before("covey.inference", "load_policy")
+    removed_before("covey.commands.inference", "load_policy")
     assert main(["eval", str(folder)]) == 0
     said = capsys.readouterr()
     assert f"has not ended: this is {first.name}" in said.err

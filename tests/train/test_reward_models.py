@@ -16,10 +16,10 @@ from tests.train.test_preferences import close, gradient_of
 from tests.train.test_runs import StopAt, metrics_of, start
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from covey.batching import given_batch
 from covey.config.schema import Train
 from covey.errors import Stopped
 from covey.learned import LEARNED, reward_model_bytes
+from covey.learner.batching import given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head

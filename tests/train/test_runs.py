@@ -26,7 +26,7 @@ from covey.insight.show import show_run
 from covey.models.policy import save_policy
 from covey.runs.checkpoint import newest_checkpoint
 from covey.runs.folder import RunFolder
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
 from covey.ui.records import run_page

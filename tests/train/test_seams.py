@@ -16,10 +16,10 @@ from tests.train.test_preferences import pairs
 from tests.train.test_runs import metrics_of, start
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from covey.batching import MicroBatch, given_batch, micro_batches
 from covey.config.load import load_config
 from covey.config.schema import Lora, Train
 from covey.learner import learner as learner_module
+from covey.learner.batching import MicroBatch, given_batch, micro_batches
 from covey.learner.learner import Learner
 from covey.models.load import with_lora
 from covey.models.policy import Policy

@@ -18,7 +18,7 @@ from covey.errors import Stopped
 from covey.insight.stages import stage_table
 from covey.runs.harvest import LoggedSample, kept_of, pairs_of
 from covey.runs.reader import load_recorded
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.tasks.classifier import TextClassifier
 from covey.training.run import RunOptions
 from covey.types import Problem

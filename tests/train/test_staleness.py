@@ -13,7 +13,7 @@ from tests.train.test_runs import fingerprint, interrupted, metrics_of, start
 
 from covey.config.load import Loaded, load_config
 from covey.runs.folder import read_stream
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey_verify.errors import ConfigError
 
 AHEAD: dict[str, Any] = {"algorithm": "grpo", "rollout": {"staleness": 2}, "train": {"steps": 6}}

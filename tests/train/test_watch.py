@@ -13,7 +13,7 @@ from covey.cli import main
 from covey.errors import Stopped
 from covey.runs.drift import Drift, first_completions
 from covey.runs.folder import read_stream
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 
 
 def low(completion: str) -> float:

@@ -31,14 +31,14 @@ def command_sweep(
     """
     from covey.config.grid import planned_runs
     from covey.config.start import Start
-    from covey.fault_injection import Faults
+    from covey.system.fault_injection import Faults
 
     grid, faults = planned_runs(Start(config, settings), sets or (), seeds), Faults(manner.inject)
     _tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
+    from covey.commands.sweep import sweep
     from covey.console import RunConsole
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
-    from covey.signals import SAVES, StopSignal
-    from covey.sweep import sweep
+    from covey.system.signals import SAVES, StopSignal
 
     with StopSignal(manner.max_minutes, SAVES).listening() as stop:
         plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)

@@ -18,8 +18,8 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, valida
 from covey.cli.groups import BEFORE, MODELS, OPTIONS, REWARDS, RUNS, TRAIN
 from covey.console import Output, as_line, inert, say_aside, tolerant_output
 from covey.errors import Stopped, as_error, disk_error, is_panic, resume_command
-from covey.parent import CRASHED
-from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
+from covey.system.parent import CRASHED
+from covey.system.processes import environment_rank, joined, said_by_another, started_together, tell_end
 from covey_verify.errors import ConfigError, CoveyError
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
     start = _start(recipe, settings)
     code = _train(start, manner, as_json)
     if not as_json and not started_together():
+        from covey.commands.demonstration import demonstrate
         from covey.console import RunConsole
-        from covey.demonstration import demonstrate
 
         demonstrate(start.load().config.output, RunConsole())
     return code
@@ -123,16 +123,16 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     loaded = start.changed(place).load()
     _tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
     if loaded.config.launch.processes > 1 and not started_together():
-        from covey.launcher import launch
+        from covey.cluster.launcher import launch
 
         return launch(loaded.config, as_json)
-    from covey.fault_injection import Faults
     from covey.insight.usage import sample_command, shell_word
+    from covey.system.fault_injection import Faults
 
     faults = Faults(manner.inject)
     _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
     from covey.console import RunConsole
-    from covey.signals import SAVES, StopSignal
+    from covey.system.signals import SAVES, StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
@@ -175,8 +175,8 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
     """
     loaded = _load(config, settings, as_json, trained=True, trust=trust)
     _tell(as_json, [f"measuring {config}: loading ..."])
+    from covey.commands.inference import evaluate_once
     from covey.console import RunConsole
-    from covey.inference import evaluate_once
 
     result = evaluate_once(loaded, RunConsole(quiet=as_json))
     _print(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
@@ -275,7 +275,7 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
 
     :param file: Rows with a `completion` and whatever columns the rewards ask for.
     """
-    from covey.scoring import score_file
+    from covey.commands.scoring import score_file
 
     notes = list[str]()
     rows, means = score_file(file, rewards, trust, notes.append)
@@ -291,8 +291,8 @@ def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_jso
 
     :param file: A config, whose rewards, tools and data are used, or a data file, with rewards behind it.
     """
-    from covey.scoring import load_for_stress
-    from covey.stress import attack_rewards
+    from covey.commands.scoring import load_for_stress
+    from covey.commands.stress import attack_rewards
 
     report = attack_rewards(*load_for_stress(file, rewards, trust))
     _tell(as_json, (f"not tested: {note}" for note in report.notes))
@@ -308,7 +308,7 @@ def command_doctor(*, as_json: Json = False) -> int:
     """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
     if anything keeps covey from running.
     """
-    from covey.doctor import diagnose
+    from covey.commands.doctor import diagnose
 
     found = diagnose()
     _print(as_json, [d._asdict() for d in found], map(str, found))

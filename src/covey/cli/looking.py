@@ -38,9 +38,9 @@ def command_preview(
         raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
     loaded = _load(config, settings, as_json)
     _tell(as_json, [f"previewing {config}: loading ..."])
+    from covey.commands.preview import preview, rl_stage
     from covey.console import RunConsole
-    from covey.preview import preview, rl_stage
-    from covey.signals import StopSignal
+    from covey.system.signals import StopSignal
 
     noted = len(loaded.notes)
     stage = rl_stage(loaded)
@@ -134,8 +134,8 @@ def command_rescore(
     """
     if steps < 1:
         raise ConfigError(f"--steps {steps}: at least 1")
+    from covey.commands.scoring import named_rewards
     from covey.insight import rescore
-    from covey.scoring import named_rewards
 
     notes = list[str]()
     found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps, notes.append)

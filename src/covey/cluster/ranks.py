@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from covey.cluster.connect import connect_ray, end, keep, said
 from covey.config.schema import Config
-from covey.parent import LAUNCHER
+from covey.system.parent import LAUNCHER
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:

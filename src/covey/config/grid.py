@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from covey.config.load import Loaded, resolved
 from covey.config.start import Start
-from covey.processes import started_together
+from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
 
 MOST_RUNS = 1000

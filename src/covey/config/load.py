@@ -34,10 +34,10 @@ from covey.config.sources import items, options, read_yaml
 from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explained
 from covey.config.unread import reads, unread_settings
-from covey.integrity import sealed_text
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.corrections import truncated
+from covey.system.integrity import sealed_text
 from covey_verify.errors import ConfigError
 from covey_verify.web import without_password
 

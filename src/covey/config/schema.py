@@ -41,7 +41,7 @@ from covey.config.section import (
     StepsOrZero,
     setting,
 )
-from covey.machine import MOST_THREADS
+from covey.system.machine import MOST_THREADS
 from covey_verify.types import NonNegative, OpenShare, Positive, Share
 from covey_verify.web import plain_address
 

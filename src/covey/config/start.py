@@ -10,7 +10,7 @@ from covey.config.given import plain
 from covey.config.layers import merge
 from covey.config.load import Loaded, load_config
 from covey.errors import START
-from covey.integrity import read_record
+from covey.system.integrity import read_record
 from covey_verify.errors import ConfigError
 
 

@@ -19,7 +19,7 @@ from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
 from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
-from covey.opening import RECORD_BYTES, read_regular
+from covey.system.opening import RECORD_BYTES, read_regular
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 

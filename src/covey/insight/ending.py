@@ -11,11 +11,11 @@ from covey.estimates import wilson
 from covey.insight.evidence import Records
 from covey.insight.usage import shell_word
 from covey.insight.verdict import Verdict
-from covey.integrity import read_record
 from covey.models.reward_model import is_reward_model
 from covey.prompts import Prompted
 from covey.runs.best import Best
 from covey.runs.folder import RESULT
+from covey.system.integrity import read_record
 from covey.tasks.source import EXAMPLES
 from covey_verify.types import Messages
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.estimates import Estimate, Evaluation, gains
-from covey.opening import count_lines
 from covey.runs.folder import read_stream
+from covey.system.opening import count_lines
 from covey.tasks.source import EXAMPLES
 
 HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")

@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.integrity import sealed, unsealed
 from covey.kernels.choice import Trial, trial_of
 from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
 from covey.kernels.kept import (
@@ -31,6 +30,7 @@ from covey.kernels.kept import (
     own_file,
     tell_damaged,
 )
+from covey.system.integrity import sealed, unsealed
 
 OFF = "COVEY_KERNELS"
 """Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
 from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
 from covey.kernels.calls import threads_lent
+from covey.learner.batching import Batch, MicroBatch, micro_batches
 from covey.learner.optimizer import Optimizer
 from covey.models.alive import Activations, alive_bytes
 from covey.models.forward import Decoder
@@ -27,7 +27,7 @@ from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
 from covey.models.sharded import own, take
-from covey.processes import add, gather, interleaved, is_joint, rank, size, together
+from covey.system.processes import add, gather, interleaved, is_joint, rank, size, together
 
 WEIGHT = "weight/"
 """How names of weights begin among those of the optimizer's state."""

@@ -12,7 +12,7 @@ import torch
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
-from covey.processes import size
+from covey.system.processes import size
 
 if TYPE_CHECKING:
     from covey.models.policy import Policy

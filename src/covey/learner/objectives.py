@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from covey.batching import MicroBatch
+from covey.learner.batching import MicroBatch
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients

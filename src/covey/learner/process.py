@@ -10,8 +10,8 @@ import torch
 
 from covey.config.schema import Config
 from covey.kernels.calls import follow, followed
-from covey.machine import available_threads
-from covey.processes import on_this_machine
+from covey.system.machine import available_threads
+from covey.system.processes import on_this_machine
 
 
 def set_process(config: Config) -> None:

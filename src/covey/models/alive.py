@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covey.models.sharded import own
-from covey.processes import size
+from covey.system.processes import size
 
 
 def alive_bytes(tensors: Iterable[Tensor | None]) -> int:

@@ -23,13 +23,13 @@ from covey.config.schema import Config, Lora
 from covey.errors import out_of_memory
 from covey.kernels.build import library
 from covey.kernels.calls import rounding_is_faster, rounding_pays
-from covey.machine import available_memory
 from covey.models.forward import turn_by_long_table
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
 from covey.models.tiny import build_model, build_tokenizer
+from covey.system.machine import available_memory
 from covey_verify.errors import ConfigError, CoveyError
 
 transformers.utils.logging.disable_progress_bar()

@@ -17,10 +17,10 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import cached_file
 
 from covey.errors import CheckpointError
-from covey.integrity import MANIFEST, damage
-from covey.machine import available_memory
 from covey.models.trial import TEXT_BYTES, refuse_unusable, try_texts
-from covey.opening import load_json, read_regular
+from covey.system.integrity import MANIFEST, damage
+from covey.system.machine import available_memory
+from covey.system.opening import load_json, read_regular
 from covey_verify.errors import ConfigError
 
 LOADING = RLock()

@@ -24,7 +24,7 @@ from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, Loader, pretrained
 from covey.models.sharded import unsplit
-from covey.opening import RECORD_BYTES, load_json, read_regular
+from covey.system.opening import RECORD_BYTES, load_json, read_regular
 from covey_verify.errors import ConfigError
 from covey_verify.types import Messages
 

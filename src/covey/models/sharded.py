@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.models.forward import Decoder
 from covey.models.linear import FusedLinear
-from covey.processes import size
+from covey.system.processes import size
 from covey_verify.errors import ConfigError
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from covey.models import trying
-from covey.opening import load_json, read_regular
+from covey.system.opening import load_json, read_regular
 from covey_verify.errors import CoveyError
 
 CONFIG_BYTES, TEXT_BYTES = 16 << 20, 256 << 20

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.advantage import off_centre
-from covey.batching import Batch, with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
+from covey.learner.advantage import off_centre
+from covey.learner.batching import Batch, with_signal
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
@@ -28,7 +28,7 @@ from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 from covey_verify.errors import ConfigError

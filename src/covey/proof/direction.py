@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.batching import Batch
+from covey.learner.batching import Batch
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.models.policy import Policy

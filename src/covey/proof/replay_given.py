@@ -8,7 +8,6 @@ from pathlib import Path
 
 from covey.calling.use import toolbox_of, with_schemas
 from covey.config.load import Loaded
-from covey.integrity import digest_of
 from covey.models.policy import Policy
 from covey.prompts import GivenAnswer, Prompted, encode_examples
 from covey.proof.agreement import Agreement, nudged, saved, weights_apart
@@ -20,6 +19,7 @@ from covey.proof.shadow_given import Answer, Example, Lessons, step
 from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
+from covey.system.integrity import digest_of
 from covey.tasks.source import data_files, load_source
 from covey_verify.errors import ConfigError
 

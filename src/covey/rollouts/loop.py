@@ -18,7 +18,6 @@ from covey.calling.metrics import tool_metrics
 from covey.calling.turns import seconds_waited
 from covey.config.sampling import Rollout
 from covey.objective.algorithms import Algorithm
-from covey.processes import by_first, gather
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
@@ -33,6 +32,7 @@ from covey.rollouts.metrics import continued_tokens, kept_tokens, staleness
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
+from covey.system.processes import by_first, gather
 from covey.tasks.difficulty import Difficulty
 from covey.types import Group
 

@@ -17,8 +17,8 @@ from covey.kernels.calls import follow, followed, rounding_pays
 from covey.models.chat import render_at, rendered_at
 from covey.models.policy import Policy
 from covey.models.template import template_facts
-from covey.processes import by_first
 from covey.runs.reader import read_environment
+from covey.system.processes import by_first
 
 
 def run_behind(loaded: Loaded) -> Path | None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from covey.integrity import MANIFEST, manifest_of
-from covey.opening import naming
+from covey.system.integrity import MANIFEST, manifest_of
+from covey.system.opening import naming
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)

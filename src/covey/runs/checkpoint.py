@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from covey.errors import CheckpointError, OutOfRoom, disk_error, system_error
-from covey.fault_injection import Faults
-from covey.integrity import read_record, sealed
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
-from covey.processes import by_first, is_joint, together
 from covey.rollouts.batch import Position
 from covey.runs.atomic import discard
 from covey.runs.folder import Logged, RunFolder, checkpoint_at
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
+from covey.system.fault_injection import Faults
+from covey.system.integrity import read_record, sealed
+from covey.system.processes import by_first, is_joint, together
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from covey.config.rows import said_of
 from covey.errors import START
 from covey.kernels.build import processor, tested_kernels
 from covey.kernels.calls import available, products
-from covey.machine import available_threads
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
-from covey.processes import on_this_machine, size
 from covey.runs.folder import IN_CHECKPOINT, STREAMS
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
+from covey.system.machine import available_threads
+from covey.system.processes import on_this_machine, size
 from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
 from covey_verify.errors import ConfigError

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.batching import Batch, collate
 from covey.errors import CheckpointError
+from covey.learner.batching import Batch, collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
-from covey.processes import by_first
 from covey.runs.rollouts import read_rollouts
+from covey.system.processes import by_first
 from covey.types import Completion, Group, Problem, SamplingMask
 from covey_verify.errors import ConfigError
 

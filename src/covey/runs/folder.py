@@ -20,12 +20,12 @@ from types import MappingProxyType
 import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
-from covey.integrity import damage, read_record, sealed_line, unsealed_line
-from covey.opening import naming, read_below, stream_bytes
-from covey.processes import first
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.best import Best, best_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_rows
+from covey.system.integrity import damage, read_record, sealed_line, unsealed_line
+from covey.system.opening import naming, read_below, stream_bytes
+from covey.system.processes import first
 from covey.types import Group
 from covey_verify.errors import ConfigError
 

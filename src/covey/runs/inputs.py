@@ -14,12 +14,12 @@ from pathlib import Path
 from covey.calling.offered import load_tools
 from covey.config.given import GivenRows
 from covey.config.load import Loaded
-from covey.integrity import digest_of, read_record, sealed
-from covey.processes import first
 from covey.rewards.contract import Reward
 from covey.runs.atomic import write_file
 from covey.runs.content import parts_of, rows_hash
 from covey.runs.inventory import changes, is_library_file, origin_of
+from covey.system.integrity import digest_of, read_record, sealed
+from covey.system.processes import first
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.usercode import load_function, name_of

@@ -20,12 +20,12 @@ from covey import types
 from covey.calling.offered import load_tools
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
-from covey.integrity import digest_of
 from covey.models.given import checked_model
 from covey.models.load import model_files
 from covey.models.policy import weights_hash
 from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
+from covey.system.integrity import digest_of
 from covey.tasks.source import data_files
 from covey_verify import types as verify_types
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covey.batching import Batch, by_completion
 from covey.console import RunConsole
 from covey.estimates import Evaluation
+from covey.learner.batching import Batch, by_completion
 from covey.rollouts.batch import RolloutBatch
 from covey.runs.clock import Clock
 from covey.runs.folder import RunFolder

@@ -14,10 +14,10 @@ from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import MAX_BYTES, parse_yaml
 from covey.errors import RECORD, CheckpointError, GuardStop
-from covey.integrity import read_record, unsealed_text
-from covey.opening import RECORD_BYTES, load_json, read_below
 from covey.runs.folder import RESULT, latest_checkpoint
 from covey.runs.origin import is_own, refuse_others_code
+from covey.system.integrity import read_record, unsealed_text
+from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
 T = TypeVar("T")

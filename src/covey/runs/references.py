@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.opening import read_below, stream_bytes
 from covey.runs.rollouts import read_arrays
+from covey.system.opening import read_below, stream_bytes
 
 REFERENCE = "reference.npz"
 """Computed once: no second model is kept."""

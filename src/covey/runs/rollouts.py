@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from covey.errors import CheckpointError
-from covey.integrity import sealed_line, unsealed_line
-from covey.opening import read_below, stream_bytes
+from covey.system.integrity import sealed_line, unsealed_line
+from covey.system.opening import read_below, stream_bytes
 from covey.types import Completion, Group, SamplingMask
 from covey_verify.errors import ConfigError
 from covey_verify.types import StepRewards

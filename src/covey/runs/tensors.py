@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from covey.models.written import check_written
-from covey.processes import by_first, objects_group, size
 from covey.runs.atomic import committed_folder
+from covey.system.processes import by_first, objects_group, size
 
 
 @contextmanager

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from covey.errors import RECORD, START
-from covey.integrity import damage, read_record
-from covey.opening import read_below, stream_bytes
 from covey.runs.folder import (
     IN_CHECKPOINT,
     RESULT,
@@ -23,6 +21,8 @@ from covey.runs.folder import (
 from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.references import REFERENCE, read_sums
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.integrity import damage, read_record
+from covey.system.opening import read_below, stream_bytes
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import CoveyError
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from covey.errors import STALLED, record_exit, resume_command
-from covey.parent import leave
-from covey.processes import first, rank
+from covey.system.parent import leave
+from covey.system.processes import first, rank
 from covey_verify.errors import CoveyError
 
 STACKS = "stacks.txt"

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from covey.errors import OutOfRoom, out_of_memory
-from covey.fault_injection import Faults
 from covey.kernels.calls import threads_lent
 from covey.models.logprobs import exclude_unknown
 from covey.models.policy import Policy, copy_trained
@@ -31,6 +30,7 @@ from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
 from covey.sampling.modules import ModulesEngine, check_sampling
+from covey.system.fault_injection import Faults
 from covey.types import Completion, SamplingMask
 
 Engine = CacheEngine | ModulesEngine

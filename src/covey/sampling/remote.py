@@ -28,7 +28,6 @@ import numpy as np
 from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, copy_trained, save_policy
-from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
@@ -45,6 +44,7 @@ from covey.sampling.servers import (
     same_complaint,
     timed_out,
 )
+from covey.system.processes import by_first
 from covey.types import Completion
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask, reason_of

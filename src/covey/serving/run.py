@@ -14,13 +14,13 @@ import uvicorn
 
 from covey.config.load import load_config
 from covey.console import say_aside
-from covey.machine import available_threads
 from covey.models.load import load_policy
-from covey.parent import ended
 from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
 from covey.sampling.remote import TOKEN
 from covey.serving.app import Service
 from covey.serving.shared import SharedModel
+from covey.system.machine import available_threads
+from covey.system.parent import ended
 from covey_verify.errors import ConfigError
 from covey_verify.web import LOOPBACK
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from covey.config.given import GivenRows
 from covey.config.schema import Data
-from covey.opening import is_deep
+from covey.system.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, with_prompt
 from covey.tasks.sampled import SAMPLED, read_sampled
 from covey.tasks.schemas import recognized

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from covey.config.schema import Config
-from covey.metrics import shown
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.rollouts.loop import Rollouts
 from covey.runs.atomic import write_file
 from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
+from covey.training.metrics import shown
 from covey.training.run import Run
 from covey.types import Problem
 from covey_verify.errors import DataError

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from covey.batching import Batch, MicroBatch, given_batch
+from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective
 from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
-from covey.processes import together
 from covey.rng import key, permutation
+from covey.system.processes import together
 from covey.training.run import Run
 
 Shares = Mapping[str, float]

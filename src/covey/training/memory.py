@@ -10,9 +10,9 @@ from covey.learned import reward_model_bytes
 from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
 from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
-from covey.processes import gather, on_this_machine
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
+from covey.system.processes import gather, on_this_machine
 from covey.training.run import Run
 
 TRAINED = ("weights", "gradient", "optimizer")

@@ -15,12 +15,12 @@ from covey.models.load import load_policy
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
-from covey.processes import first
 from covey.prompts import Prompted, encode_examples, texts_of
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.sampling.servers import Asking
+from covey.system.processes import first
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model

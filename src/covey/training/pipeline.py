@@ -27,21 +27,21 @@ from covey.insight.findings.table import gravest, likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
-from covey.integrity import damage, digest_of, sealed
 from covey.learner.process import caller_restored, passed_over
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.sharded import whole_weights
 from covey.models.written import check_folder
-from covey.parent import works_in
-from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.completions import forget_completions
 from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
-from covey.signals import StopSignal
+from covey.system.integrity import damage, digest_of, sealed
+from covey.system.parent import works_in
+from covey.system.processes import by_first, environment_rank, said_by_another
+from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.batching import Batch, MicroBatch, given_batch
 from covey.errors import CheckpointError
+from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Learner, Objective
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData
-from covey.processes import by_first, together
 from covey.prompts import GivenAnswer, Prompted
 from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
+from covey.system.processes import by_first, together
 from covey.training import given
 from covey.training.given import Shares
 from covey.training.run import Run

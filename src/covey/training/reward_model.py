@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.batching import Batch, MicroBatch, given_batch
 from covey.config.load import Loaded
+from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective
 from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores

@@ -10,14 +10,13 @@ from math import isfinite
 import numpy as np
 import torch
 
-from covey.advantage import with_advantages
-from covey.batching import Batch, collate, minibatches, select_tokens
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
+from covey.learner.advantage import with_advantages
+from covey.learner.batching import Batch, collate, minibatches, select_tokens
 from covey.learner.learner import Learner, Objective
 from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
-from covey.metrics import Updated, report_step, step_metrics
 from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
@@ -27,6 +26,7 @@ from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.completions import CompletionFiles
+from covey.training.metrics import Updated, report_step, step_metrics
 from covey.training.run import AnyLearner, Run
 from covey.training.strangers import note_strangers, strangers
 from covey.types import Group

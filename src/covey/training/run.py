@@ -9,24 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from covey.batching import Batch
 from covey.config.load import Loaded
 from covey.errors import CheckpointError, GuardStop
 from covey.estimates import Evaluation
-from covey.evaluation import evaluate
-from covey.fault_injection import Faults
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import gravest, no_signal
 from covey.insight.findings.watch import Watch
-from covey.integrity import damage
+from covey.learner.batching import Batch
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
 from covey.models.sharded import own
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
-from covey.processes import by_first, first
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollouts.batch import Position
@@ -37,7 +33,11 @@ from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
-from covey.signals import StopSignal
+from covey.system.fault_injection import Faults
+from covey.system.integrity import damage
+from covey.system.processes import by_first, first
+from covey.system.signals import StopSignal
+from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
 from covey.types import Group
 

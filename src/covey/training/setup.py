@@ -11,13 +11,11 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded, resolved_yaml
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
-from covey.integrity import sealed
 from covey.learner.process import set_process
 from covey.models.chat import rendered_at
 from covey.models.load import speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
-from covey.processes import by_first, first, together
 from covey.prompts import Prompted, dropped_rows, encode, unseen_by_model
 from covey.runs.arithmetic import follow_run, rounded_so_far, unfollowed
 from covey.runs.atomic import write_file
@@ -30,7 +28,9 @@ from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.origin import write_own
 from covey.runs.watchdog import Watchdog
-from covey.signals import StopSignal
+from covey.system.integrity import sealed
+from covey.system.processes import by_first, first, together
+from covey.system.signals import StopSignal
 from covey.trackers import check_tracker
 from covey.training.hooks import connect
 from covey.training.memory import plan_memory

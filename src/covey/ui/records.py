@@ -24,10 +24,10 @@ from covey.insight.show import why_pushed
 from covey.insight.verdict import recorded_verdict
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
-from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
 from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
+from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.ui.thinning import Curve
 from covey_verify.errors import ConfigError, CoveyError
 

@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
-from covey.opening import read_below
 from covey.runs.origin import is_own
 from covey.runs.reader import look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts
+from covey.system.opening import read_below
 from covey.ui.records import Record, model_folder
 from covey_verify.errors import ConfigError, CoveyError
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from covey.batching import with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.insight.gpus import Subject
 from covey.insight.preview import Measured, Preview
+from covey.learner.batching import with_signal
 from covey.learner.learner import Learner
 from covey.learner.memory import shape_of
 from covey.learner.objectives import PolicyObjective
@@ -36,7 +36,7 @@ from covey.rollouts.groups import Progress, score_all, score_each
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.runs.reader import read_environment
 from covey.sampling.base import Sampler
-from covey.signals import StopSignal
+from covey.system.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 from covey.types import Group

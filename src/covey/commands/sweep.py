@@ -12,12 +12,12 @@ from pathlib import Path
 from covey.config.grid import Grid, Planned
 from covey.console import RunConsole
 from covey.errors import RECORD, CheckpointError, Stopped
-from covey.fault_injection import Faults
 from covey.insight.cells import Cell, Sweep, write_sweep
-from covey.opening import RECORD_BYTES, load_json, read_below
 from covey.runs.folder import RESULT
 from covey.runs.reader import read_verdict, stages_in
-from covey.signals import StopSignal
+from covey.system.fault_injection import Faults
+from covey.system.opening import RECORD_BYTES, load_json, read_below
+from covey.system.signals import StopSignal
 from covey.training.pipeline import run_in_folder
 from covey.training.run import RunOptions
 from covey_verify.errors import ConfigError, CoveyError

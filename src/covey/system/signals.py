@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from covey.errors import Stopped
-from covey.parent import TOGETHER, forwarded, leave, stop_signals
+from covey.system.parent import TOGETHER, forwarded, leave, stop_signals
 from covey_verify.threads import continued
 
 SAVES = "stopping: what is being computed is finished or given up, and the state is saved"

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from covey.machine import MOST_THREADS, asked_threads, available_memory, available_threads
+from covey.system.machine import MOST_THREADS, asked_threads, available_memory, available_threads
 from covey.types import VERSION
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.machine import available_cpus

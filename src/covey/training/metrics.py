@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from covey.advantage import off_centre
-from covey.batching import Batch, by_completion
 from covey.config.schema import Config, Train
 from covey.console import Shown
+from covey.learner.advantage import off_centre
+from covey.learner.batching import Batch, by_completion
 from covey.learner.schedule import learning_rate
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from covey.errors import CheckpointError
-from covey.opening import RECORD_BYTES, digest_below, load_json, naming, read_below
+from covey.system.opening import RECORD_BYTES, digest_below, load_json, naming, read_below
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"

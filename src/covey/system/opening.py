@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from covey.errors import CheckpointError
-from covey.machine import available_memory
+from covey.system.machine import available_memory
 
 T = TypeVar("T")
 RECORD_BYTES = 64 << 20

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from covey.commands.inference import Say, greedy
 from covey.config.load import Loaded
 from covey.console import RunConsole, inert
-from covey.inference import Say, greedy
 from covey.learned import rewards_of
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import load_run, stages_in

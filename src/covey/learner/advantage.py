@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.batching import Batch
+from covey.learner.batching import Batch
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData

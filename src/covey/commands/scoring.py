@@ -14,6 +14,7 @@ from covey.calling.texts import calls_by_text
 from covey.config.load import Loaded, load_config
 from covey.config.schema import Data
 from covey.learned import LEARNED, rewards_of
+from covey.models.wording import MEANING, NO_WORDING, Wording, wording_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
@@ -23,7 +24,6 @@ from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, r
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
-from covey.wording import MEANING, NO_WORDING, Wording, wording_of
 from covey_verify.errors import ConfigError, DataError
 from covey_verify.scoring import mean, record
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.player import Attack, made_up, played
+from covey.commands.player import Attack, made_up, played
+from covey.models.wording import NO_WORDING, Wording
 from covey.rewards.contract import Reward
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
 from covey.types import TAGS, Completion, Problem
-from covey.wording import NO_WORDING, Wording
 from covey_verify.errors import RewardError
 from covey_verify.extract import THINK_CLOSE
 from covey_verify.mathematics.answers import reference_of

@@ -13,7 +13,6 @@ from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.estimates import Evaluation
-from covey.evaluation import evaluate
 from covey.learned import rewards_of
 from covey.models.given import lent
 from covey.models.load import load_policy, speed_notes
@@ -27,6 +26,7 @@ from covey.runs.reader import with_newest
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import Source, load_source
+from covey.training.evaluation import evaluate
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from covey.cluster.connect import release
 from covey.cluster.ranks import PlacedRank, place_ranks
 from covey.errors import PeersLost
-from covey.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals, works_in
-from covey.processes import STORE
+from covey.system.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals, works_in
+from covey.system.processes import STORE
 
 if TYPE_CHECKING:
     from covey.config.schema import Config
