@@ -25,6 +25,8 @@ from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
+from covey.sampling.servers import Asking
+from covey.web import ask
 from tests.conftest import policy_of, random_prompts
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
 
@@ -46,10 +48,13 @@ def asked(count: int = 5, size: int = 3) -> list[Request]:
     return [Request(p, [key(7, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
 
 
-def sampler(policy: Policy, stubs: list[Stub], folder: Path, **settings: object) -> RemoteSampler:
+def sampler(
+    policy: Policy, stubs: list[Stub], folder: Path, asking: Asking = ask, **settings: object
+) -> RemoteSampler:
     urls = tuple(s.url for s in stubs)
     servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
-    made = RemoteSampler(policy, servers, folder / "sync", random_prompts(4, 6, 8), 1.0, 12)
+    probes = random_prompts(4, 6, 8)
+    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, asking=asking)
     made.said = []
     made.say = made.said.append
     return made
