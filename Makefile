@@ -56,6 +56,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	git config core.hooksPath .githooks 2>/dev/null || true  # a copy without git has no hooks
 	touch $@
 
 clean:  ## remove the environment and caches, never runs

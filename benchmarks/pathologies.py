@@ -32,7 +32,8 @@ from covey.insight.rules import explain
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
-from covey.rollout import Position, Rollouts
+from covey.rollouts.batch import Position
+from covey.rollouts.loop import Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
 from covey.training.rl import prepare

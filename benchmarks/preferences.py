@@ -37,7 +37,8 @@ from covey.models.tiny import build_model, build_tokenizer
 from covey.objective.bound import bind
 from covey.objective.preference import dpo
 from covey.prompts import GivenAnswer, Prompted
-from covey.rollout import Position, Rollouts
+from covey.rollouts.batch import Position
+from covey.rollouts.loop import Rollouts
 from covey.signals import StopSignal
 from covey.training import rl
 from covey.training.preference import PreferenceObjective, summed

@@ -1,4 +1,6 @@
-"""Whether the pages say what is there: links, commands, configs, paths and Python. `make docs` runs it.
+"""Whether the pages say what is there: links, commands, configs, paths and Python, in the field's words.
+
+`make docs` runs it.
 
 Prints each finding as file:line: what; exit code 1 if there is any. Every yaml block is a config or a part
 of one; a python block that begins with `# name.py` is a file beside the page's configs.
@@ -31,6 +33,29 @@ PATH = re.compile(r"([\w.-]+(?:/[\w.-]+)*/?)(?::(?:\w+\.)?(\w+))?")
 COUNT = re.compile(
     r"\b(?:\d+|\w+teen|(?:twenty|thirty|forty|fifty)[\w-]*) (?:presets|causes|findings)\b", re.IGNORECASE
 )
+BETTER = {
+    "a share of": "a fraction of",
+    "cut off": "truncated",
+    "for ever": "forever",
+    "go on": "continue",
+    "goes on": "continues",
+    "lane": "method, route",
+    "nobody waits": "no process waits",
+    "pushed": "raised, lowered",
+    "right answer": "correct answer",
+    "right completion": "correct completion",
+    "stands for": "means",
+    "stands in": "is in",
+    "turned over": "flipped",
+    "whoever": "anybody who",
+    "wrong answer": "incorrect answer",
+    "wrong completion": "incorrect completion",
+}
+"""Phrase that no user's page has -> the better word. CONTRIBUTING.md has the same table."""
+NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "coverage.md", "findings.md", "log.md")
+BANNED = re.compile(
+    r"\b(?:" + "|".join(phrase.replace(" ", r"\s+") for phrase in BETTER) + r")s?\b", re.IGNORECASE
+)
 Line = tuple[int, str]
 Block = tuple[int, str, list[str]]
 """Number of the first line, language, lines."""
@@ -57,6 +82,8 @@ def findings(page: Path) -> Iterator[Line]:
     found += [(n, link_problem(page, target)) for n, line in prose for target in LINK.findall(line)]
     if page.name != "log.md":  # which says what was, on its day
         found += [(n, count_problem(line)) for n, line in prose]
+    if page.name not in NOT_FOR_USERS:
+        found += banned_phrases(prose)
     commands = [(n, code) for n, line in prose for code in CODE.findall(line)]
     for start, language, lines in blocks:
         if language == "sh":
@@ -87,8 +114,8 @@ def path_problem(page: Path, code: str) -> str | None:
     if not (match := PATH.fullmatch(code)):
         return None
     path, name = match.groups()
-    if path.startswith("runs/"):
-        return None  # what the reader's own runs leave here
+    if path.startswith("runs/") or "NNNNNN" in path:
+        return None  # a file of the reader's own runs
     # What begins like nothing of ours is the reader's own, or no path; in coverage.md all files are ours.
     ours = [base for base in (ROOT, PACKAGE) if (base / path.partition("/")[0]).exists()]
     if not ours and not (page.name == "coverage.md" and Path(path).suffix in {".py", ".md", ".c"}):
@@ -104,6 +131,16 @@ def count_problem(line: str) -> str | None:
     """A count of what is added to now and then: nothing corrects it when it is."""
     counted = COUNT.search(line)
     return f"a count that the next one makes false: {counted[0]}; leave the number out" if counted else None
+
+
+def banned_phrases(prose: list[Line]) -> Iterator[Line]:
+    """Phrases with a better word, also across the end of a line. Code and addresses may have them."""
+    numbers = [number for number, _ in prose]
+    text = "\n".join(LINK.sub("]", CODE.sub("`", line)) for _, line in prose)
+    for phrase in BANNED.finditer(text):
+        said = " ".join(phrase[0].split())
+        better = BETTER.get(said.lower()) or BETTER[said.lower().removesuffix("s")]
+        yield numbers[text.count("\n", 0, phrase.start())], f"not '{said}', but: {better}"
 
 
 def python_problem(text: str) -> str | None:

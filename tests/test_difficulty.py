@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.rng import key
-from covey.rollout import Position
+from covey.rollouts.batch import Position
 from covey.tasks.difficulty import Difficulty, allocate
 from tests.fakes import ScriptedSampler
 from tests.test_rollout import prompted, quiet, rollouts

@@ -92,7 +92,7 @@ def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(nam
     [
         ("kl/start", "kl/start (of metric, healthy: grows slowly"),
         ("reward/math_answer/mean", "reward/NAME/mean (of metric"),
-        ("gradient_share/pass_rate_0.25_0.50", "falls to groups with that pass rate"),
+        ("gradient_share/pass_rate_0.25_0.50", "from groups with a pass rate between A and B"),
         ("clip/", "clip/zero_gradient (of metric"),
         ("group_centered", "group_centered (of algorithm.advantage, used by dr_grpo"),
         ("group_centered", "from arXiv 2503.20783): A_i = r_i - mean(r)"),

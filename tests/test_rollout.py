@@ -15,7 +15,9 @@ from covey.rewards import contract
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
 from covey.rewards.scorer import Rewards
-from covey.rollout import Position, RolloutBatch, Rollouts, _staleness
+from covey.rollouts.batch import Position, RolloutBatch
+from covey.rollouts.loop import Rollouts
+from covey.rollouts.metrics import staleness
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem
 from tests.fakes import ScriptedSampler, prompted
@@ -285,4 +287,4 @@ def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:
         tokens, np.zeros(4, np.float32), "", "stop", sampled=sampled, versions=np.array([3, 0, 0, 5])
     )
     group = Group(Problem("p", "?"), tokens, (one,), np.zeros(1))
-    assert _staleness([group], 7) == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/continued": 1.0}
+    assert staleness([group], 7) == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/continued": 1.0}

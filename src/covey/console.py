@@ -247,7 +247,7 @@ class RunConsole:
 
     def fewer_running(self, running: int) -> None:
         """Sampling ran out of memory."""
-        self.say(f"out of memory while sampling: on with {running} completions at once", "yellow")
+        self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
 
     def doing(self, activity: str) -> None:
         """What is happening now, in a word."""

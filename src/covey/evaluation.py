@@ -13,13 +13,13 @@ from typing import get_args
 import numpy as np
 
 from covey.estimates import Basis, Evaluation
-from covey.gathering import Progress, score_all
 from covey.learned import identity_of, is_learned
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
 from covey.rewards.scorer import Scorer
 from covey.rng import key
+from covey.rollouts.groups import Progress, score_all
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.types import Group

@@ -22,7 +22,7 @@ from covey.models.policy import Policy
 from covey.prompts import Prompted, dropped_rows, encode, texts_of, unseen_by_model
 from covey.rewards.audit import check_columns
 from covey.rng import key
-from covey.rollout import sampling_params
+from covey.rollouts.draw import sampling_params
 from covey.runs.arithmetic import computing_as, run_behind, unfollowed
 from covey.runs.reader import with_newest
 from covey.sampling.base import SamplingParams

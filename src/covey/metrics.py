@@ -26,7 +26,7 @@ from covey.objective.diagnostics import (
     value_metrics,
 )
 from covey.objective.signs import gradient_signs, group_signs
-from covey.rollout import RolloutBatch
+from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
 from covey.types import Group
 
@@ -114,7 +114,7 @@ def _note_off_centre(
     journal.say(
         f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 "
         f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every completion is "
-        "reinforced alike; if that is intended, all is well",
+        "reinforced alike. Ignore this if that is what you want",
         "yellow",
     )
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)

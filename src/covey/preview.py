@@ -15,9 +15,7 @@ from covey.batching import with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import ConfigError, Stopped
-from covey.gathering import Progress, score_all, score_each
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
@@ -31,7 +29,9 @@ from covey.prompts import Prompted
 from covey.rewards.groups import credited
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
-from covey.rollout import sampling_params
+from covey.rollouts.draw import sampling_params
+from covey.rollouts.groups import Progress, score_all, score_each
+from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.runs.reader import read_environment
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal

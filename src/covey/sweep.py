@@ -53,14 +53,14 @@ def sweep(
         except Stopped as stopped:
             done = number - 1 - len(failed)
             raise Stopped(
-                f"{stopped}. {done} of {len(runs)} runs have ended; give the same command again to go on"
+                f"{stopped}. {done} of {len(runs)} runs are complete; run the same command again to continue"
             ) from None
         except CoveyError as error:
             failed[run.folder] = str(error)
             console.say(f"{run.folder.name} failed: {error}", "red")
         else:
             if before.items() >= _ends(results[-1].folder).items():
-                console.say(f"has ended before: {read_verdict(results[-1].folder)}")
+                console.say(f"already complete: {read_verdict(results[-1].folder)}")
         write_sweep(plan, failed)
     return plan, failed
 

@@ -72,7 +72,7 @@ def test_a_node_is_killed_in_the_middle_and_the_run_ends_with_the_same_bits(
     nodes.tell("kill")
     said, _ = run.communicate(timeout=400)
     assert run.returncode in (0, 1), said
-    assert "is left out" in (output / "events.jsonl").read_text(), said
+    assert "is excluded" in (output / "events.jsonl").read_text(), said
     assert fingerprint(output) == fingerprint(tmp_path / "alone/run")
     nodes_seen = {p.name for p in (tmp_path / "placed/seen").iterdir()}
     assert nodes_seen, "rewards were scored"

@@ -118,7 +118,8 @@ def logged() -> set[str]:
     names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([replace(one, steps={"j": steps})]))
     names |= set(tool_metrics(groups))
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
-    for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
+    counting = ["metrics.py", "rollouts/loop.py", "rollouts/metrics.py"]
+    for file in (*counting, "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
         families = "rollout|staleness|optimizer|kl|entropy|update|value|preference|reward_model"
         names |= set(re.findall(rf'"((?:{families})/\w+)"', text))

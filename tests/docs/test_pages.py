@@ -51,6 +51,8 @@ def test_a_page_says_what_is_there(page: Path) -> None:
         ("It has 35 presets.", 1, "35 presets; leave the number out"),
         ("It knows\nseventeen causes.", 2, "seventeen causes"),
         ("```python\ndef f(:\n```", 2, "not valid Python"),
+        ("It counts the Wrong answers.", 1, "not 'Wrong answers', but: incorrect answer"),
+        ("```\nx\n```\nThe run goes\non.", 4, "not 'goes on', but: continues"),
     ],
 )
 def test_a_mistake_is_found(tmp_path: Path, text: str, line: int, says: str) -> None:
@@ -67,6 +69,20 @@ def test_the_readers_own_is_left_alone(tmp_path: Path) -> None:
         "```yaml\nrewards: [mine.py:f]\n```\n[x](https://example.org)"
     )
     assert list(CHECK.findings(page)) == []
+
+
+def test_a_banned_word_is_left_to_names_code_and_what_was(tmp_path: Path) -> None:
+    text = "`covey recommend` [methods](lanes.md) `a share of` the lanesman goes\n\n```\ngoes on\n```"
+    (tmp_path / "lanes.md").touch()
+    (tmp_path / "page.md").write_text(text)
+    (tmp_path / "log.md").write_text("It goes on.")
+    assert [line for page in ("page.md", "log.md") for line in CHECK.findings(tmp_path / page)] == []
+
+
+def test_contributing_has_the_table_of_banned_phrases() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.partition("| not | but |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == [f"| {phrase} | {better} |" for phrase, better in CHECK.BETTER.items()]
 
 
 def test_the_coverage_table_is_whole() -> None:

@@ -188,11 +188,11 @@ def test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left(
         3,
         5,
     ]
-    assert said == ["3-reward_model is passed over: the second trainer knows no reward models"]
+    assert said == ["skipping 3-reward_model: the second trainer knows no reward models"]
     (tmp_path / "run" / "5-rl").mkdir()  # a stage that has only begun
     shutil.copy(tmp_path / "run" / "4-rl" / "config.yaml", tmp_path / "run" / "5-rl")
     check_run(tmp_path / "run", 1, console)
-    assert said[-1] == "5-rl is passed over: no step has been recorded yet"
+    assert said[-1] == "skipping 5-rl: no step has been recorded yet"
     alone = check_run(tmp_path / "run" / "2-dpo", 2, QUIET)
     assert wrong(alone) == []
     (tmp_path / "run").rename(tmp_path / "moved")

@@ -23,7 +23,8 @@ from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import reward
 from covey.rewards.groups import combine, credited
-from covey.rollout import Position, Rollouts
+from covey.rollouts.batch import Position
+from covey.rollouts.loop import Rollouts
 from covey.sampling.base import SamplingParams
 from covey.types import Problem, Score, StepRewards
 

@@ -28,7 +28,7 @@ from covey.proof.check_run import check_run, coarsely_computed
 from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of
-from covey.training import setup
+from covey.training import models
 
 pytestmark = pytest.mark.skipif(
     not available(torch.bfloat16, torch.device("cpu")), reason="no C compiler on this machine"
@@ -120,8 +120,8 @@ def test_an_evaluation_says_that_products_are_rounded_and_why(monkeypatch, capsy
     follow(None, rounding=True)
     values = {"data": {"task": "last_digit"}, "rollout": {"max_tokens": 2}, "eval": {"problems": 1}}
     evaluate_once(load_config(values=values), RunConsole())
-    why = "which is much faster" if faster else "as its run began"
-    assert f"products round to bfloat16, {why}" in capsys.readouterr().out
+    why = "which is much faster" if faster else "as they did when the run began"
+    assert f"matrix products round to bfloat16, {why}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["final", "sync"])
@@ -141,8 +141,8 @@ def test_the_step_that_is_checked_computes_as_the_run(run: Path, monkeypatch) ->
         seen.append(policy.rounds)
         return policy
 
-    load_policy = setup.load_policy
-    monkeypatch.setattr(setup, "load_policy", watched)
+    load_policy = models.load_policy
+    monkeypatch.setattr(models, "load_policy", watched)
     assert all(claim.holds for claim in check(load_run(run), QUIET))
     assert seen == [rounds(run)]
 

@@ -53,7 +53,7 @@ def test_a_reply_to_another_request_is_not_taken(
         found = together(list(made.sample(asked(8, size), PARAMS)))
         assert all((found[k] == v).all() for k, v in expected.items())
         assert "reply is one to another request" in made.said[0]
-        assert "takes part again" in made.said[1]
+        assert "is back" in made.said[1]
 
 
 def test_covey_serve_always_says_which_request_it_answers() -> None:
@@ -84,7 +84,7 @@ def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_ru
         stub.before = lambda: time.sleep(next(hangs, 0.0))
         found = together(list(made.sample(asked(2), PARAMS)))
         assert all((found[k] == v).all() for k, v in expected.items())
-        assert "takes part again" in made.said[-1]
+        assert "is back" in made.said[-1]
 
 
 def test_a_server_that_hangs_for_good_ends_the_run(

@@ -330,7 +330,7 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path
             moved(policy)
             made.sync(Version(1))
             assert len(list(made.sample(asked(), PARAMS))) == 15
-            assert "takes part again, from version 1 on" in made.said[-1]
+            assert "is back, with the weights of version 1" in made.said[-1]
 
 
 @both_kinds

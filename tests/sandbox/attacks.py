@@ -36,7 +36,7 @@ def syscall(number, *arguments):
 def taken(): print("TAKEN", flush=True)
 """
 LIST = r"""
-= loops for ever
+= loops forever
 while True: pass
 
 = sleeps
@@ -350,7 +350,7 @@ ATTACKS = [
     for name, _, body in (block.partition("\n") for block in LIST.split("\n= ")[1:])
 ]
 SLOW = {
-    "loops for ever",
+    "loops forever",
     "sleeps",
     "swallows every exception",
     "ignores the signal of the processor limit",

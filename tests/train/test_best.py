@@ -107,7 +107,7 @@ def test_the_end_names_the_command_and_what_was_found_on_the_way(tmp_path: Path,
     assert f"covey export {run} --step {best}" in " ".join(said.split())
     found = [json.loads(line) for line in (run / "findings.jsonl").read_text().splitlines()]
     others = [f["sentence"] for f in found if f["severity"] == "severe" and f["id"] != "worse"]
-    assert f"likely why: {others[0]}" in said
+    assert f"likely cause: {others[0]}" in said
 
 
 def test_what_explains_the_end_is_the_most_severe_that_was_found() -> None:

@@ -114,7 +114,7 @@ def test_a_learning_rate_that_destroys_the_model_never_reaches_the_disk(tmp_path
     ids=["correct", "incorrect", "unscored"],
 )
 def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, says: str) -> None:
-    with pytest.raises(GuardStop, match="for 3 steps no group had anything to teach") as caught:
+    with pytest.raises(GuardStop, match="for 3 steps no group had a nonzero advantage") as caught:
         start(tmp_path / "run", rewards=(reward,), guards={"dead_steps": 3}, train={"steps": 9})
     assert says in str(caught.value)
     assert len(read(tmp_path / "run", "metrics.jsonl")) == 3
@@ -123,7 +123,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
 @pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
-        GuardStop, match=r"not one changed a weight.*100% .* all correct.*tells nothing apart"
+        GuardStop, match=r"without changing a single weight.*100% .* all correct.*tells nothing apart"
     ):
         start(tmp_path / "run", rewards=(lambda completion: 1.0,), algorithm=algorithm)
     assert not (tmp_path / "run" / "final").exists()

@@ -327,7 +327,7 @@ def test_two_processes_sample_on_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inject", "code", "words"),
     [
-        ("memory.full@3", (0, 1), "out of memory: continuing with micro-batches of"),
+        ("memory.full@3", (0, 1), "out of memory; continuing with micro-batches of"),
         ("grad.nan@2-9", (6,), "not finite"),
         ("save.enospc@1-9", (8,), "No space left"),
         ("loss.nan@3", (0, 1), ""),

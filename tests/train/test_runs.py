@@ -161,7 +161,7 @@ def test_the_log_agrees_with_the_metrics(tmp_path: Path) -> None:
 
 def test_rejected_groups_are_logged_and_marked(tmp_path: Path) -> None:
     rollout = {"curriculum": "frontier", "max_resampling_rounds": 1}
-    with pytest.raises(GuardStop, match="not one changed a weight"):
+    with pytest.raises(GuardStop, match="without changing a single weight"):
         start(tmp_path / "run", rollout=rollout, algorithm="dapo", rewards=())
     metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(m["rollout/filtered"] for m in metrics) > 0
@@ -293,7 +293,7 @@ def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.Captur
     (result,) = run_pipeline(loaded, RunConsole(), StopSignal())
     assert result.verdict is not None
     assert result.verdict.word == "did not learn"
-    assert "likely why: " in capsys.readouterr().out
+    assert "likely cause: " in capsys.readouterr().out
 
 
 def test_micro_batches_do_not_change_the_run(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_failed_run_is_said_and_ended_ones_are_not_repeated(
     said = capsys.readouterr().out
     order = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("run ")]
     assert order == [f"lr={lr},seed={s}" for lr in ("0.001", "1e+30") for s in (0, 1)]  # failed ones last
-    assert said.count("has ended before") == 2
+    assert said.count("already complete") == 2
     assert [file.stat().st_mtime_ns for file in ended] == stamps
     assert "failed: lr=1e+30,seed=0" in said
     assert (tmp_path / "out" / "sweep.svg").read_text().startswith("<svg")

@@ -74,7 +74,7 @@ def test_a_run_that_a_guard_stops_ends_as_in_trl_and_can_be_saved(
     )  # fmt: skip
     output = trainer.train()
     assert (output.global_step, trainer.result) == (2, None)
-    assert "not one changed a weight" in str(output.metrics["stopped"])
+    assert "without changing a single weight" in str(output.metrics["stopped"])
     assert "stopped: 2 steps were done" in capsys.readouterr().out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
@@ -131,7 +131,7 @@ def test_a_published_listing_runs_with_its_imports_changed(tmp_path: Path, monke
     out = capsys.readouterr().out
     assert "use_vllm=True without vllm_server_base_url: covey's own engine samples, in this process" in out
     assert "reward_correct says what is correct, the only reward that asks for a column (answer)" in out
-    assert "correct = reward_correct > 0.5" in out
+    assert "counts as correct if reward_correct > 0.5" in out
 
 
 def by_form(completions: list[str], **_: Any) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,12 +71,16 @@ def prove_readable(
         )
 
 
-def _made_up(schema: Mapping[str, object]) -> ToolCall:
+def _made_up(schema: Mapping[str, Any]) -> ToolCall:
+    """A call of the schema's function, with an argument for each parameter whose type is known here."""
     function = schema["function"]
-    properties: Mapping[str, Mapping[str, object]] = function["parameters"].get("properties", {})  # type: ignore[index]
-    known = {n: p for n, p in properties.items() if "enum" in p or str(p.get("type")) in MADE_UP}
-    arguments = {n: p["enum"][0] if "enum" in p else MADE_UP[p["type"]] for n, p in known.items()}  # type: ignore[index]
-    return ToolCall(str(function["name"]), arguments)  # type: ignore[index]
+    arguments = {}
+    for name, accepted in function["parameters"].get("properties", {}).items():
+        if "enum" in accepted:
+            arguments[name] = accepted["enum"][0]
+        elif str(accepted.get("type")) in MADE_UP:
+            arguments[name] = MADE_UP[accepted["type"]]
+    return ToolCall(str(function["name"]), arguments)
 
 
 def _messages(call: ToolCall) -> Iterator[tuple[Mapping[str, object], Mapping[str, object]]]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 from covey.config.schema import Config
 from covey.console import duration
-from covey.continuations import Expected, expected
 from covey.objective.algorithms import Algorithm
+from covey.rollouts.segments import Expected, expected
 
 NONE = Expected()
 
@@ -112,11 +112,11 @@ class Forecast:
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
-        yield f"memory: about {total / 1e6:,.0f} MB of {self.there / 1e6:,.0f} ({parts})"
+        yield f"memory needed: about {total / 1e6:,.0f} of {self.there / 1e6:,.0f} MB ({parts})"
         if total > self.there:
             yield (
-                "it does not fit: train.recompute_layers, lora, optimizer: adamw_8bit or a smaller "
-                "train.tokens_per_micro_batch or rollout.max_running take less"
+                "That does not fit. These need less: train.recompute_layers, lora, optimizer: adamw_8bit, "
+                "a smaller train.tokens_per_micro_batch or a smaller rollout.max_running."
             )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
-from covey.continuations import Expected
 from covey.errors import ConfigError
 from covey.insight.devices import BACKWARD, Device
 from covey.insight.fleet import ALONE, Fleet
@@ -23,6 +22,7 @@ from covey.insight.sizes import LETTERS, MODEL_SIZES
 from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shape_of
 from covey.models.load import skeleton
 from covey.prompts import encode, texts_of
+from covey.rollouts.segments import Expected
 from covey.tasks.source import Source, load_problems
 
 PROGRAM = 500_000_000

@@ -212,11 +212,11 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
         why = (
             "which is much faster on this processor"
             if rounding_is_faster()
-            else "as its run began, though that is not much faster on this processor"
+            else "as they did when the run began, although that is hardly faster on this processor"
         )
         yield (
-            f"products round to bfloat16, {why} "
-            "(docs/performance.md); precision: float32 computes as other processors do"
+            f"matrix products round to bfloat16, {why}. To compute in float32, set precision: float32 "
+            "(docs/performance.md)"
         )
     if policy.decoder is None:
         yield (

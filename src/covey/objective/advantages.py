@@ -124,7 +124,7 @@ def running_baseline(
     rewards: Tensor,
     running_mean: Tensor,
     *,
-    decay: Share = 0.95,  # noqa: ARG001 - read where the mean is kept: rollout.py
+    decay: Share = 0.95,  # noqa: ARG001 - read where the mean is kept: rollouts/judge.py
     by: str | None = None,  # noqa: ARG001 - as above
 ) -> Tensor:
     """A_i = r_i - b_i, b the running mean of earlier rewards: b <- decay b + (1 - decay) r. (G,) -> (G,).

@@ -135,7 +135,7 @@ def segment_difference(
     segments: Sequence[StepRewards],
     mask: Tensor,
     *,
-    continuations: Count = 4,  # noqa: ARG001 - read where they are sampled: continuations.py
+    continuations: Count = 4,  # noqa: ARG001 - read where they are sampled: rollouts/segments.py
     split_by: Segments = "lines",  # noqa: ARG001 - as above
     most: Count = 6,  # noqa: ARG001 - as above
 ) -> Tensor:

@@ -25,7 +25,8 @@ from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy, weights_hash
 from covey.proof.direction import AGAINST, against, small_step, told_apart
-from covey.rollout import Position, Rollouts
+from covey.rollouts.batch import Position
+from covey.rollouts.loop import Rollouts
 from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
@@ -39,8 +40,8 @@ CLOSE = 1e-3
 WHOLE = 1 << 30
 """Tokens of a micro-batch that holds everything."""
 WITHOUT_BASELINE = (
-    "algorithm.advantage {}: the advantages of a group do not sum to 0, so there is no baseline in it and "
-    "every completion of a group that is paid is reinforced. If that is intended, all is well"
+    "algorithm.advantage {}: the advantages of a group do not sum to 0, so it subtracts no baseline and "
+    "reinforces every completion with a positive reward. Ignore this if that is what you want"
 )
 EVERY_BIT = ", where every bit has to be the same"
 
@@ -81,7 +82,9 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             parts = (run.learner, algorithm, config, old, now, 0, run.critic)
             batch = prepare(groups, *parts)
             if not batch.advantages.any():
-                console.say("no reward told completions apart: for this check every second one is paid")
+                console.say(
+                    "all completions got the same reward; for this check every second one gets 1 instead"
+                )
                 batch = with_signal(prepare(told_apart(groups), *parts))
             if algorithm.advantage.own and off_centre(batch, groups) is not None:
                 console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")

@@ -49,7 +49,7 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
     for stage in stages_in(folder):
         why = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
         if why:
-            console.say(f"{stage.name} is passed over: {why}")
+            console.say(f"skipping {stage.name}: {why}")
         else:
             found = _of_stage(stage, steps, console, trust)
             claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]

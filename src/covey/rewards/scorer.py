@@ -73,7 +73,7 @@ class Rewards:
     @property
     def criterion(self) -> str:
         """When a completion is correct, in words. Raises ConfigError where that cannot be known."""
-        return f"correct = {self.verdict.name} > 0.5"
+        return f"A completion counts as correct if {self.verdict.name} > 0.5."
 
     @property
     def inline(self) -> list[str]:

@@ -14,7 +14,7 @@ from covey.models.policy import Policy, save_policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
 from covey.processes import by_first, is_joint, together
-from covey.rollout import Position
+from covey.rollouts.batch import Position
 from covey.runs.atomic import discard
 from covey.runs.folder import Logged, RunFolder, checkpoint_at
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors

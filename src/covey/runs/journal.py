@@ -14,7 +14,7 @@ from torch import Tensor
 from covey.batching import Batch, by_completion
 from covey.console import RunConsole
 from covey.estimates import Evaluation
-from covey.rollout import RolloutBatch
+from covey.rollouts.batch import RolloutBatch
 from covey.runs.clock import Clock
 from covey.runs.folder import RunFolder
 from covey.trackers import Tracking, named

@@ -7,9 +7,9 @@ from pathlib import Path
 from covey.errors import RECORD, START
 from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
+from covey.runs.completions import PENDING
 from covey.runs.folder import RESULT, STREAMS, RunFolder
 from covey.runs.inputs import INPUTS
-from covey.runs.kept import PENDING
 from covey.runs.origin import MARKS
 from covey.runs.reader import stages_in
 from covey.tasks.source import EXAMPLES

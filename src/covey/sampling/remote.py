@@ -319,7 +319,7 @@ class RemoteSampler:
             return
         server.lost, server.version, server.tried = reason_of(error), None, time.monotonic()
         server.hangs = timed_out(error)
-        self.say(f"{server.url} is left out: {server.lost}")
+        self.say(f"{server.url} is excluded: {server.lost}")
 
     # Weights
 
@@ -358,11 +358,11 @@ class RemoteSampler:
                     server.lost, server.version = reason_of(error), None
                     server.hangs = server.arrivals > 0 and timed_out(error)
                     if not same_complaint(server.lost, was):
-                        self.say(f"{server.url} is left out: {server.lost}")
+                        self.say(f"{server.url} is excluded: {server.lost}")
                     continue
                 server.lost, server.hangs, server.arrivals = "", False, server.arrivals + 1
             if was:
-                self.say(f"{server.url} takes part again, from version {self.version} on")
+                self.say(f"{server.url} is back, with the weights of version {self.version}")
 
     def _bring(self, server: RemoteServer) -> None:
         """Give a server the present weights and let it prove that it has them."""

@@ -30,9 +30,13 @@ def usable_problems(
     config = loaded.config
     source = _measurable(source, rewards, config, console)
     if known := trained_on(source):
-        also = f"held-out problem {next(iter(known))} is also {next(iter(known.values()))}"
-        few = "" if len(known) == 1 else f", and {len(known) - 1:,} more like it"
-        console.say(f"{also}{few}: what was learned by heart counts as accuracy there", "yellow")
+        held_out, trained = next(iter(known.items()))
+        others = "" if len(known) == 1 else f"; so do {len(known) - 1:,} others"
+        console.say(
+            f"held-out problem {held_out} has the prompt of training problem {trained}{others}. "
+            "Memorised answers would count as accuracy there",
+            "yellow",
+        )
     if not len(rewards):
         return source
     names = [r.name for r in rewards]
@@ -51,8 +55,8 @@ def usable_problems(
         console.say(held + (f"; it can learn {visible}" if visible else ""))
     if rewards.inline:
         console.say(
-            f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
-            "in C code (a pattern, say); one named as module.py:function gets a process of its own",
+            f"{', '.join(rewards.inline)} runs in this process, where a call that hangs in C code (such as a "
+            "regular expression) cannot be ended. Name it as module.py:function to run it in its own process",
             "yellow",
         )
     if rewards.noise and config.method == "rl":
@@ -66,7 +70,7 @@ def usable_problems(
         train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
     test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**bad, **bad_too}.items():
-        console.say(f"left out {row}: {why}", "yellow")
+        console.say(f"skipping {row}: {why}", "yellow")
     return replace(source, train=train, test=test)
 
 
@@ -86,7 +90,7 @@ def _measurable(source: Source, rewards: Rewards, config: Config, console: RunCo
     if config.method == "reward_model":
         source = replace(source, test=[])  # it answers nothing that could be judged
     elif not len(rewards):
-        console.say("no rewards are named: nothing judges held-out problems")
+        console.say("no rewards are configured, so accuracy on held-out problems is not measured")
         source = replace(source, test=[])
     measured = source.test or source.held_out
     wants_best = config.train.final == "best" and reads(config.method, "train.final")

@@ -11,7 +11,7 @@ from covey.errors import DataError
 from covey.metrics import shown
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
-from covey.rollout import Rollouts
+from covey.rollouts.loop import Rollouts
 from covey.runs.atomic import write_file
 from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
@@ -57,7 +57,7 @@ def kept(run: Run) -> list[ExampleRow]:
             "this one are kept"
         )
     write_file(folder / EXAMPLES, as_jsonl(rows))
-    run.journal.say(f"{len(rows)} examples of {completions} completions in {folder / EXAMPLES}")
+    run.journal.say(f"kept {len(rows)} examples from {completions} completions: {folder / EXAMPLES}")
     return rows
 
 

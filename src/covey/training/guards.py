@@ -70,7 +70,7 @@ def judge_step(
     if limits.dead_steps and dead >= limits.dead_steps:
         actions.append(
             Stop(
-                f"step {step}: for {limits.dead_steps} steps no group had anything to teach: "
+                f"step {step}: for {limits.dead_steps} steps no group had a nonzero advantage: "
                 f"{why_none(limits.dead_steps)} (guards.dead_steps)"
             )
         )

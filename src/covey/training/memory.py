@@ -54,7 +54,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     total = sum(roles.values())
     style = "" if total <= there else "yellow"
     run.journal.say(
-        f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({in_megabytes(roles)})", style
+        f"memory needed: about {total / 1e6:,.0f} of {there / 1e6:,.0f} MB ({in_megabytes(roles)})", style
     )
     if tokens < wanted:
         why = "had no room when the run began" if again else "does not fit in memory"

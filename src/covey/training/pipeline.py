@@ -46,9 +46,9 @@ from covey.parent import works_in
 from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
+from covey.runs.completions import forget_completions
 from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
-from covey.runs.kept import forget_kept
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.ordered_stages import MODELLESS, refuse_missing
@@ -91,7 +91,9 @@ def run_pipeline(
         with caller_restored(), passed_over(), lent(placed.config.model):
             results.append(done or _run(placed, console, stop, options))
         if done is not None and number == len(stages):
-            console.say(f"{placed.config.output} has ended after {done.steps} steps: nothing is left to do")
+            console.say(
+                f"{placed.config.output} is complete after {done.steps} steps; there is nothing left to do"
+            )
             take_weights(placed.config.model, done.folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
@@ -188,12 +190,10 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(
-            f"{output} has ended after {result.steps} steps and {what}, but no checkpoint is left to "
-            "continue from. Begin a new run from its model, or put the checkpoint back"
+            f"{output} ended after {result.steps} steps and {what}, but it has no checkpoint left to "
+            "continue from. Start a new run from its model, or put the checkpoint back"
         )
-    console.say(
-        f"{output} has ended after {result.steps} steps and {what}: continuing from {checkpoint.name}"
-    )
+    console.say(f"{output} ended after {result.steps} steps and {what}; continuing from {checkpoint.name}")
     return None
 
 
@@ -308,12 +308,12 @@ def measured_again(run: Run) -> Evaluation | None:
 def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     if not run.state.updates:
-        why = "every gradient was 0; look at the settings of `loss`"
+        why = "Every gradient was 0; check the settings of `loss`"
         if run.loaded.config.method == "rl":
             metrics = run.journal.folder.read("metrics.jsonl")
             found = no_signal(metrics, settings_of(run.loaded), run.findings())
-            why = f"no group had anything to teach: {found}"
-        raise GuardStop(f"{run.state.step} steps were done and not one changed a weight: {why}")
+            why = f"No group had a nonzero advantage: {found}"
+        raise GuardStop(f"{run.state.step} steps were trained without changing a single weight. {why}")
     best = by_first(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
     if best is not None and best.step != run.state.step:
         run.go_back(best.step)
@@ -356,11 +356,11 @@ def _write_final(
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, steps, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
-    run.journal.say(f"memory, measured (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
+    run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
     write_curve(folder / "curve.svg", title, *streams)
-    forget_kept(folder)
+    forget_completions(folder)
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
@@ -371,5 +371,5 @@ def _write_final(
     failed = verdict is not None and verdict.word in ("did not learn", "got worse")
     why = gravest(run.findings()) or likely(*streams, settings_of(run.loaded)) if failed else None
     if why is not None:
-        run.journal.say(f"likely why: {why}", "yellow")
+        run.journal.say(f"likely cause: {why}", "yellow")
     return result

@@ -213,15 +213,15 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
 
 def _first_learner(run: Run, path: Path) -> Learner[Policy]:
     """A learner whose policy is the model that the run began with. Raises CheckpointError if that changed."""
-    problem = f"{path}: the reference's log-probs are gone, damaged or not of these examples"
+    problem = f"{path}: the reference log-probs are missing, damaged, or belong to other examples"
     changed = by_first(lambda: _changed_start(run))
     if changed or run.first_policy is None:
         why = f"{changed[0]} since the run began" if changed else "the run was given its model as an object"
         raise CheckpointError(
-            f"{problem}, and cannot be computed anew: {why}. Put the file back, or remove {path.parent} to "
-            "begin again"
+            f"{problem}, and cannot be recomputed: {why}. Put the file back, or remove {path.parent} to "
+            "start over"
         )
-    run.journal.say(f"{problem}: they are computed anew from {run.loaded.config.model}", "yellow")
+    run.journal.say(f"{problem}; recomputing them with {run.loaded.config.model}", "yellow")
     run.journal.event(run.state.step, "reference computed anew", because=problem)
     return Learner(run.first_policy(), run.loaded.config.train)
 

@@ -24,8 +24,9 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
-from covey.rollout import RolloutBatch, Rollouts
-from covey.runs.kept import Kept
+from covey.rollouts.batch import RolloutBatch
+from covey.rollouts.loop import Rollouts
+from covey.runs.completions import CompletionFiles
 from covey.training.run import AnyLearner, Run
 from covey.training.strangers import note_strangers, strangers
 from covey.types import Group
@@ -60,9 +61,9 @@ def train(run: Run) -> None:
 def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
     """The batches of the steps that are left; closing it ends the thread that samples ahead, if one does."""
     config = run.loaded.config
-    keeps = Kept(run.journal.folder.path) if config.rollout.staleness else None
+    store = CompletionFiles(run.journal.folder.path) if config.rollout.staleness else None
     parts = (run.train_set, run.sampler, run.rewards, config.rollout, run.loaded.algorithm, config.seed)
-    source = Rollouts(*parts, config.train.steps, keeps)
+    source = Rollouts(*parts, config.train.steps, store)
     return source.after(run.state.step, run.state.position, run.on_sample)
 
 

@@ -28,7 +28,8 @@ from covey.objective.controllers import next_coefficients
 from covey.processes import by_first, first
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
-from covey.rollout import Position, sampling_params
+from covey.rollouts.batch import Position
+from covey.rollouts.draw import sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
 from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at

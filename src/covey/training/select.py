@@ -46,8 +46,10 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     if both := kinds[0] & kinds[1]:
         raise DataError(f"data.examples: {min(both)[:60]!r} is labelled true and false; keep one of them")
     judged = list(_left_out(texts, labels))
-    chance = "" if 2 * sum(judged) > len(judged) else "; that is chance, label more"
-    console.say(f"labelled lines judged by the others: {sum(judged)} of {len(judged)} right{chance}")
+    chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
+    console.say(
+        f"cross-validation on the labelled lines: {sum(judged)} of {len(judged)} classified correctly{chance}"
+    )
     classifier = TextClassifier(texts, labels)
     scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
     wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
@@ -60,7 +62,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     make_folder(config.output)
     write_own(config.output, "config.yaml", resolved_yaml(loaded))
     write_file(config.output / EXAMPLES, as_jsonl(wanted))
-    console.say(f"{len(wanted)} of {len(corpus)} rows are wanted: {config.output / EXAMPLES}")
+    console.say(f"selected {len(wanted)} of {len(corpus)} rows: {config.output / EXAMPLES}")
     return Problem("filter", said_in(wanted[0], data, ""))
 
 

@@ -65,8 +65,9 @@ def note_strangers(journal: Journal, step: int, found: Sequence[Stranger]) -> No
     worst, more = found[0], f", and {len(found) - 1} groups more" if len(found) > 1 else ""
     journal.say(
         f"step {step + 1}: the log-probs that {' and '.join(worst.servers)} gave for {worst.problem}{more} "
-        f"are {worst.nats:.2g} nats a token off the trainer's. They are of another prompt or other weights, "
-        "and the group was trained on all the same. Does a proxy or a cache stand before the server?",
+        f"differ from the trainer's by {worst.nats:.2g} nats a token. They belong to another prompt or "
+        "to other weights; the group was trained on nevertheless. Is there a proxy or a cache in front of "
+        "the server?",
         "yellow",
     )
     for one in found:

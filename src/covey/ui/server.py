@@ -110,6 +110,7 @@ class TokenGate:
 class PromptProtocol(H11Protocol):
     """HTTP that hangs up on who connects and does not ask: each half-sent request would hold a file open."""
 
+    # asyncio declares a BaseTransport and, of a server's protocol, always gives a Transport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection is open."""
         super().connection_made(transport)

@@ -34,8 +34,8 @@ ARRAYS = {
 """What a line holds as base64, and of which type."""
 
 
-class Kept:
-    """``covey.ahead.Keeps``, in a run's folder."""
+class CompletionFiles:
+    """A ``covey.rollouts.prefetch.CompletionStore`` in a run's folder."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / PENDING
@@ -44,7 +44,7 @@ class Kept:
         self._records: dict[int, dict[str, dict[str, str]]] = {}
 
     def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
-        """What an earlier process has drawn for this; None: nothing."""
+        """The completion that an earlier process has drawn for this request; None if there is none."""
         if ticket not in self._records:
             path = self._path(ticket)
             lines = path.read_bytes().split(b"\n") if path.exists() else []
@@ -89,7 +89,7 @@ class Kept:
         return self.folder / f"{ticket:08d}.jsonl"
 
 
-def forget_kept(run: Path) -> None:
+def forget_completions(run: Path) -> None:
     """Remove what was kept: the run has ended, or continues as another one than drew it."""
     if (run / PENDING).is_dir():
         discard(run / PENDING)

@@ -78,8 +78,8 @@ def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
     return Expected(min(most - 1, length - 1), each, length / 2)
 
 
-class Continued:
-    """A sampler whose completions are those that had begun, with what it samples from there."""
+class PrefixSampler:
+    """A sampler whose completions start with a given beginning: it samples the rest."""
 
     def __init__(self, sampler: Sampler, begun: Mapping[int, tuple[Completion, int]], decode: Decode) -> None:
         """``begun``: first stream of a request -> the completion it goes on with, its last token kept."""
@@ -136,7 +136,7 @@ def with_segments(
             requests.append(problems[-1].request(streams))
             begun[streams[0]] = (whole, cut.end)
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
-        judged = score(problems, requests, Continued(sampler, begun, decode), limit)
+        judged = score(problems, requests, PrefixSampler(sampler, begun, decode), limit)
         for cut, group in zip(alike, judged, strict=True):
             tokens[cut.group] += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():

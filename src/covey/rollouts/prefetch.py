@@ -1,7 +1,7 @@
-"""Running ahead: groups are sampled in a thread of their own before a training step asks for them.
+"""Prefetching: groups are drawn in a thread of their own before a training step asks for them.
 
-Tickets number the problems in the order of the data, epoch after epoch. They are begun in order and taken in
-order, whatever the order they end in: nothing is left out because it takes long.
+Tickets number the problems in the order of the data, epoch after epoch. They are begun and taken in
+this order, whatever the order they end in: no group is dropped because it takes long.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
 from covey.types import Completion
 
 T = TypeVar("T")
-Begin = Callable[[range, Callable[[], None]], Iterator[tuple[int, T]]]
-"""(tickets, called for each completion that ends) -> tickets with what is begun, as they are sampled."""
+DrawAhead = Callable[[range, Callable[[], None]], Iterator[tuple[int, T]]]
+"""(tickets, called for each completion that ends) -> each ticket with its group, once that is drawn."""
 
 
-class Keeps(Protocol):
+class CompletionStore(Protocol):
     """Where finished completions outlive the process."""
 
     def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
-        """What an earlier process has drawn for this; None: nothing."""
+        """The completion that an earlier process has drawn for this request; None if there is none."""
 
     def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
         """Keep a completion until it has been trained on and a checkpoint says so."""
@@ -34,23 +34,23 @@ class Keeps(Protocol):
         ...
 
 
-class _Over(Exception):
-    """Nobody asks for more."""
+class _Closed(Exception):
+    """No step asks for more."""
 
 
-class Ahead(Generic[T]):
-    """A thread that begins tickets, up to a limit that moves with the training."""
+class Prefetcher(Generic[T]):
+    """A thread that draws groups, up to a limit that moves with the training."""
 
-    def __init__(self, begin: Begin[T], first: int) -> None:
-        self._begin, self._next, self._until = begin, first, first
+    def __init__(self, draw: DrawAhead[T], first: int) -> None:
+        self._draw, self._next, self._until = draw, first, first
         self._ready: dict[int, T] = {}
-        self._ended, self._over = 0, False
+        self._ended, self._closed = 0, False
         self._failed: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="sampling", daemon=True)
 
     def take(self, tickets: Sequence[int], until: int, progress: Callable[[int, int], None]) -> list[T]:
-        """What these tickets have become; all below ``until`` may be begun from now on.
+        """The groups of these tickets; all below ``until`` may be drawn from now on.
 
         Raises what the sampling thread has raised.
         """
@@ -71,9 +71,9 @@ class Ahead(Generic[T]):
         return [self._ready.pop(t) for t in tickets]
 
     def close(self) -> None:
-        """End the thread at the next completion that ends; what was begun is given up."""
+        """End the thread at the next completion that ends; unfinished groups are dropped."""
         with self._changed:
-            self._over = True
+            self._closed = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
@@ -82,16 +82,16 @@ class Ahead(Generic[T]):
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._over or self._next < self._until)
-                    if self._over:
+                    self._changed.wait_for(lambda: self._closed or self._next < self._until)
+                    if self._closed:
                         return
                     tickets = range(self._next, self._until)
                     self._next = self._until
-                for ticket, begun in self._begin(tickets, self._one_ended):
+                for ticket, group in self._draw(tickets, self._one_ended):
                     with self._changed:
-                        self._ready[ticket] = begun
+                        self._ready[ticket] = group
                     self._one_ended()
-        except _Over:
+        except _Closed:
             pass
         except BaseException as error:  # whoever takes tickets raises it
             with self._changed:
@@ -100,25 +100,25 @@ class Ahead(Generic[T]):
 
     def _one_ended(self) -> None:
         with self._changed:
-            if self._over:
-                raise _Over
+            if self._closed:
+                raise _Closed
             self._ended += 1
             self._changed.notify_all()
 
 
-def kept_or_sampled(
+def stored_or_sampled(
     sampler: Sampler,
-    keeps: Keeps,
+    store: CompletionStore,
     tickets: Sequence[int],
     requests: Sequence[Request],
     params: SamplingParams,
 ) -> Iterator[Sampled]:
-    """``sampler.sample``, but for the completions that an earlier process has finished; new ones are kept."""
+    """``sampler.sample``, but completions that an earlier process has finished come from the store."""
     left: list[tuple[int, list[int]]] = []
     for number, (ticket, request) in enumerate(zip(tickets, requests, strict=True)):
         missing = []
         for sample in range(len(request.streams)):
-            found = keeps.find(ticket, request, sample, params)
+            found = store.find(ticket, request, sample, params)
             if found is None:
                 missing.append(sample)
             else:
@@ -129,5 +129,5 @@ def kept_or_sampled(
     for sampled in sampler.sample(asked, params):
         number, missing = left[sampled.request]
         done = sampled._replace(request=number, sample=missing[sampled.sample])
-        keeps.add(tickets[number], requests[number], params, done)
+        store.add(tickets[number], requests[number], params, done)
         yield done

@@ -1,0 +1,1 @@
+"""Problems -> scored groups: `loop` chooses, draws and judges; the other files are its parts."""

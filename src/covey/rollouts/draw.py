@@ -1,0 +1,82 @@
+"""Draws the completions of groups and hands each to the rewards as soon as it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from covey.config.sampling import Rollout
+from covey.prompts import Prompted
+from covey.rewards.scorer import GroupScoring, Scorer
+from covey.rng import key
+from covey.rollouts.groups import Progress, gathered
+from covey.rollouts.prefetch import CompletionStore, stored_or_sampled
+from covey.sampling.base import Request, Sampler, SamplingParams
+
+
+class Draw(NamedTuple):
+    """A group to draw."""
+
+    prompted: Prompted
+    request: Request
+    scorer: Scorer
+    ticket: int | None = None
+    """The problem's place in the data, if the group is drawn ahead of its step."""
+
+
+class PendingGroup(NamedTuple):
+    """A group whose completions have been drawn; some of them may still be scored."""
+
+    scoring: GroupScoring
+    request: Request
+    greedy: PendingGroup | None = None
+    """The greedy completion of the same problem, for estimators whose baseline it is."""
+
+
+DrawGroups = Callable[[Sequence[Draw], Progress], Iterator[tuple[int, PendingGroup]]]
+"""Yields the number of each draw with its group, once all its completions have ended."""
+
+
+def sampling_params(rollout: Rollout) -> SamplingParams:
+    """How the config wants completions drawn."""
+    return SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """``DrawGroups`` by a sampler. Completions drawn ahead of their step outlive a kill in ``store``."""
+
+    sampler: Sampler
+    params: SamplingParams
+    store: CompletionStore | None = None
+
+    def __call__(self, draws: Sequence[Draw], progress: Progress) -> Iterator[tuple[int, PendingGroup]]:
+        """Draw all groups at once."""
+        requests = [draw.request for draw in draws]
+        groups = [
+            d.scorer.group(d.prompted.problem, d.prompted.tokens, len(d.request.streams)) for d in draws
+        ]
+        tickets = [draw.ticket for draw in draws if draw.ticket is not None]
+        if self.store is None or not tickets:
+            drawn = self.sampler.sample(requests, self.params)
+        else:
+            drawn = stored_or_sampled(self.sampler, self.store, tickets, requests, self.params)
+        for number, group in gathered(groups, drawn, progress):
+            yield number, PendingGroup(group, requests[number])
+
+
+def with_greedy_twins(draw: DrawGroups) -> DrawGroups:
+    """Draws beside each group the greedy completion of its problem, at the same time."""
+
+    def both(draws: Sequence[Draw], progress: Progress) -> Iterator[tuple[int, PendingGroup]]:
+        drawn = dict(draw([*draws, *map(_greedy_twin, draws)], progress))
+        for number in range(len(draws)):
+            yield number, drawn[number]._replace(greedy=drawn[len(draws) + number])
+
+    return both
+
+
+def _greedy_twin(draw: Draw) -> Draw:
+    request = draw.request
+    return draw._replace(request=replace(request, streams=[key(request.streams[0], "greedy")], greedy=True))

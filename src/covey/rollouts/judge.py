@@ -1,0 +1,74 @@
+"""From pending groups to those that a step trains on: scores awaited, baselines attached, filter applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from covey.errors import CoveyError, DataError
+from covey.objective.advantages import running_baseline, running_means
+from covey.objective.algorithms import Algorithm
+from covey.objective.bound import setting_defaults
+from covey.objective.data import FilterData
+from covey.rewards.groups import credited, with_label_noise
+from covey.rewards.scorer import Scorer
+from covey.rollouts.draw import PendingGroup
+from covey.types import Credit, Group
+
+
+def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
+    """The group with all its scores; what they took is counted in ``scorer``. Raises RewardError."""
+    own = pending.scoring.scorer
+    group, rewards = pending.scoring.result(), own.rewards
+    greedy = None if pending.greedy is None else judge(pending.greedy, own, credit)
+    if own is not scorer:  # a group drawn ahead has a scorer of its own
+        scorer.include(own.stats)
+    if rewards.noise:
+        group = with_label_noise(group, rewards.rewards, rewards.noise, pending.request.streams)
+    if greedy is not None:
+        group = replace(group, greedy_reward=float(greedy.rewards[0]))
+    return credited(group, credit)
+
+
+def passes_filter(group: Group, algorithm: Algorithm) -> bool:
+    """Whether the step trains on a group. Raises CoveyError where it is not told."""
+    known = group.scorable
+    if not known.any():
+        return False
+    if algorithm.filter is None:
+        return True
+    rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
+    passes: object = algorithm.filter(FilterData(rewards, correct, group.dead))
+    if not isinstance(passes, bool | np.bool_ | torch.Tensor) or np.asarray(passes).size != 1:
+        raise CoveyError(
+            f"algorithm.filter {algorithm.filter.name} returns {type(passes).__name__} "
+            f"{str(passes)[:60]}, not True or False; problem {group.problem.id}"
+        )
+    return bool(passes)
+
+
+def with_running_means(
+    groups: list[Group], means: Mapping[str, float], algorithm: Algorithm
+) -> tuple[list[Group], Mapping[str, float]]:
+    """Attach the running-mean baseline to each completion, if the estimator uses one.
+
+    ``means`` are those of before, by role. -> the groups, and the means of after. Raises DataError.
+    """
+    if "running_mean" not in algorithm.needs:
+        return groups, means
+    settings = {**setting_defaults(running_baseline), **algorithm.advantage.all_settings}
+    decay, by = settings["decay"], settings["by"]
+    now, found = dict(means), []
+    for group in groups:
+        if by is not None and by not in group.problem.columns:
+            raise DataError(
+                f"{group.problem.id}: no column {by!r}, which algorithm.advantage.by names; write "
+                f"data.columns: {{{by}: ...}} or leave it out"
+            )
+        role = "" if by is None else str(group.problem.columns[by])
+        before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
+        found.append(replace(group, running_mean=before.numpy()))
+    return found, now

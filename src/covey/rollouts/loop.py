@@ -1,0 +1,268 @@
+"""The iterator of rollout batches: choose problems, draw their groups, judge them, and choose again.
+
+The position in the data is one number, the cursor; the order of every epoch and every random draw
+follow from the seed, so a run that resumes at a cursor continues exactly as it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+
+from covey.calling.metrics import tool_metrics
+from covey.calling.turns import seconds_waited
+from covey.config.sampling import Rollout
+from covey.objective.algorithms import Algorithm
+from covey.processes import by_first, gather
+from covey.prompts import Prompted
+from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
+from covey.rewards.base import Rewards
+from covey.rewards.scorer import Scorer, ScoringStats
+from covey.rng import key
+from covey.rollouts.batch import Position, RolloutBatch
+from covey.rollouts.choose import Choice, Chooser
+from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
+from covey.rollouts.groups import Progress, of_all, score_all, share
+from covey.rollouts.judge import judge, passes_filter, with_running_means
+from covey.rollouts.metrics import continued_tokens, kept_tokens, staleness
+from covey.rollouts.prefetch import CompletionStore, Prefetcher
+from covey.rollouts.segments import Cut, cutting_of, with_segments
+from covey.sampling.base import Request, Sampler
+from covey.tasks.difficulty import Difficulty
+from covey.types import Group
+
+
+@dataclass
+class StepGroups:
+    """The groups of a step, as its rounds of sampling bring them."""
+
+    kept: list[Group] = field(default_factory=list)
+    filtered: list[Group] = field(default_factory=list)
+    by_problem: dict[int, Group] = field(default_factory=dict)
+    """All of them, by the number of their problem."""
+    used: int = 0
+    """Places of the data that the step has gone past."""
+    rounds: int = 0
+
+
+class Rollouts:
+    """Samples and scores groups from a list of problems, epoch after epoch.
+
+    Under ``rollout.staleness`` a thread draws groups before their step: those that a step is certain to take,
+    at most so many steps later. Prefetching does not change which groups a step uses.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Prompted],
+        sampler: Sampler,
+        rewards: Rewards,
+        rollout: Rollout,
+        algorithm: Algorithm,
+        seed: int,
+        steps: int | None = None,
+        store: CompletionStore | None = None,
+    ) -> None:
+        """``steps``: of the whole run, so that nothing is drawn for later ones."""
+        self.problems, self.sampler, self.rewards = problems, sampler, rewards
+        self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
+        self.steps, self.store = steps, store
+        self.chooser = Chooser(len(problems), rollout, seed)
+        self.params = sampling_params(rollout)
+        drawing = Drawing(sampler, self.params, store)
+        self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
+        self._waited = seconds_waited(sampler)
+
+    def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
+        """The batches of this step and the later ones; ``position`` is that of the batch before.
+
+        A batch that is not finished leaves no trace: what it would have changed travels with it.
+        """
+        difficulty = Difficulty(len(self.problems))
+        difficulty.load(position.difficulty)
+        if self.rollout.prepass and position == Position():
+            self._measure(difficulty, progress)
+        prefetcher = Prefetcher(self._draw_ahead, position.cursor) if self.rollout.staleness else None
+        try:
+            for number in count(step):
+                batch = self._sample(number, position, difficulty, progress, prefetcher)
+                position = batch.position
+                yield batch
+        finally:
+            if prefetcher is not None:
+                prefetcher.close()
+
+    def _measure(self, difficulty: Difficulty, progress: Progress) -> None:
+        """Sample every problem before the first step, so that its pass rate is known."""
+        numbers = range(self.rollout.prepass)
+        requests = [
+            p.request([key(self.seed, "prepass", p.problem.id, n) for n in numbers]) for p in self.problems
+        ]
+        scorer = Scorer(self.rewards)
+        groups = score_all(self.problems, requests, self.sampler, self.params, scorer, progress)
+        for index, group in enumerate(groups):
+            difficulty.update(index, group.pass_rate)
+
+    def _sample(
+        self,
+        step: int,
+        position: Position,
+        difficulty: Difficulty,
+        progress: Progress,
+        prefetcher: Prefetcher[PendingGroup] | None,
+    ) -> RolloutBatch:
+        """The batch of a step: its groups, what is asked of the rewards besides, and the next position."""
+        self._now = (step, position.cursor)  # the thread that draws ahead reads it
+        if self.store is not None:
+            self.store.passed(step, position.cursor)
+        scorer = Scorer(self.rewards, step)
+        found = self._rounds(step, position.cursor, difficulty, scorer, progress, prefetcher)
+        kept, means = with_running_means(found.kept, position.means, self.algorithm)
+        groups = [*kept, *found.filtered]
+        asked = groups[step % len(groups)].problem
+        refused = by_first(partial(ask_canaries, scorer, asked, position.refused))
+        elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        stats = ScoringStats.summed(gather(scorer.stats))
+        unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
+        for index, group in found.by_problem.items():
+            difficulty.update(index, group.pass_rate)
+        metrics = {
+            "rollout/resampling_rounds": float(found.rounds - 1),
+            "rollout/filtered": float(len(found.filtered)),
+            "rollout/reward_calls": float(stats.calls),
+            "rollout/scored": float(stats.completions),
+            **kept_tokens(groups),
+            **continued_tokens(groups),
+            **(tool_metrics(groups) if self.rollout.tools is not None else {}),
+            **elsewhere,
+            **(difficulty.metrics() if self.chooser.remembers else {}),
+            **(staleness(kept, self.sampler.version) if prefetcher is not None else {}),
+        }
+        remembered = difficulty.state() if self.chooser.remembers else {}
+        after = Position(position.cursor + found.used, remembered, unjudged, refused, means)
+        version, waited = self.sampler.version, self._tool_seconds()
+        return RolloutBatch(kept, found.filtered, after, version, stats, metrics, waited)
+
+    def _rounds(
+        self,
+        step: int,
+        cursor: int,
+        difficulty: Difficulty,
+        scorer: Scorer,
+        progress: Progress,
+        prefetcher: Prefetcher[PendingGroup] | None,
+    ) -> StepGroups:
+        """Sample until enough groups pass the filter, in at most ``max_resampling_rounds`` more rounds."""
+        found, wanted = StepGroups(), self.rollout.prompts_per_step
+        cutting = cutting_of(self.algorithm)
+        while len(found.kept) < wanted and found.rounds <= self.rollout.max_resampling_rounds:
+            missing, place = wanted - len(found.kept), cursor + found.used
+            chosen = self.chooser.choose(step, cursor, found.used, missing, found.by_problem, difficulty)
+            draw: Callable[[], Mapping[int, PendingGroup]]
+            if prefetcher is None:
+                draw = partial(self._draw_now, step, chosen.choices, difficulty, scorer, progress)
+            else:
+                tickets = range(place, place + missing)
+                until = tickets.stop + self._certain(step) * wanted
+                draw = partial(self._take_drawn, prefetcher, tickets, until, progress)
+            prompted = [self.problems[choice.problem] for choice in chosen.choices]
+            groups = of_all(prompted, partial(self._judged, draw, scorer))
+            if cutting is not None:
+                groups = self._with_segments(step, chosen.choices, groups, cutting, scorer, progress)
+            for choice, group in zip(chosen.choices, groups, strict=True):
+                found.by_problem[choice.problem] = group
+                passes = passes_filter(group, self.algorithm)
+                (found.kept if passes else found.filtered).append(group)
+            found.used += chosen.passed
+            found.rounds += 1
+        return found
+
+    def _draw_now(
+        self,
+        step: int,
+        choices: Sequence[Choice],
+        difficulty: Difficulty,
+        scorer: Scorer,
+        progress: Progress,
+    ) -> dict[int, PendingGroup]:
+        """Draw this process' share of a round in the step that uses it."""
+        sizes = self.chooser.sizes(choices, difficulty)
+        numbers = share(len(choices), self.sampler)
+        draws = [
+            Draw(self.problems[choices[n].problem], self._request(choices[n], sizes[n], step), scorer)
+            for n in numbers
+        ]
+        return {numbers[place]: pending for place, pending in self.draw(draws, progress)}
+
+    def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
+        """Draw this process' share of some places of the data before their step, in the sampling thread."""
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP counts for each thread on its own
+        (step, cursor), own = self._now, self._own(tickets)
+        draws = []
+        for ticket in own:
+            choice = self.chooser.at(ticket)
+            likely = step + (ticket - cursor) // self.rollout.prompts_per_step
+            request = self._request(choice, self.rollout.group_size)
+            draws.append(Draw(self.problems[choice.problem], request, Scorer(self.rewards, likely), ticket))
+        for number, pending in self.draw(draws, lambda *_: ended()):
+            yield own[number], pending
+
+    def _take_drawn(
+        self, prefetcher: Prefetcher[PendingGroup], tickets: range, until: int, progress: Progress
+    ) -> dict[int, PendingGroup]:
+        """Take this process' share of a round drawn ahead; places below ``until`` may be drawn next."""
+        own = self._own(tickets)
+        drawn = zip(own, prefetcher.take(own, until, progress), strict=True)
+        return {ticket - tickets.start: pending for ticket, pending in drawn}
+
+    def _judged(self, draw: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer) -> dict[int, Group]:
+        """Groups of this process with their scores, by their number in the round."""
+        return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in draw().items()}
+
+    def _with_segments(
+        self,
+        step: int,
+        choices: Sequence[Choice],
+        groups: Sequence[Group],
+        cutting: Mapping[str, Any],
+        scorer: Scorer,
+        progress: Progress,
+    ) -> list[Group]:
+        """Groups with the value of each segment of their completions."""
+        pairs = zip(choices, groups, strict=True)
+        requests = [self._request(choice, len(group.completions), step) for choice, group in pairs]
+
+        def stream(cut: Cut, number: int) -> int:
+            return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
+
+        score = partial(score_all, scorer=scorer, progress=progress)
+        return with_segments(groups, cutting, self.sampler, self.params, self.rewards.decode, stream, score)
+
+    def _request(self, choice: Choice, samples: int, *step: int) -> Request:
+        """The request of a group, with a key for each completion.
+
+        Nobody knows the ``step`` of a group that is drawn ahead, so it is no part of the key there.
+        """
+        prompted = self.problems[choice.problem]
+        identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.turn)
+        return prompted.request([key(*identity, sample) for sample in range(samples)])
+
+    def _own(self, tickets: range) -> list[int]:
+        """The places of the data that this process samples."""
+        asked = set(share(tickets.stop, self.sampler))
+        return [ticket for ticket in tickets if ticket in asked]
+
+    def _certain(self, step: int) -> int:
+        """For how many later steps groups may be drawn: each uses ``prompts_per_step`` at least."""
+        later = self.rollout.staleness if self.steps is None else self.steps - step - 1
+        return max(0, min(self.rollout.staleness, later))
+
+    def _tool_seconds(self) -> float | None:
+        """Seconds that tools were awaited for since the last step; None without tools."""
+        before, self._waited = self._waited, seconds_waited(self.sampler)
+        return self._waited - before if self.rollout.tools is not None else None

@@ -1,0 +1,67 @@
+"""What a run does when its parts report something: they know of no run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from covey.calling.turns import innermost
+from covey.integrity import sealed
+from covey.runs.atomic import write_file
+from covey.runs.reader import read_environment
+from covey.sampling.local import LocalSampler
+from covey.sampling.remote import RemoteSampler
+from covey.training.memory import memory_measured
+from covey.training.run import Run
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Callbacks into a run."""
+
+    run: Run
+
+    def before_micro_batch(self) -> None:
+        """The learner begins a micro-batch."""
+        self.run.watchdog.progress()
+        self.run.options.faults.in_memory("memory.full")
+
+    def micro_batch_halved(self, tokens: int) -> None:
+        """The learner ran out of memory and continues with smaller micro-batches."""
+        run = self.run
+        run.state = replace(run.state, micro_tokens=tokens)
+        run.journal.say(f"out of memory; continuing with micro-batches of {tokens} tokens", "yellow")
+        run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
+
+    def out_of_memory(self, tokens: int) -> None:
+        """The learner is out of memory and cannot continue: a resume begins with smaller micro-batches."""
+        path = self.run.journal.folder.path
+        configured = self.run.loaded.config.train.tokens_per_micro_batch
+        planned = {"micro_tokens": {"configured": configured, "planned": tokens}}
+        write_file(path / "env.json", sealed({**(read_environment(path) or {}), **planned}))
+
+    def fewer_running(self, running: int) -> None:
+        """The sampler ran out of memory and continues with fewer completions at once."""
+        self.run.journal.console.fewer_running(running)
+        self.run.journal.event(self.run.state.step, "out of memory", running=running)
+
+    def servers_changed(self, what: str) -> None:
+        """A sampling server was lost or came back."""
+        self.run.journal.say(what, "yellow")
+        self.run.journal.event(self.run.state.step, "sampling server", because=what)
+
+
+def connect(run: Run) -> None:
+    """Let the run hear what its learners and its sampler report."""
+    hooks = Hooks(run)
+    run.journal.clock.alive = partial(memory_measured, run)
+    for learner in (run.learner, run.critic):
+        if learner is not None:
+            learner.before_micro_batch = hooks.before_micro_batch
+            learner.when_halved = hooks.micro_batch_halved
+            learner.when_lost = hooks.out_of_memory
+    sampler = innermost(run.sampler)
+    if isinstance(sampler, LocalSampler):
+        sampler.on_fewer = hooks.fewer_running
+    if isinstance(sampler, RemoteSampler):
+        sampler.say, sampler.waiting = hooks.servers_changed, run.stop.check

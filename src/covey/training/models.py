@@ -1,0 +1,88 @@
+"""The models of a run, and where it samples: policy, critic, reference, sampler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from covey.cluster.samplers import PlacedSamplers
+from covey.config.load import Loaded
+from covey.config.sampling import Servers
+from covey.config.schema import Config
+from covey.config.unread import reads
+from covey.learner.learner import Learner
+from covey.models.load import load_policy
+from covey.models.policy import Policy, snapshot
+from covey.models.reference import Reference
+from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
+from covey.processes import first
+from covey.prompts import Prompted, encode_examples, texts_of
+from covey.sampling.base import Sampler
+from covey.sampling.local import LocalSampler
+from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.servers import Asking
+from covey.tasks.examples import Example
+from covey.tasks.source import Source
+from covey.training.reward_model import encode_judged, kind_of, load_reward_model
+from covey.training.run import RunOptions
+from covey.web import ask
+
+
+def load_trained(
+    loaded: Loaded, source: Source
+) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
+    """The model that a method trains, and how it reads examples."""
+    config, texts = loaded.config, texts_of(source, loaded.config)
+    if config.method == "reward_model":
+        judge = load_reward_model(loaded, texts, kind_of(source.examples))
+        return judge, lambda examples: encode_judged(judge, examples)
+    policy = load_policy(loaded, texts)
+    return policy, lambda examples: encode_examples(policy, examples, config)
+
+
+def reference_of(policy: Policy, loaded: Loaded) -> Reference | None:
+    """The frozen reference that the algorithm asks for."""
+    algorithm = loaded.algorithm
+    asked = algorithm.needs_reference and loaded.config.method == "rl"
+    return Reference(policy, algorithm.moves_reference) if asked else None
+
+
+def policy_learner(policy: Policy, loaded: Loaded, reference: Reference | None) -> Learner[Policy]:
+    """The policy with its optimizer. A value head on it learns at the critic's rate."""
+    config, critic = loaded.config, loaded.algorithm.critic
+    pace = critic.lr / config.train.lr if critic and config.train.lr else 1.0
+    return Learner(policy, config.train, reference, head=policy.value, pace=pace)
+
+
+def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
+    """The critic that the algorithm asks for; None where it is a head on the policy, or nothing.
+
+    Raises ConfigError for a model that cannot be it.
+    """
+    config, critic = loaded.config, loaded.algorithm.critic
+    if critic is None or config.method != "rl":
+        return None
+    if critic.trunk == "policy":
+        add_value_head(policy)
+        return None
+    model = load_value_model(critic.model, loaded.folder, policy) if critic.model else begun_from(policy)
+    if model.decoder is not None:
+        model.decoder.recompute = config.train.recompute_layers
+    return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
+
+
+def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
+    """Servers where the config names some or Ray places them, else this process."""
+    rollout = config.rollout
+    asking: Asking = ask
+    lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
+    policy = snapshot(policy) if lags else policy
+    sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
+    if sampler is None:
+        return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
+    folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
+    if config.launch.samplers and first():  # who asks for all of them
+        placed = PlacedSamplers(policy, config, folder)
+        sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
+    common = (rollout.temperature, rollout.max_running, token, asking, lags)
+    return RemoteSampler(policy, sampler, folder, [p.tokens for p in prompts], *common)
