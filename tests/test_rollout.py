@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -10,6 +11,7 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
+from covey.prompts import Prompted
 from covey.rewards import contract
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
@@ -17,10 +19,12 @@ from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
+from covey.rollouts.segments import Cut, with_segments
+from covey.sampling.base import SamplingParams
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem
 from covey_verify.errors import CoveyError, DataError, RewardError
-from tests.fakes import ScriptedSampler, prompted
+from tests.fakes import ScriptedSampler, completion, prompted
 
 
 def quiet(done: int, total: int) -> None:
@@ -277,6 +281,29 @@ def test_continuations_from_cuts_give_values() -> None:
     assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
     again = first(source)
     assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]
+
+
+def test_continuations_that_nobody_could_judge_do_not_count() -> None:
+    """Three cuts after one token each: of two continuations one is judged, or none, or both."""
+    nan = float("nan")
+    judged = {1: [1.0, nan], 2: [nan, nan], 3: [1.0, 0.0]}
+
+    def score(problems: Sequence[Prompted], *_: object) -> list[Group]:
+        return [
+            Group(p.problem, p.tokens, (completion(),) * 2, np.array(judged[len(p.tokens) - 1]))
+            for p in problems
+        ]
+
+    whole = Group(Problem("p", "?"), np.array([7]), (completion(length=4),), np.ones(1))
+    settings = {"split_by": "tokens", "most": 4, "continuations": 2}
+    limit, sampler = SamplingParams(max_tokens=4), ScriptedSampler(half_right)
+
+    def stream(cut: Cut, number: int) -> int:
+        return 10 * cut.end + number
+
+    (found,) = with_segments([whole], settings, sampler, limit, str, stream, score)
+    (segments,) = found.segments
+    assert dict(zip(segments.ends, segments.values, strict=True)) == {0: 1.0, 2: 0.5}
 
 
 def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:

@@ -126,6 +126,7 @@ CASES: dict[str, dict[str, Any]] = {
     "KL in the reward": {"algorithm": {"name": "grpo", "kl": {"coef": 1.0, "place": "reward"}}},
     "steps": {"algorithm": "grpo_process", "rewards": (by_step,)},
     "top_p": {"algorithm": "grpo", "rollout": {"top_p": 0.9}},
+    "critic": {"algorithm": {"name": "ppo", "critic": {"lr": 3e-3}}},
 }
 
 

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from covey.rng import key
 from covey.runs.completions import CompletionFiles
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.sampling.local import LocalSampler
+from covey.sampling.local import LocalSampler, Owner
 from covey.system.signals import Stopped
 from covey.tasks.source import Source
 from covey.types import Completion, Group, Problem
@@ -404,20 +405,35 @@ def requests() -> list[Request]:
 PARAMS = SamplingParams(max_tokens=115, stop=tuple("0123456789aeiou"))
 
 
-@pytest.mark.usefixtures("calling")
-def test_completions_end_with_what_their_environments_have_become(folder: Path, policy: Policy) -> None:
+@pytest.mark.parametrize(("max_tokens", "answered"), [(400, (0, 1, 2, 2)), (60, (0, 1, 1, 1))])
+def test_completions_end_with_what_their_environments_have_become(
+    folder: Path, policy: Policy, max_tokens: int, answered: tuple[int, ...]
+) -> None:
+    # Sample n of a group calls n times, or as often as it may: a random model would call by luck.
     box = toolbox(folder, max_calls=2, result_tokens=8)
-    made = TurnSampler(LocalSampler(policy, 8), policy, box)
-    found = {(r, s): c for r, s, c in made.sample(requests(), PARAMS)}
-    assert len(found) == 12
-    answered = {owner: sum(t["role"] == "tool" for t in c.turns) for owner, c in found.items()}
-    assert {1, 2} <= set(answered.values()) <= {0, 1, 2}
-    # Two counts for each call, the calls of a completion cut off while it was answered included.
-    for owner, c in found.items():
+    call = '<tool_call>{"name": "add", "arguments": {"times": 2}}</tool_call>'
+
+    def sampled() -> dict[Owner, Completion]:
+        turns = Counter[int]()
+
+        def turn(_: np.ndarray, stream: int) -> str:
+            turns[stream] += 1
+            return call if turns[stream] <= calls[stream] else "done"
+
+        made = TurnSampler(fakes.ScriptedSampler(turn), policy, box)
+        return {(r, s): c for r, s, c in made.sample(requests(), SamplingParams(max_tokens=max_tokens))}
+
+    calls = {stream: n for request in requests() for n, stream in enumerate(request.streams)}
+    found = sampled()
+    assert sorted(found) == [(r, s) for r in range(3) for s in range(4)]
+    for (_, sample), c in found.items():
+        assert sum(t["role"] == "tool" for t in c.turns) == answered[sample]
+        assert c.finish == ("length" if answered[sample] < min(sample, 2) else "stop")
         assert c.environment is not None
-        assert c.environment["total"] in (5 + 2 * answered[owner], 7 + 2 * answered[owner])
-    again = {(r, s): c for r, s, c in made.sample(requests(), PARAMS)}
-    assert [again[o].environment for o in found] == [c.environment for c in found.values()]
+        # Two counts for each call, of that too whose answer had no room.
+        assert c.environment["total"] == 5 + 2 * min(sample, 2)
+    again = sampled()
+    assert all(again[owner].environment == c.environment for owner, c in found.items())
 
 
 @pytest.mark.usefixtures("calling")

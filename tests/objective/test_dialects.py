@@ -28,6 +28,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.data import LossInputs
 from covey.objective.dialects import DIALECTS
 from covey.objective.loss import policy_loss
+from covey.objective.reductions import Totals
 from covey_verify.errors import ConfigError
 from tests.fakes import group
 
@@ -506,6 +507,35 @@ def test_numbers_by_hand() -> None:
         estimator = build_algorithm({"dialect": name}).advantage
         found = estimator.function(rewards, **estimator.settings)
         assert found.tolist() == pytest.approx([one, zero, zero, zero], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"name": "grpo", "reduce": "sequence_mean"}, -3 / 4),
+        ({"name": "rloo"}, -3 / 4),
+        ({"name": "luspo"}, -6 / 4),
+        ({"name": "dr_grpo"}, -6 / 40),
+    ],
+)
+def test_trl_divides_by_completions_of_which_nothing_is_trained_too(
+    spec: dict[str, object], expected: float
+) -> None:
+    """By hand, for where TRL is not installed. Lengths 2, 1, 3 and a masked one; ratios and advantages 1."""
+    mask = torch.arange(3) < torch.tensor([2, 1, 3, 0])[:, None]
+    algorithm = build_algorithm({"dialect": "trl-1.16", **spec})
+    loss = policy_loss(
+        replace(algorithm, kl=None),
+        LossInputs(
+            logprobs=torch.zeros(4, 3, dtype=torch.float64),
+            old_logprobs=torch.zeros(4, 3, dtype=torch.float64),
+            mask=mask,
+            advantages=mask.double(),
+            totals=Totals(tokens=6, completions=3, prompts=1, max_tokens=10, rows=4),
+            group_tokens=torch.full((4,), 6),
+        ),
+    )
+    assert loss.total.item() == pytest.approx(expected)
 
 
 def test_options_win_over_the_dialect() -> None:

@@ -79,3 +79,11 @@ def test_gradient_modes_keep_the_value_and_change_the_slope() -> None:
 def test_a_bound_is_of_both_sides() -> None:
     found = bounded_value(torch.tensor([-12.0, 3.0, 12.0]), 10.0)
     assert found.tolist() == [-10.0, 3.0, 10.0]
+
+
+def test_a_bound_is_of_the_straight_through_value_too() -> None:
+    """Its gradient stays that of k2, d."""
+    log_ratio = torch.tensor([-12.0, 3.0, 12.0], requires_grad=True)
+    found = with_gradient(log_ratio * 1.0, log_ratio, torch.ones(3), "straight_through", 10.0)
+    assert found.tolist() == [-10.0, 3.0, 10.0]
+    assert torch.autograd.grad(found.sum(), log_ratio)[0].tolist() == [-12.0, 3.0, 12.0]

@@ -27,7 +27,9 @@ from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
+from covey.sampling.servers import Asking
 from covey_verify.errors import ConfigError
+from covey_verify.web import ask
 from tests.conftest import policy_of, random_prompts
 from tests.models.test_unknown_ids import padded
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
@@ -50,10 +52,13 @@ def asked(count: int = 5, size: int = 3) -> list[Request]:
     return [Request(p, [key(7, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
 
 
-def sampler(policy: Policy, stubs: list[Stub], folder: Path, **settings: object) -> RemoteSampler:
+def sampler(
+    policy: Policy, stubs: list[Stub], folder: Path, asking: Asking = ask, **settings: object
+) -> RemoteSampler:
     urls = tuple(s.url for s in stubs)
     servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
-    made = RemoteSampler(policy, servers, folder / "sync", random_prompts(4, 6, 8), 1.0, 12)
+    probes = random_prompts(4, 6, 8)
+    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, asking=asking)
     made.said = []
     made.say = made.said.append
     return made

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from tests.train.test_runs import alike, fingerprint, interrupted, metrics_of, start, varied
 
@@ -176,17 +177,26 @@ def test_a_refreshed_reference_brings_the_kl_back_to_zero(tmp_path: Path) -> Non
     assert min(saw[1], saw[3], saw[5]) > 0
 
 
-@pytest.mark.parametrize(("every", "renewed_before"), [(4, [2, 4]), (8, [4]), (3, [2, 3, 5])])
+@pytest.mark.parametrize(("every", "renewed_after"), [(4, [2, 4, 6]), (8, [4]), (3, [2, 3, 5, 6])])
 def test_a_reference_is_renewed_by_updates_not_by_steps(
-    tmp_path: Path, every: int, renewed_before: list[int]
+    tmp_path: Path, every: int, renewed_after: list[int]
 ) -> None:
     # Two updates a step: the reference moves at the end of the step in which a multiple is reached.
     algorithm = {"name": "grpo", "kl": {"coef": 0.01, "refresh_every": every}}
-    train = {"steps": 6, "updates_per_batch": 2}
+    train = {"steps": 6, "updates_per_batch": 2, "save_every": 1, "keep": 9}
     start(tmp_path / "run", algorithm=algorithm, rewards=(varied,), train=train)
-    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    saw = [m["kl/token_k3"] for m in metrics]
-    assert [step for step in range(1, 6) if saw[step] < 0.7 * saw[step - 1]] == renewed_before
+    folders = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    references = [load_file(folder / "reference.safetensors") for folder in folders]
+    policies = [load_file(folder / "model.safetensors") for folder in folders]
+    assert len(folders) == 6
+
+    def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(one[name], other[name]) for name in one)
+
+    renewed = [step for step in range(1, 7) if equal(references[step - 1], policies[step - 1])]
+    stayed = [step for step in range(2, 7) if equal(references[step - 1], references[step - 2])]
+    assert renewed == renewed_after
+    assert stayed == [step for step in range(2, 7) if step not in renewed_after]
 
 
 def test_rules_that_cannot_act_are_said_when_a_stage_begins(
