@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from covey.web import ask
 from torch import Tensor
 
 from covey.errors import SamplersLost
@@ -20,6 +19,7 @@ from covey.sampling.base import Request
 from covey.sampling.dialects import SGLANG, VLLM
 from covey.sampling.probes import RARE, rarity
 from covey.sampling.remote import RemoteSampler
+from covey_verify.web import ask
 from tests.conftest import policy_of
 from tests.sampling.stub import Stub, copied, running
 from tests.sampling.test_remote import PARAMS, Version, asked, moved, sampler
