@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from covey.estimates import Evaluation
-from covey.insight.findings import Finding
-from covey.insight.rules import explain
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.table import explain
 from covey.objective.diagnostics import standard_error
 
 RESULTS = Path(__file__).parent / "results"

@@ -1,12 +1,11 @@
 """What a step costs, seconds and memory, over group size, length, vocabulary and model; what is predicted.
 
-    python benchmarks/cost.py [--threads 2] [--steps 3] [--only G32 V64k] [--write] [--rates FILE]
+    python benchmarks/cost.py [--threads 2] [--steps 3] [--only G32 V64k] [--write]
 
 Each cell is a run of `covey train` in a process of its own, from random weights that never end a completion.
 Memory is the run's own forecast (`env.json`), made before its first step. Seconds follow from the matrix
 products, the attention, the vocabulary and the decode steps of a cell, at rates fitted on the other cells.
-With --write the table and the curves go to benchmarks/results/cost.{md,svg}, with --rates the rates to a file
-that `covey plan --device FILE` reads, on any machine.
+With --write the table and the curves go to benchmarks/results/cost.{md,svg}.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).parent / "speed"))
 
 import subject
 
-from covey.insight.plan import Demand, work
 from covey.learner.memory import Shape
 
 GROUP, LENGTH = 8, 128
@@ -58,6 +56,18 @@ BASE_VALUE = {
 }
 
 
+class Demand(NamedTuple):
+    """What some tokens ask for, once through the model."""
+
+    products: float
+    attention: float
+    """GFLOP."""
+    logits: float
+    """Billions."""
+    decoding: float
+    """Thousands of decode steps times layers."""
+
+
 class Cost(NamedTuple):
     """What a cell cost, and what it had to do."""
 
@@ -68,7 +78,7 @@ class Cost(NamedTuple):
     forecast: float
     """MB beside program and libraries."""
     work: list[float]
-    """Of sampling, as ``covey.insight.plan.Demand``."""
+    """Of sampling, as ``Demand``."""
 
 
 def worker(cell: str, steps: int, threads: int) -> None:
@@ -126,7 +136,15 @@ def work_of(cell: str, group: int, length: float, prompt: int = 36) -> Demand:
         exact=True,
     )
     completions = subject.PROMPTS * group
-    return work(shape, False, subject.PROMPTS, completions, prompt, length, running=256)
+    tokens, head = completions * length, shape.vocabulary * shape.width
+    inner = shape.parameters - 2 * head  # embeddings are not tied
+    attended = completions * (length * prompt + length**2 / 2)
+    return Demand(
+        products=2e-9 * ((tokens + subject.PROMPTS * prompt) * inner + tokens * head),
+        attention=4e-9 * shape.layers * shape.queries * shape.head * attended,
+        logits=1e-9 * tokens * shape.vocabulary,
+        decoding=1e-3 * tokens / min(completions, 256) * shape.layers,
+    )
 
 
 PARTS = {"rollout": 4, "update": 3}
@@ -144,24 +162,6 @@ def predicted(costs: Mapping[str, Cost], which: str) -> dict[str, float]:
     """Seconds of every cell at rates that are fitted on all others."""
     others = {name: [c for other, c in costs.items() if other != name] for name in costs}
     return {n: float(rates(others[n], which) @ c.work[: PARTS[which]]) for n, c in costs.items()}
-
-
-def device(costs: Mapping[str, Cost], threads: int) -> dict[str, object]:
-    """What `covey plan --device` reads."""
-    import torch
-
-    from covey.models.load import device_memory
-
-    here = torch.device(subject.device())
-    name = torch.cuda.get_device_name(here) if here.type == "cuda" else f"{platform.machine()}-{threads}"
-    return {
-        "name": name,
-        "memory": device_memory(here),
-        "sampling": [*rates(list(costs.values()), "rollout"), 0.0],
-        "update": [*rates(list(costs.values()), "update")],
-        "compiled": here.type == "cpu",
-        "source": f"measured by benchmarks/cost.py on {dt.date.today()}, {threads} threads",
-    }
 
 
 def table(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) -> str:
@@ -204,7 +204,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
-    parser.add_argument("--rates", type=Path, help="write the rates for `covey plan --device FILE`")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/cost.{md,svg}")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -229,8 +228,6 @@ def main() -> None:
         f"{table(costs, said)}.\n\n![Measured and predicted](cost.svg)\n"
     )
     print(text)
-    if chosen.rates:
-        chosen.rates.write_text(json.dumps(device(costs, chosen.threads), indent=1) + "\n")
     if chosen.write:
         (RESULTS / "cost.md").write_text(text)
         (RESULTS / "cost.svg").write_text(picture(costs, said))

@@ -32,8 +32,8 @@ from transformers import AutoModelForSequenceClassification, Qwen3Config
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.findings import settings_of
-from covey.insight.rules import explain
+from covey.insight.findings.settings import settings_of
+from covey.insight.findings.table import explain
 from covey.models.tiny import build_tokenizer
 from covey.rng import key
 from covey.runs.folder import read_stream

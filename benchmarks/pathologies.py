@@ -27,8 +27,9 @@ import torch
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.findings import Seen, unknown
-from covey.insight.rules import explain
+from covey.insight.findings.settings import unknown
+from covey.insight.findings.table import explain
+from covey.insight.findings.view import RunView
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
@@ -167,7 +168,7 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
         if case.shows:
             run = trained(config, folder, 1)
             metrics, evals = read_stream(run, "metrics.jsonl"), read_stream(run, "evals.jsonl")
-            seen = Seen(metrics)
+            seen = RunView(metrics)
             cells += [f"{seen.early(m):.3g} to {seen.late(m):.3g}" for m in case.shows]
             cells += [f"{100 * evals[0]['greedy']:.0f} to {100 * evals[-1]['greedy']:.0f}"]
             said += [f"- {arm}: {finding.sentence}." for finding in explain(metrics, evals, unknown)]

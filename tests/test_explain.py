@@ -14,7 +14,7 @@ from covey.cli.settings import loss_rows, settings, show
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
 from covey.config.rows import Row, key_paths, schema_rows
-from covey.insight.rules import RULES
+from covey.insight.findings.table import RULES
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
 from covey.rewards.base import BUILT_IN
@@ -51,7 +51,8 @@ def undescribed(rows: Iterable[Row]) -> list[str]:
 
 def test_every_setting_describes_itself() -> None:
     """A new one needs its sentence where it is defined: `Annotated[float, Setting("...")]`."""
-    assert undescribed([*schema_rows(), *algorithm_rows(), *loss_rows()]) == []
+    silent = undescribed([*schema_rows(), *algorithm_rows(), *loss_rows()])
+    assert not silent, f"these have no Setting: {', '.join(silent)}"
 
 
 def plain_margin(rewards: object, *, margin: float = 0.25) -> object:
@@ -104,7 +105,7 @@ FUNCTIONS = sorted({f.__name__ for functions in AXES.values() for f in functions
 
 
 @pytest.mark.parametrize(
-    "name", [*METRICS, *FUNCTIONS, *PRESETS, *BUILT_IN, *(rule.id for rule in RULES), *sorted(trl.NAMES)]
+    "name", [*METRICS, *FUNCTIONS, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES), *sorted(trl.NAMES)]
 )
 def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(name: str) -> None:
     found = settings(name)
@@ -123,7 +124,7 @@ def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(nam
         ("group_centered", "from arXiv 2503.20783): A_i = r_i - mean(r)"),
         ("k3", "k3 (of algorithm.kl.estimator"),
         ("dapo", "A preset: advantage group_zscore"),
-        ("entropy_collapse", "Because entropy also falls where a task is learned"),
+        ("entropy_collapse", "Why: Entropy also falls when a task is learned"),
         ("rollout.group_size", "from 64 in DeepSeekMath"),
     ],
 )

@@ -13,8 +13,10 @@ import pytest
 from covey.config.schema import Guards
 from covey.estimates import Evaluation
 from covey.insight.evidence import RATE, errors_needed, noise
-from covey.insight.findings import WINDOW, Finding, Seen, unknown
-from covey.insight.rules import RULES, explain, gravest, no_signal
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.settings import unknown
+from covey.insight.findings.table import RULES, explain, gravest, no_signal
+from covey.insight.findings.view import WINDOW, RunView
 from covey.insight.verdict import change
 from covey.objective.diagnostics import answers_inside, standard_error
 from covey.runs.checkpoint import GuardMemory
@@ -47,12 +49,12 @@ def test_at_most_one_run_in_a_hundred_is_gravely_ill_by_chance(world: ALARMS.Wor
 
 def test_minimal_records_of_a_weak_model_whose_form_is_right_are_not_farmed() -> None:
     generator = np.random.default_rng(0)
-    (farmed,) = (rule for rule in RULES if rule.id == "farmed")
+    (farmed,) = (rule for rule in RULES if rule.name == "farmed")
     for _ in range(40):
         drawn = generator.binomial(128, [0.08, 0.97], (25, 2)) / 128
         records = [{"step": n, "accuracy": a, "reward/math_answer/mean": a, "reward/answer_format/mean": f}
                    for n, (a, f) in enumerate(drawn.tolist())]  # fmt: skip
-        assert not any(farmed.holds(Seen(records[:n], (), unknown)) for n in range(10, 26))
+        assert not any(farmed.predicate(RunView(records[:n], (), unknown)) for n in range(10, 26))
 
 
 def test_what_is_lost_while_a_form_stays_is_found_within_the_noise_of_small_steps() -> None:
@@ -120,11 +122,11 @@ def test_what_every_group_was_so_far_is_not_certain() -> None:
 
 def test_an_answer_that_is_lost_in_training_is_not_a_form_that_was_never_known() -> None:
     rates = [0.35, 0.4, 0.35, 0.55, 0.7, 0.7, 0.65, 0.65, 0.8, 0.8, 0.8, 0.85]
-    (rule,) = (rule for rule in RULES if rule.id == "unparsable")
+    (rule,) = (rule for rule in RULES if rule.name == "unparsable")
 
     def said(rates: list[float]) -> str | None:
         records = [{"step": n, "reward/answer/no_answer": rate} for n, rate in enumerate(rates)]
-        return rule.holds(Seen(records, (), unknown))
+        return rule.predicate(RunView(records, (), unknown))
 
     assert said([0.8] * 12)
     assert not said(rates), "what came in training is paid for by something, which has a name soon"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -16,26 +17,19 @@ from covey.cli import main
 from covey.config.load import load_config, resolved_yaml
 from covey.config.sources import options
 from covey.estimates import Evaluation
-from covey.insight.findings import (
-    WIDEST,
-    Finding,
-    Seen,
-    SettingOf,
-    find,
-    findings_over,
-    settings_of,
-    table,
-    unknown,
-)
-from covey.insight.remedies import verified
-from covey.insight.rules import RULES, explain, no_signal
-from covey.insight.watch import Watch
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.remedies import verified
+from covey.insight.findings.rule import find, markdown
+from covey.insight.findings.settings import SettingOf, settings_of, unknown
+from covey.insight.findings.table import RULES, explain, no_signal
+from covey.insight.findings.view import WIDEST, RunView
+from covey.insight.findings.watch import Watch
 from covey.runs.folder import RunFolder
 from tests.docs.test_algorithm_pages import logged
 from tests.fakes import as_stream
 
 DOCS = Path(__file__).parents[1] / "docs"
-BY_NAME = {rule.id: rule for rule in RULES}
+BY_NAME = {rule.name: rule for rule in RULES}
 HEALTHY: dict[str, float] = {
     "reward/mean": 0.5,
     "reward/std": 0.45,
@@ -161,10 +155,21 @@ def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, cas
 def test_every_rule_has_a_case_a_reason_and_a_remedy() -> None:
     assert {c["cause"] for c in CASES} == set(BY_NAME)
     for rule in RULES:
-        assert rule.threshold.endswith("."), rule.id
-        assert rule.reason.endswith("."), rule.id
-        assert rule.lines, rule.id
-        assert set(rule.explains) <= set(BY_NAME), rule.id
+        assert rule.condition.endswith("."), rule.name
+        assert rule.reason.endswith("."), rule.name
+        assert rule.remedies, rule.name
+        assert set(rule.silences) <= set(BY_NAME), rule.name
+
+
+def test_a_rule_is_found_by_its_name_in_a_traceback_and_in_a_profile() -> None:
+    names = [rule.predicate.__name__ for rule in RULES]
+    assert len(set(names)) == len(names) == len(BY_NAME)
+    assert all(re.fullmatch(r"[a-z]\w+_\w+", name) for name in names), names
+    families = {rule.family: rule.predicate.__module__ for rule in RULES}
+    for family, module in families.items():
+        assert (
+            tuple(rule for rule in RULES if rule.family == family) == importlib.import_module(module).RULES
+        ), "a predicate is in the file of its record"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +225,7 @@ def test_a_reward_that_says_nothing_of_many_is_named_and_not_given_more_time(tmp
     silent = {"reward/unscored": 0.4, "reward/own/not_applicable": 0.4}
     first, *_ = explain(run_of(silent, {}), [], run_with(tmp_path, "algorithm: grpo"))
     assert first.id == "scores_fail"
-    assert "40 % of the completions could not be scored: own says nothing of 40 %" in first.sentence
+    assert "40 % of the completions could not be scored: own says nothing about 40 %" in first.sentence
     assert first.remedy == "", "neither more time nor an earlier end is of use"
 
 
@@ -319,7 +324,7 @@ def test_a_watch_holds_the_steps_that_rules_look_at_and_no_more(tmp_path: Path, 
     for record in every[max(resumed_at, 1) :]:
         watch.after(int(record["step"]), {k: v for k, v in record.items() if k != "step"})
         count = int(record["step"]) + 1
-        whole, held = Seen(every[:count]), Seen(watch.metrics, steps=watch.steps)
+        whole, held = RunView(every[:count]), RunView(watch.metrics, steps=watch.steps)
         assert (whole.first, whole.last, whole.steps) == (held.first, held.last, held.steps)
     assert len(watch.metrics) == 2 * WIDEST
     folder.close()
@@ -327,15 +332,15 @@ def test_a_watch_holds_the_steps_that_rules_look_at_and_no_more(tmp_path: Path, 
 
 def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> None:
     metrics = run_of(LIKE["dead"], {**LIKE["dead"], "ratio/q99": 9.0})
-    whole = findings_over(RULES, metrics, [], unknown)
+    whole = explain(metrics, [], unknown)
     assert len(whole) > 1
     for cut in range(len(metrics)):
-        before = findings_over(RULES, metrics[:cut], [], unknown)
+        before = explain(metrics[:cut], [], unknown)
         said = [f.id for f in before]
         later = []
         for n in range(cut + 1, len(metrics) + 1):
             later += find(
-                RULES, Seen(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n - 1
+                RULES, RunView(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n - 1
             )
         assert [f.record() for f in [*before, *later]] == [f.record() for f in whole]
 
@@ -385,7 +390,7 @@ COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
         ("algorithm: {name: grpo, filter: informative}", LEFT_OUT, "algorithm.filter leaves every group out"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **CUT, **FOOLED}, "max_tokens: 18"),
-        ("rollout: {temperature: 0.05}", COPIES, "little to choose. Try: rollout.temperature: 1.0"),
+        ("rollout: {temperature: 0.05}", COPIES, "little choice. Try: rollout.temperature: 1.0"),
     ],
 )
 def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str, float], says: str) -> None:
@@ -394,12 +399,9 @@ def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str,
     )
 
 
-PARTS = ("sampling", "causes", "motion", "symptoms", "remedies")
-
-
 def test_rules_speak_of_metrics_that_are_logged() -> None:
-    folder = Path(__file__).parents[1] / "src/covey/insight"
-    source = "".join((folder / f"{name}.py").read_text() for name in PARTS)
+    folder = Path(__file__).parents[1] / "src/covey/insight/findings"
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
     names = set(re.findall(r'"((?:\w+/)+\w+)"', source))
     assert len(names) > 20
     assert names <= logged()
@@ -407,7 +409,7 @@ def test_rules_speak_of_metrics_that_are_logged() -> None:
 
 def test_the_page_has_the_table_of_the_rules() -> None:
     page = (DOCS / "findings.md").read_text(encoding="utf-8")
-    assert "\n".join(table(RULES)) in page, "print(*table(RULES), sep='\\n') prints it"
+    assert "\n".join(markdown(RULES)) in page, "print(*markdown(RULES), sep='\\n') prints it"
 
 
 def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ SECRET = "the-key-of-who-looks"  # noqa: S105 - nobody's
 """What stands in a file outside that a link of the folder leads to."""
 DEEP = 100_000
 HUGE = 1 << 40
-INFLATED = 1 << 28
+INFLATED = 1 << 26
 """Bytes of an archive's member that is deflated to a thousandth."""
 ROWS, ARRAYS = "rollouts/step_000001.jsonl", "rollouts/step_000001.npz"
 TOKENS = ("page tokens",)

@@ -17,7 +17,7 @@ from covey_verify.errors import ConfigError
 if TYPE_CHECKING:
     from covey.estimates import Evaluation
     from covey.insight.ending import Result
-    from covey.insight.findings import Finding
+    from covey.insight.findings.finding import Finding
 
 
 def train(
@@ -82,7 +82,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
 
 def explain(run: str | Path) -> list[Finding]:
     """What went wrong in a run, and the config line that mends it."""
-    from covey.insight.recorded import explain_run
+    from covey.insight.findings.watch import explain_run
 
     return explain_run(Path(run))[2]
 

@@ -16,8 +16,10 @@ from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import Stopped
+from covey.insight.gpus import Subject
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
+from covey.learner.memory import shape_of
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
@@ -102,7 +104,9 @@ def preview(
                 if other.stopped:
                     break
             there = device_memory(run.learner.policy.device)
-            return Preview(stage, found, memory, there, len(run.test_set), len(run.train_set), others)
+            subject = Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems])
+            held_out, problems_there = len(run.test_set), len(run.train_set)
+            return Preview(stage, found, memory, there, held_out, problems_there, others, subject)
         finally:
             console.end()
             run.journal.folder.close()

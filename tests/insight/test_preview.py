@@ -14,7 +14,9 @@ from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.insight.forecast import Workload, evaluations_of
+from covey.insight.gpus import Subject
 from covey.insight.preview import Measured, Preview
+from covey.learner.memory import Shape
 from covey.preview import preview, rl_stage
 from covey.rewards.scorer import ScoringStats
 from covey.types import Completion, Group, Problem
@@ -104,6 +106,14 @@ def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None
     assert any("at temperature 0.7: pass rate 0 %" in line for line in found.lines())
     few = replace(of(dead[:3]), others={1.3: live[:3]})
     assert "temperature" not in few.advice()[0].remedy, "three problems prove nothing"
+
+
+def test_of_completions_without_a_token_no_time_is_computed() -> None:
+    shape = Shape(10, 10, 5, 1, 2, 1, 1, 2, 4, number=4, exact=True)
+    empty = [lengthened(scored([1, 0, 1, 0]), "stop", [])]
+    assert replace(of(empty), subject=Subject(shape, [3])).elsewhere() == []
+    some = [lengthened(scored([1, 0, 1, 0]), "stop", [1])]
+    assert replace(of(some), subject=Subject(shape, [3])).elsewhere()
 
 
 def test_what_resampling_costs() -> None:

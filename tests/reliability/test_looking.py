@@ -41,7 +41,8 @@ def hook(event, arguments):
 theirs, other, report = sys.argv[1:]
 from pathlib import Path
 from covey.cli import main
-from covey.insight import recorded, report as _, difference, show, rescore
+from covey.insight import report as _, difference, show, rescore
+from covey.insight.findings import watch
 from covey.ui import compare, records, server, tokens
 sys.addaudithook(hook)
 codes = [

@@ -13,8 +13,8 @@ from tests.train.test_runs import alike, interrupted, start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli import main
-from covey.insight.findings import Finding
-from covey.insight.rules import gravest
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.table import gravest
 from covey.runs.best import best_of
 from covey_verify.errors import ConfigError
 

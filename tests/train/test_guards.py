@@ -17,7 +17,7 @@ from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.fault_injection import Faults
-from covey.insight.recorded import explain_run
+from covey.insight.findings.watch import explain_run
 from covey.metrics import console_facts
 from covey.objective.controllers import raised
 from covey.rewards.base import RewardError
@@ -123,7 +123,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
 @pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
-        GuardStop, match=r"without changing a single weight.*100% .* all correct.*tells nothing apart"
+        GuardStop, match=r"without changing a single weight.*100% .* all correct.*cannot tell answers apart"
     ):
         start(tmp_path / "run", rewards=(lambda completion: 1.0,), algorithm=algorithm)
     assert not (tmp_path / "run" / "final").exists()

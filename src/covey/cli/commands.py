@@ -191,7 +191,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         of the algorithm, a finding, or a name of TRL's; without it every setting is listed.
     """
     if what and Path(what).is_dir():
-        from covey.insight.recorded import explain_run
+        from covey.insight.findings.watch import explain_run
         from covey.insight.show import what_stands_out
 
         stage, verdict, findings = explain_run(Path(what))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -51,51 +50,6 @@ def command_preview(
         found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
     _print(as_json, found.record(), found.lines())
     return 130 if found.measured.stopped else int(found.word == "no")
-
-
-@app.command(name="plan", group=BEFORE)
-def command_plan(
-    config: Path,
-    *settings: Settings,
-    device: str,
-    devices: int = 1,
-    samplers: int = 0,
-    price: float = 0.0,
-    preview: Path | None = None,
-    length: float | None = None,
-    dead: float | None = None,
-    as_json: Json = False,
-) -> int:
-    """Say what a run takes on devices that are not at hand: seconds, hours, memory by role, money.
-
-    The model may be a size alone, as --model 7B.
-
-    Exit code 1 if it does not fit into the device's memory.
-
-    :param config: A YAML file.
-    :param device: epyc-2, h200, h100, a100, l40s, rtx4090, l4, or a file of rates that
-        `python benchmarks/cost.py --rates FILE` has written on a device.
-    :param devices: How many of them train, and sample unless others do.
-    :param samplers: How many others only sample.
-    :param price: Of an hour of one device.
-    :param preview: What `covey preview --json` printed: lengths and dead groups are taken from there.
-    :param length: Mean tokens of a completion; otherwise rollout.max_tokens, the worst case.
-    :param dead: The fraction of groups that are dead: all rewards equal.
-    """
-    if not 0 <= price < math.inf:
-        raise ConfigError(f"--price {price:g}: at least 0")
-    loaded = _load(config, settings, as_json)
-    from covey.insight.devices import device_named
-    from covey.insight.fleet import Fleet
-    from covey.insight.plan import assumed, plan
-    from covey.preview import rl_stage
-
-    stage = rl_stage(loaded)
-    assumption, fleet = assumed(stage, length, dead, preview), Fleet(devices, samplers)
-    found = plan(stage, device_named(device), assumption, price, fleet)
-    _print(as_json, found.record(), found.lines())
-    forecast = found.forecast
-    return int(sum(forecast.memory.values()) > forecast.there)
 
 
 @app.command(name="launch", group=TRAIN)

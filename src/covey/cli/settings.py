@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from covey.cli.words import all_words, word, words
@@ -68,9 +68,15 @@ def _entry(row: Row) -> Entry:
 
 def _of_function(spec: str) -> Iterator[Entry]:
     """A user's own function and its settings, which it need not have described."""
-    function: Callable[..., object] = load_function(spec, Path())
+    function = load_function(spec, Path())
+    try:
+        rows = list(rows_of(function, spec))
+    except NameError as error:
+        raise ConfigError(f"{spec}: its annotations use {error.name!r}, which is not there") from None
+    except ValueError:  # it is written in C and has no signature
+        rows = []
     yield word(spec, "function", " ".join((function.__doc__ or "").split()))
-    yield from map(_entry, rows_of(function, spec))
+    yield from map(_entry, rows)
 
 
 def _of_trl(name: str, rows: list[Row]) -> Iterator[Entry]:

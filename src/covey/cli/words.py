@@ -28,12 +28,12 @@ def words(name: str) -> list[Entry]:
 
 def all_words() -> list[str]:
     """The names that ``words`` knows."""
-    from covey.insight.rules import RULES
+    from covey.insight.findings.table import RULES
     from covey.rewards.base import BUILT_IN
 
     metrics = (found["name"] for found in METRIC.finditer(metrics_page()))
     functions = (function.__name__ for functions in AXES.values() for function in functions)
-    return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.id for rule in RULES)]
+    return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES)]
 
 
 @cache
@@ -96,13 +96,13 @@ def _rewards(name: str) -> Iterator[Entry]:
 
 
 def _findings(name: str) -> Iterator[Entry]:
-    from covey.insight.rules import RULES
+    from covey.insight.findings.table import RULES
 
     for rule in RULES:
-        if rule.id == name:
-            silences = f"; silences {', '.join(rule.explains)}" if rule.explains else ""
+        if rule.name == name:
+            silences = f"; silences {', '.join(rule.silences)}" if rule.silences else ""
             yield word(
-                name, "finding", f"{rule.threshold} Because {rule.reason}", range=rule.severity + silences
+                name, "finding", f"{rule.condition} Why: {rule.reason}", range=rule.severity + silences
             )
 
 

@@ -1,4 +1,4 @@
-"""Seconds, hours and money of a run before its first step: from what a step has to do and how fast it is."""
+"""Seconds, hours and memory of a run before its first step: from what a step has to do and how fast it is."""
 
 from __future__ import annotations
 
@@ -70,14 +70,8 @@ class Forecast:
     """Bytes at the peak, by role."""
     there: int
     """Bytes that the device has."""
-    price: float = 0.0
-    """Of an hour; 0: not known."""
     prepass: float = 0.0
     """Seconds before the first step, in which ``rollout.prepass`` measures every problem."""
-    sync: float = 0.0
-    """Seconds of a step until those who sample have its weights, where they do not read the trained ones."""
-    ahead: bool = False
-    """Whether devices of their own sample later steps while the update is made (``rollout.staleness``)."""
 
     @property
     def hours(self) -> float:
@@ -87,28 +81,24 @@ class Forecast:
     @property
     def step(self) -> float:
         """Seconds."""
-        sampling = self.rollout + self.sync
-        return max(sampling, self.update) if self.ahead else sampling + self.update
+        return self.rollout + self.update
 
     def record(self) -> dict[str, object]:
         """As JSON."""
-        cost = {"cost": self.hours * self.price} if self.price else {}
-        return asdict(self) | {"hours": self.hours, **cost}
+        return asdict(self) | {"hours": self.hours}
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        sync = f", {self.sync:,.3g} s giving samplers the weights" if self.sync else ""
         yield (
             f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
-            f"updating{sync}{', both at the same time' if self.ahead else ''}"
+            "updating"
         )
-        cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
         apart = f", {self.continued / self.tokens:.0%} of them in continuations" if self.continued else ""
-        evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"
-        before = f"{_seconds(self.prepass)} measuring every problem, " if self.prepass else ""
+        evals = f" and {self.evaluations} evaluations of {seconds_text(self.evaluation)}"
+        before = f"{seconds_text(self.prepass)} measuring every problem, " if self.prepass else ""
         yield (
             f"{before}{self.steps:,} steps{evals if self.evaluations else ''}: "
-            f"about {_seconds(3600 * self.hours)}, {self.tokens:,.0f} sampled tokens{apart}{cost}"
+            f"about {seconds_text(3600 * self.hours)}, {self.tokens:,.0f} sampled tokens{apart}"
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
@@ -120,7 +110,8 @@ class Forecast:
             )
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Seconds as people read them."""
     return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 

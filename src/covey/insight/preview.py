@@ -12,6 +12,7 @@ import numpy as np
 
 from covey.config.load import Loaded
 from covey.estimates import Estimate, gain, wilson
+from covey.insight import gpus
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts, tie_chances
 from covey.objective.diagnostics import answers_inside, sampled_entropy, score_metrics, text_metrics
@@ -84,6 +85,8 @@ class Preview:
     """Problems to train on."""
     others: Mapping[float, Sequence[Group]] = field(default_factory=dict)
     """The groups of the same problems at other temperatures."""
+    subject: gpus.Subject | None = None
+    """The model and its prompts; without them nothing is said of other devices."""
 
     @cached_property
     def counts(self) -> list[Counts]:
@@ -118,14 +121,24 @@ class Preview:
         enough = self.stage.config.rollout.prompts_per_step * live >= FEW_LIVE
         return "yes" if enough and live >= 1 - MOST_DEAD else "barely"
 
+    @cached_property
+    def work(self) -> Workload:
+        """What a training step has to do."""
+        dead, length = self.dead(self.now).value, float(self.lengths.mean())
+        return Workload.of(self.stage.config, self.stage.algorithm, dead, length)
+
+    def elsewhere(self) -> list[gpus.Row]:
+        """The run on GPUs that are not at hand; empty if the update was not timed, or nothing was written."""
+        here = self.forecast()
+        if self.subject is None or here is None or not self.lengths.any():
+            return []
+        return gpus.on_gpus(self.subject, self.stage, self.work, here)
+
     def forecast(self) -> Forecast | None:
-        """Seconds, hours and memory; None where the update was not timed."""
-        measured, config = self.measured, self.stage.config
+        """Seconds, hours and memory; None if the update was not timed."""
+        measured, config, work = self.measured, self.stage.config, self.work
         if not measured.update_tokens:
             return None
-        work = Workload.of(
-            config, self.stage.algorithm, self.dead(self.now).value, float(self.lengths.mean())
-        )
         a_token = measured.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
         through = work.trained * work.length / measured.update_tokens
@@ -303,6 +316,7 @@ class Preview:
             },
             "tokens_per_second": float(self.lengths.sum() / self.measured.seconds),
             "forecast": forecast.record() if forecast else None,
+            "gpus": [row.record() for row in self.elsewhere()],
             "memory": dict(self.memory),
             "advice": [vars(a) for a in self.advice()],
         }
@@ -343,6 +357,8 @@ class Preview:
         yield from self._of_texts()
         if forecast := self.forecast():
             yield from forecast.lines()
+        if rows := self.elsewhere():
+            yield from gpus.lines(rows)
         for advice in self.advice():
             yield f"- {advice}"
 

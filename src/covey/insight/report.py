@@ -15,8 +15,8 @@ from covey.config.load import flatten
 from covey.console import duration, inert
 from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.recorded import recorded_verdict
 from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
+from covey.insight.verdict import recorded_verdict
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import (

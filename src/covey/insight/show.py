@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from covey.console import BARS, duration
-from covey.insight.findings import Finding
-from covey.insight.recorded import explain_run, recorded_verdict
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.watch import explain_run
 from covey.insight.usage import last_turn
+from covey.insight.verdict import recorded_verdict
 from covey.opening import count_lines
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream

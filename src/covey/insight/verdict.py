@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from covey.console import duration
 from covey.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.runs.reader import verdict_record
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
@@ -44,6 +46,20 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: flo
         f"{word}: {course(before, after)}, on {len(after.greedy)} held-out problems in {duration(seconds)}"
     )
     return Verdict(word, sentence + why)
+
+
+def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, Any]], seconds: float) -> Verdict | None:
+    """The verdict that a run ended with, which includes what was measured again; before, from its ``evals``.
+
+    None if there were fewer than two. Raises CheckpointError if the result is damaged.
+    """
+    said = verdict_record(stage)
+    if said is not None:
+        return Verdict(said.get("word", "cannot tell"), str(said.get("sentence", "")))
+    if len(evals) < 2:
+        return None
+    first, last = (Evaluation.from_record(evals[n]) for n in (0, -1))
+    return judge_run(first, last, seconds)
 
 
 def change(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:

@@ -22,8 +22,8 @@ from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
-from covey.insight.findings import settings_of
-from covey.insight.rules import gravest, likely, no_signal
+from covey.insight.findings.settings import settings_of
+from covey.insight.findings.table import gravest, likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run

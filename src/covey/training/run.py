@@ -15,9 +15,10 @@ from covey.errors import CheckpointError, GuardStop
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
-from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import gravest, no_signal
-from covey.insight.watch import Watch
+from covey.insight.findings.finding import STREAM, Finding
+from covey.insight.findings.settings import settings_of
+from covey.insight.findings.table import gravest, no_signal
+from covey.insight.findings.watch import Watch
 from covey.integrity import damage
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate

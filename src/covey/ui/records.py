@@ -18,9 +18,10 @@ from covey.config.algorithm import describe
 from covey.config.rows import schema_rows
 from covey.console import duration
 from covey.errors import RECORD, CheckpointError
-from covey.insight.findings import Finding
-from covey.insight.recorded import explain_run, recorded_verdict
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.watch import explain_run
 from covey.insight.show import why_pushed
+from covey.insight.verdict import recorded_verdict
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes

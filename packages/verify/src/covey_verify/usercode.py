@@ -34,7 +34,7 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     if not callable(function):
         offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise ConfigError(f"{spec}: {file} defines no function {name!r}; it has {', '.join(offered)}")
-    with suppress(AttributeError):  # an object with slots; only functions of the objective need it
+    with suppress(AttributeError, TypeError):  # slots, a built-in; only functions of the objective need it
         function.__covey_name__ = spec
     return function
 

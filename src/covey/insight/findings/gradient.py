@@ -1,0 +1,117 @@
+"""Rules about how rewards become gradients: the critic, the baseline, the std, rewards against each other."""
+
+from __future__ import annotations
+
+import math
+
+from covey.insight.findings.completions import near_tie, outlier
+from covey.insight.findings.outcomes import OUTCOMES, STILL
+from covey.insight.findings.remedies import BY_STD, GATED, WITHOUT_STD, ChangeTo, ScaleBy, at_least, largest
+from covey.insight.findings.rule import Rule
+from covey.insight.findings.view import RunView, percent
+
+
+def the_critic_diverges(run: RunView) -> str | None:
+    """The critic's explained variance is below 0 and its error is half as large again as at first."""
+    off, explained = run.late("value/error"), run.late("value/explained_variance")
+    if not (explained < 0 and off > 1.5 * run.early("value/error")):
+        return None
+    return f"the critic diverges: its error rose to {off:.3g}, its explained variance is {explained:.2g}"
+
+
+def groups_nearly_tie(run: RunView) -> str | None:
+    """In more than a third of the live groups, rewards differ by less than 5 % of their range, and the
+    advantage divides by their std.
+    """
+    ties = run.late("groups/near_ties")
+    if not (ties > 1 / 3 and run.setting("algorithm.advantage") in BY_STD):
+        return None
+    said = f"{percent(ties)} of the groups that train nearly tie"
+    return f"{said}, and dividing by the std magnifies their differences"
+
+
+def one_outlier_decides(run: RunView) -> str | None:
+    """With at most four completions a group, one stands against all others in half of the live groups."""
+    size, alone = run.setting("rollout.group_size"), run.late("groups/one_against_all")
+    if not (isinstance(size, int) and 1 < size <= 4 and alone > 0.5):
+        return None
+    most = (size - 1) / math.sqrt(size)
+    said = f"in {percent(alone)} of the groups that train one outlier of {size} decides"
+    return f"{said}: it gets {most:.2g}, by luck or not"
+
+
+def std_moves_the_gradient(run: RunView) -> str | None:
+    """With more than eight completions a group and an estimator that divides by the std, a tenth of the
+    gradient goes to other groups than with rewards less their mean, in all steps together beyond chance.
+    """
+    moved, size = run.late("gradient_share/overweight"), run.setting("rollout.group_size")
+    share, doubt = run.whole("gradient_share/overweight")
+    surely = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
+    if not (surely and run.setting("algorithm.advantage") in BY_STD):
+        return None
+    return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
+
+
+def rewards_pull_apart(run: RunView) -> str | None:
+    """Two rewards have a correlation below -.3 and do not both rise, and less than 90 % are correct."""
+    apart = {
+        name: -r
+        for name, r in run.names("reward/correlation/").items()
+        if not all(run.rose(f"reward/{one}/mean", 0.0) for one in name.split("/"))
+    }
+    name, strength = largest(apart)
+    if not (strength > 0.3 and run.late("accuracy") < 0.9):
+        return None
+    return f"rewards {' and '.join(name.split('/'))} pull apart (r {-strength:.2f})"
+
+
+RULES = (
+    Rule(
+        "critic",
+        the_critic_diverges,
+        after=5,
+        severity="severe",
+        reason="A critic that is worse than the mean of the returns adds noise to every advantage.",
+        remedies=(ScaleBy("algorithm.critic.lr", 1 / 3, 1e-5),),
+        silences=OUTCOMES,
+    ),
+    Rule(
+        "near_ties",
+        groups_nearly_tie,
+        after=5,
+        reason="Dividing by the std makes .95 against .96 weigh as much as 0 against 1.",
+        remedies=(WITHOUT_STD, ChangeTo("algorithm.advantage.eps", 0.1)),
+        silences=("std_overweight", "small_group", *STILL),
+        shown_by=near_tie,
+    ),
+    Rule(
+        "small_group",
+        one_outlier_decides,
+        after=5,
+        severity="note",
+        reason="One of four then gets +1.5, however lucky it was. Among 16 it is compared better.",
+        remedies=(ChangeTo("rollout.group_size", 16, at_least(5)),),
+        silences=("std_overweight", *STILL),
+        shown_by=outlier,
+    ),
+    Rule(
+        "std_overweight",
+        std_moves_the_gradient,
+        after=5,
+        severity="note",
+        reason="Dividing by the std multiplies the gradient by 4.6 at a pass rate of .05 and by 2 at .5. In "
+        "groups of eight one success gets 3.",
+        remedies=(WITHOUT_STD,),
+        silences=("flat",),
+        shown_by=outlier,
+    ),
+    Rule(
+        "conflict",
+        rewards_pull_apart,
+        after=15,
+        reason="Each is then earned at the cost of the other, and their sum moves less than either. Weaker "
+        "correlations come and go; once everything is correct, only the rest differs.",
+        remedies=(GATED,),
+        silences=("flat",),
+    ),
+)

@@ -1,0 +1,283 @@
+"""Rules about what training does to the policy and its texts; most of it follows from a cause above."""
+
+from __future__ import annotations
+
+import math
+
+from covey.estimates import gains
+from covey.insight.evidence import errors_needed
+from covey.insight.findings.completions import (
+    first_of_dead,
+    last_token,
+    long_incorrect,
+    of_status,
+    repeated,
+    reward_of,
+    shared_tokens,
+    was_truncated,
+)
+from covey.insight.findings.outcomes import NO_SIGNAL, STILL
+from covey.insight.findings.remedies import (
+    ENTROPY_BONUS,
+    FEWER_UPDATES,
+    HOTTER,
+    PULL,
+    SMALLER_LR,
+    ChangeTo,
+    at_least,
+    largest,
+    longer_limit,
+    with_reward,
+)
+from covey.insight.findings.rule import Rule
+from covey.insight.findings.view import RunView, percent
+from covey.insight.verdict import course
+
+CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
+"""Estimators whose advantages differ from token to token."""
+
+
+def shared_prefixes_are_blamed(run: RunView) -> str | None:
+    """Four fifths of the blame lie on tokens that praised siblings begin with as well."""
+    shared = run.late("gradient_share/shared_prefix")
+    if not (shared > 0.8 and run.setting("algorithm.advantage") not in CREDITED):
+        return None
+    return (
+        f"{percent(shared)} of the blame for bad completions lies on tokens that good siblings begin with too"
+    )
+
+
+def incorrect_completions_grow(run: RunView) -> str | None:
+    """Incorrect completions grew by 30 % and by four tokens, while correct ones grew by less than half as
+    much or accuracy rose by less than three points, under a loss that divides by the length. Less than 80 %
+    are correct, and no reward other than the verdict rose.
+    """
+    now, before = run.late("length/incorrect"), run.early("length/incorrect")
+    correct, first = run.late("length/correct"), run.early("length/correct")
+    enough = run.late("accuracy") < 0.8  # if only a few are left, they may be the hardest and longer
+    grew = now - before > max(4, 0.3 * before) and enough
+    alone = correct - first < (now - before) / 2 or run.rise("accuracy") < 0.03
+    divides = run.setting("algorithm.reduce") not in ("constant_length", "token_mean")
+    if not (grew and alone and divides) or run.bought:
+        return None
+    rest = "none is correct" if math.isnan(correct) else f"correct ones have {correct:.0f}"
+    said = f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, {rest}"
+    return f"{said}: their length dilutes the penalty"
+
+
+def the_policy_is_far_away(run: RunView) -> str | None:
+    """The policy is more than 10 nats a completion from where it began or from its reference, accuracy has
+    not risen by five points, and a verdict that grades does not give clearly more either.
+    """
+    far = {"where it began": run.late("kl/start"), "its reference": run.late("kl/completion_k1")}
+    what, kl = largest({name: value for name, value in far.items() if value > 10})
+    if not (kl > 10 and run.accuracy_gain < 0.05) or run.graded_higher:
+        return None
+    gain = f"correct answers changed by {100 * run.accuracy_gain:+.0f} points"
+    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
+
+
+def completions_reach_the_limit(run: RunView) -> str | None:
+    """More than half of the completions reach the limit, or from step 10 a tenth, and it is not improving."""
+    part, ended = run.late("length/truncated"), run.late("length/ended_q90")
+    better = run.steps > 5 and run.falling("length/truncated")
+    if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or better:
+        return None
+    rest = f"; 90 % of those that ended have up to {ended:.0f} tokens" if ended > 0 else ""
+    return f"{percent(part)} of the completions are truncated at rollout.max_tokens{rest}"
+
+
+def answers_cannot_be_read(run: RunView) -> str | None:
+    """A function finds no answer that it can read in more than a third of the completions, and that is not
+    improving. If the share has grown, only from step 20.
+    """
+    rates: dict[str, float] = {}
+    better = grown = False
+    for status in ("no_answer", "unparsable"):
+        for name, rate in run.names("reward/", f"/{status}").items():
+            rates[name] = rates.get(name, 0.0) + rate
+            better |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
+            grown |= run.rise(f"reward/{name}/{status}") > 0.1
+    name, rate = largest(rates)
+    if not (run.after(20 if grown else 10) and rate > 1 / 3) or better:
+        return None
+    return f"{name} finds no readable answer in {percent(rate)} of the completions"
+
+
+def exploration_ends(run: RunView) -> str | None:
+    """Entropy fell below a third of its value in the first steps, a quarter of the groups have become one
+    text each, less than 90 % are correct, and a verdict that grades does not give more.
+    """
+    entropy, before = run.late("entropy/sampled"), run.early("entropy/sampled")
+    collapsed, grown = run.late("groups/collapsed"), run.rise("groups/collapsed")
+    ended = entropy < before / 3 and collapsed > 0.25 and grown > 0.15
+    if not (ended and run.late("accuracy") < 0.9) or run.graded_higher:
+        return None
+    said = f"entropy fell from {before:.2g} to {entropy:.2g} nats"
+    return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
+
+
+def the_policy_got_worse(run: RunView) -> str | None:
+    """Fewer held-out problems are solved, beyond chance in all evaluations so far, and twice in a row if
+    there were several. Without evaluations: accuracy in training fell by a tenth, beyond chance.
+    """
+    own = run.setting("algorithm.advantage.own") is True
+    whose = f", with your own estimator {run.setting('algorithm.advantage')}" if own else ""
+    said = "the run made the policy worse: "
+    if len(run.evals) > 1:
+        return f"{said}{course(run.evals[0], run.evals[-1])}{whose}" if run.got_worse else None
+    now, before = run.late("accuracy"), run.early("accuracy")
+    if not run.fell("accuracy", 0.1) or run.setting("rollout.curriculum") == "frontier":
+        return None
+    return f"{said}{percent(before)} correct in training at first, {percent(now)} now{whose}"
+
+
+def held_out_problems_gain_nothing(run: RunView) -> str | None:
+    """The reward rose by .3 of its std, beyond chance, but held-out accuracy by less than two points, and a
+    gain of five points would not be hidden by chance in all evaluations so far. Held-out problems do not earn
+    more from a verdict that grades either.
+    """
+    if len(run.evals) < 2:
+        return None
+    rise, gain = run.rise("reward/mean"), run.accuracy_gain
+    errors = errors_needed(math.inf, len(run.evals) - 1)
+    unlikely = gains(run.evals[0], run.evals[-1], errors)["sampled"].high < 0.05
+    solved = bool(run.evals[0].pass_rate.mean() > 0.9)
+    rose = run.rose("reward/mean", 0.3 * run.early("reward/std"))
+    if not (rose and gain < 0.02 and unlikely) or solved or run.graded_higher:
+        return None
+    return f"the reward rose by {rise:.2f} in training, held-out accuracy changed by {100 * gain:+.0f} points"
+
+
+def texts_repeat_themselves(run: RunView) -> str | None:
+    """Half of the four-word windows occurred before in their text, a fifth more than at first, and accuracy
+    has not risen by a tenth.
+    """
+    part, before = run.late("text/repetition"), run.early("text/repetition")
+    if not (part > 0.5 and part - before > 0.2) or run.accuracy_gain > 0.1:
+        return None
+    return f"{percent(part)} of the text repeats itself"
+
+
+def completions_become_copies(run: RunView) -> str | None:
+    """Copies rose by three tenths to more than half of the completions, less than 90 % are correct, accuracy
+    has not risen by a tenth, and no reward pays clearly more.
+    """
+    copies, before = run.late("text/duplicates"), run.early("text/duplicates")
+    if not (copies > 0.5 and copies - before > 0.3 and run.late("accuracy") < 0.9):
+        return None
+    if run.accuracy_gain > 0.1 or run.graded_higher or run.bought:
+        return None
+    return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
+
+
+RULES = (
+    Rule(
+        "blame_on_prefix",
+        shared_prefixes_are_blamed,
+        after=5,
+        severity="note",
+        reason="What siblings share cannot be what made one of them worse. In short answers half of the "
+        "blame is usual.",
+        remedies=(ChangeTo("algorithm.advantage", "prefix_tree", lambda own: own in CREDITED),),
+        silences=("flat",),
+        shown_by=shared_tokens,
+        token=shared_tokens,
+    ),
+    Rule(
+        "length_bias",
+        incorrect_completions_grow,
+        after=10,
+        reason="Where thinking helps, both grow and more answers are correct. Dividing by the length "
+        "rewards growth without that.",
+        remedies=(ChangeTo("algorithm.reduce", "constant_length"),),
+        silences=("truncated", "repetition"),
+        shown_by=long_incorrect,
+        token=last_token,
+    ),
+    Rule(
+        "kl_growth",
+        the_policy_is_far_away,
+        after=10,
+        reason="Alarms are usually set at 5 to 10 nats. Distance that buys correct answers is learning.",
+        remedies=(PULL, SMALLER_LR),
+        silences=(
+            *("truncated", "unparsable", "held_out_flat", "worse", "repetition", "duplicates"),
+            *("entropy_collapse", "too_hard"),
+        ),
+    ),
+    Rule(
+        "truncated",
+        completions_reach_the_limit,
+        after=5,
+        reason="A truncated completion counts as incorrect whatever it was about to say. Long runs live "
+        "with a tenth.",
+        remedies=(longer_limit, with_reward("soft_overlong", {"limit": 512, "buffer": 64})),
+        silences=("unparsable", *NO_SIGNAL),
+        shown_by=was_truncated,
+        token=last_token,
+    ),
+    Rule(
+        "unparsable",
+        answers_cannot_be_read,
+        after=10,
+        reason="A base model begins so and learns the form in a few steps; one that is asked for another "
+        "form does not. A form that is lost in training is lost because something pays for it, and by step "
+        "20 that has a finding of its own.",
+        remedies=(
+            ChangeTo("data.template", "{prompt}\nEnd with <answer>the answer</answer>.\n", bool),
+            with_reward("answer_format", 0.1),
+        ),
+        advice="a cold start that shows the form",
+        silences=NO_SIGNAL,
+        shown_by=of_status("no_answer", "unparsable"),
+    ),
+    Rule(
+        "entropy_collapse",
+        exploration_ends,
+        reason="Entropy also falls when a task is learned, but then groups are all correct, not all the "
+        "same.",
+        remedies=(
+            ChangeTo("algorithm.surrogate.clip_high", 0.28, at_least(0.28)),
+            ENTROPY_BONUS,
+            SMALLER_LR,
+        ),
+        silences=("duplicates", *NO_SIGNAL, *STILL),
+        shown_by=first_of_dead,
+    ),
+    Rule(
+        "worse",
+        the_policy_got_worse,
+        severity="severe",
+        reason="With 20 evaluations of a policy that does not change, one run in three has a result outside "
+        "of a 95 % interval.",
+        remedies=(SMALLER_LR, *FEWER_UPDATES, PULL),
+        silences=("too_hard", "repetition", *STILL),
+    ),
+    Rule(
+        "held_out_flat",
+        held_out_problems_gain_nothing,
+        after=10,
+        reason="What is learned shows on problems that were not trained on.",
+        remedies=(PULL, ChangeTo("eval.every", 10, bool)),
+        advice="more training problems, if they are few; `covey stress`, if something else is paid",
+        shown_by=reward_of,
+    ),
+    Rule(
+        "repetition",
+        texts_repeat_themselves,
+        after=15,
+        reason="Prose repeats a few percent, long derivations a tenth, degenerate text nearly all.",
+        remedies=(PULL, with_reward("repetition", 0.5), SMALLER_LR),
+        shown_by=repeated,
+        token=last_token,
+    ),
+    Rule(
+        "duplicates",
+        completions_become_copies,
+        after=15,
+        reason="Short correct answers are copies of each other. Incorrect copies mean that exploration has "
+        "stopped, unless another reward pays for them.",
+        remedies=(HOTTER, ENTROPY_BONUS),
+    ),
+)

@@ -1,0 +1,58 @@
+"""The settings of a run as rules read them, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import yaml
+
+from covey.config.given import plain
+from covey.config.load import Loaded
+from covey.objective.bound import Bound
+from covey.tasks import TASKS
+
+
+class Unknown:
+    """The value of every setting if nothing is known of the config."""
+
+
+UNKNOWN = Unknown()
+SettingOf = Callable[[str], Any]
+"""A setting's name -> its value in the run, or UNKNOWN."""
+
+
+def unknown(_: str) -> Unknown:
+    """The settings of a run whose config is not known."""
+    return UNKNOWN
+
+
+def settings_of(loaded: Loaded) -> SettingOf:
+    """The resolved settings of a run; functions of the algorithm by their axis, as names."""
+    return partial(_setting, loaded)
+
+
+def _setting(loaded: Loaded, name: str) -> Any:
+    if name == "rewards":
+        task = TASKS.get(loaded.config.data.task or "")
+        return plain(loaded.config.rewards or (task.rewards if task else ()), loaded.folder)
+    if name == "stages":  # the methods of the stages before this one, read from the names of their folders
+        folder = loaded.config.output
+        return [p.name.partition("-")[2] for p in folder.parent.glob("[0-9]*-*") if p != folder]
+    section, *path = name.split(".")
+    value: Any = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
+    for part in path:
+        inside = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
+        value = None if value is None else getattr(value, part, inside)
+    return value.name if isinstance(value, Bound) else value
+
+
+def yaml_line(key: str, value: object) -> str:
+    """A setting as a line of a config.
+
+    >>> yaml_line("rollout.max_tokens", 640)
+    'rollout.max_tokens: 640'
+    """
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return f"{key}: {text.partition(chr(10) + '...')[0].strip()}"

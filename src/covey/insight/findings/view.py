@@ -1,0 +1,220 @@
+"""A run so far, as rules see it: means over the first steps and the last ones, evaluations, settings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain
+from statistics import median
+
+from covey.estimates import Evaluation, gains
+from covey.insight.evidence import Records, errors_needed, known_values, noise
+from covey.insight.findings.settings import SettingOf, unknown
+from covey.insight.verdict import change
+
+WINDOW, WIDEST = 5, 20
+"""Fewest and most steps of a mean; between them it is a fifth of the run."""
+
+
+class RunView:
+    """Means of metrics early and now; NaN if a metric was not logged, so that no comparison holds."""
+
+    def __init__(
+        self,
+        metrics: Records,
+        evals: Sequence[Evaluation] = (),
+        setting: SettingOf = unknown,
+        patient: bool = True,
+        steps: int | None = None,
+    ) -> None:
+        """``patient``: rules wait for as many steps as they need to be sure.
+
+        ``steps``: the number of steps, if ``metrics`` has only the first and the last WIDEST of them.
+        """
+        self.steps = len(metrics) if steps is None else steps
+        width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
+        self.first, self.last = metrics[:width], metrics[-width:]
+        self.beginning = metrics[:WIDEST]
+        """All steps, until there are more than WIDEST."""
+        both = max(0, len(self.beginning) + len(self.last) - self.steps)
+        self.apart: tuple[Records, Records] = (self.beginning, self.last[both:])
+        """The known steps, each once."""
+        self.evals, self.setting, self.patient = evals, setting, patient
+        self.read: dict[str, float] = {}
+        """Late means that were read since this was last emptied: the evidence of a rule."""
+
+    def early(self, name: str) -> float:
+        """Mean over the first steps."""
+        return mean_of(self.first, name)
+
+    def late(self, name: str) -> float:
+        """Mean over the last steps."""
+        value = self.read[name] = mean_of(self.last, name)
+        return value
+
+    def least(self, name: str) -> float:
+        """Mean over the last steps less its uncertainty; NaN if fewer than three of them have it."""
+        enough = len(known_values(self.last, name)) > 2
+        return self.late(name) - self._uncertainty(name, len(self.last)) if enough else math.nan
+
+    def usual(self, name: str) -> float:
+        """Median over the last steps, for a metric that a single step may throw far out."""
+        value = self.read[name] = median(known_values(self.last, name) or [math.nan])
+        return value
+
+    def rise(self, name: str) -> float:
+        """Late minus early."""
+        return self.late(name) - self.early(name)
+
+    def after(self, steps: int) -> bool:
+        """Whether the run is long enough for a judgement that needs so many steps."""
+        return self.steps >= steps or not self.patient
+
+    def falling(self, name: str) -> bool:
+        """Whether a bad value improves by itself: it is a tenth lower than in the first steps."""
+        return self.late(name) < 0.9 * self.early(name)
+
+    def rose(self, name: str, by: float) -> bool:
+        """Whether it rose by more than ``by``, and by more than chance explains in all looks so far."""
+        return self.rise(name) > max(by, self._change_uncertainty(name))
+
+    def fell(self, name: str, by: float) -> bool:
+        """Whether it fell by more than ``by``, and by more than chance explains in all looks so far."""
+        return self.rise(name) < -max(by, self._change_uncertainty(name))
+
+    def outlook(self, name: str) -> tuple[float, float]:
+        """Lowest and highest change until the end of the run, if it continues at its pace.
+
+        As wide as chance allows after so many steps and completions: a few steps of few groups say nothing
+        yet about a run of hundreds of steps.
+        """
+        planned = self.setting("train.steps")
+        steps = max(self.steps, planned) if isinstance(planned, int) else self.steps
+        ahead = steps / max(1, self.steps - len(self.last))
+        rise = self.rise(name)
+        uncertainty = self._change_uncertainty(name)
+        return ahead * (rise - uncertainty), ahead * (rise + uncertainty)
+
+    def whole(self, name: str) -> tuple[float, float]:
+        """Mean over all known steps, and its uncertainty."""
+        steps = [r for window in self.apart for r in window]
+        return mean_of(steps, name), self._uncertainty(name, len(known_values(steps, name)))
+
+    def _change_uncertainty(self, name: str) -> float:
+        return self._uncertainty(name, len(self.first), len(self.last))
+
+    def _uncertainty(self, name: str, *windows: int) -> float:
+        found = noise(self.apart, name)
+        looks = 1 + self.steps / WINDOW
+        return found.error(*windows) * errors_needed(found.freedom, looks) if found.variance else 0.0
+
+    def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
+        """Late means of the metrics with this prefix and suffix, by the part of the name between them."""
+        pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}")
+        matches = (pattern.fullmatch(name) for name in self._logged)
+        return {match[1]: self.late(match[0]) for match in matches if match}
+
+    @cached_property
+    def _logged(self) -> Iterable[str]:
+        """The names of the metrics of the last steps: a run has a hundred, and many rules search them."""
+        return dict.fromkeys(chain.from_iterable(self.last))
+
+    @property
+    def reward_means(self) -> dict[str, float]:
+        """Late mean of each reward function."""
+        return {name: mean for name, mean in self.names("reward/", "/mean").items() if "/" not in name}
+
+    @property
+    def accuracy_gain(self) -> float:
+        """Gain of sampled accuracy: on held-out problems if they were measured twice, else in training."""
+        if len(self.evals) > 1:
+            return gains(self.evals[0], self.evals[-1])["sampled"].value
+        return self.rise("accuracy")
+
+    @property
+    def _verdicts(self) -> list[str]:
+        """The mean of the reward that says what is correct; of all rewards if that is not known."""
+        judge = self.evals[-1].verdict if self.evals else ""
+        own = list(self.reward_means)
+        return [f"reward/{name}/mean" for name in ([judge] if judge in own else own)]
+
+    @property
+    def grades(self) -> bool:
+        """Whether the verdict gives other values than 0 and 1."""
+        means = self._verdicts
+        return bool(means) and not any(self.same(mean, "accuracy") for mean in means)
+
+    @property
+    def lost(self) -> str:
+        """The metric that shows fewer correct answers than at first, beyond chance; empty if none does.
+
+        Accuracy, unless held-out problems contradict it; or the mean of a verdict that grades.
+        """
+        if self.fell("accuracy", 0.02) and not self.held_out_holds:
+            return "accuracy"
+        means = self._verdicts
+        graded = len(means) == 1 and self.grades and self.fell(means[0], 0.02)
+        return means[0] if graded else ""
+
+    @property
+    def graded_higher(self) -> bool:
+        """Whether the verdict grades, and the grades are clearly higher than at first.
+
+        Grades may rise without ever crossing .5, and so may other rewards: accuracy says nothing then.
+        """
+        means = self._verdicts
+        if not self.grades or (len(means) == 1 and self.fell(means[0], 0.0)):
+            return False
+        rises = self.rise("reward/mean") > 0.3 * self.early("reward/std")
+        if len(self.evals) < 2:
+            return rises
+        held_out = gains(self.evals[0], self.evals[-1])["reward"]
+        return held_out.low > 0 or (rises and held_out.value > 0)
+
+    @property
+    def bought(self) -> bool:
+        """Whether a reward other than the verdict is clearly higher than at first."""
+        means = [f"reward/{name}/mean" for name in self.reward_means]
+        return len(means) > 1 and any(self.rose(m, 0.1) for m in means if not self.same(m, "accuracy"))
+
+    @property
+    def paid_for_worse(self) -> bool:
+        """Whether held-out problems earn clearly more than at first, though fewer are solved."""
+        return self.got_worse and gains(self.evals[0], self.evals[-1])["reward"].low > 0
+
+    @property
+    def held_out_holds(self) -> bool:
+        """Whether held-out problems were measured twice, and no fewer of them are solved than at first."""
+        return len(self.evals) > 1 and gains(self.evals[0], self.evals[-1])["sampled"].value >= 0
+
+    @property
+    def got_worse(self) -> bool:
+        """Whether the last two evaluations (the last one if there are no more) solve fewer held-out problems
+        than the first, beyond chance in all evaluations so far.
+        """
+        looks = len(self.evals) - 1
+        judged = [
+            change(self.evals[0], later, errors_needed(math.inf, looks)) for later in self.evals[1:][-2:]
+        ]
+        return bool(judged) and all(word == "got worse" for word in judged)
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two metrics agree, at first and now, within what could not be scored."""
+        return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
+
+
+def mean_of(records: Records, name: str) -> float:
+    """The mean of a metric over the steps that have it; NaN if none has."""
+    values = known_values(records, name)
+    return sum(values) / len(values) if values else math.nan
+
+
+def percent(fraction: float) -> str:
+    """A fraction as people read it.
+
+    >>> percent(0.05)
+    '5 %'
+    """
+    return f"{100 * fraction:.0f} %"

@@ -1,0 +1,88 @@
+"""Findings of a run while it trains, each made once and written down; and those of a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covey.estimates import Evaluation
+from covey.insight.findings.finding import STREAM, Finding
+from covey.insight.findings.rule import find
+from covey.insight.findings.settings import SettingOf, settings_of, unknown
+from covey.insight.findings.table import RULES, explain
+from covey.insight.findings.view import WIDEST, RunView
+from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
+from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
+from covey.types import Group
+from covey_verify.errors import ConfigError
+
+
+@dataclass
+class Watch:
+    """The records of a run so far, read once and followed.
+
+    All of its memory is in the run's logs: a resume cuts those back, and what follows is the same.
+    """
+
+    folder: RunFolder
+    setting: SettingOf
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Of the first and the last steps: no rule looks at those between, and they would fill the memory."""
+    steps: int = 0
+    evals: list[Evaluation] = field(default_factory=list)
+    said: list[str] | None = None
+    """Ids of the findings; None before the first look."""
+    _bytes: int = -1
+
+    def after(
+        self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
+    ) -> list[Finding]:
+        """New findings, now that a step (its metrics are logged) or a last evaluation has ended."""
+        if self.said is None:
+            self.metrics = self.folder.read("metrics.jsonl")
+            self.steps = len(self.metrics)
+            self.said = [str(f.get("id")) for f in self.folder.read(STREAM)]
+        elif metrics is not None:
+            self.metrics.append({"step": step, **metrics})
+            self.steps += 1
+        del self.metrics[WIDEST : max(WIDEST, len(self.metrics) - WIDEST)]
+        self._read_evaluations()
+        view = RunView(self.metrics, self.evals, self.setting, steps=self.steps)
+        found = find(RULES, view, self.said, step, groups)
+        for finding in found:
+            self.folder.append(STREAM, finding.record())
+            self.said.append(finding.id)
+        return found
+
+    def _read_evaluations(self) -> None:
+        path = self.folder.path / "evals.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._bytes:
+            records = self.folder.read("evals.jsonl")
+            self._bytes, self.evals = size, [Evaluation.from_record(r) for r in records]
+
+
+def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
+    """The last stage of a run, its verdict (or why it ended early), and its findings.
+
+    If it wrote none, those that its records give. A file that cannot be read is a finding too.
+    """
+    stage = last_stage(folder)
+    said = read_verdict(stage) or read_ending(stage)
+    records, lost = readable_stream(stage, STREAM)
+    read = [Finding.from_record(r) for r in records]
+    found, damaged = [f for f in read if f], lost + read.count(None)
+    note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
+    notes = [Finding("unread_findings", 0, "note", note)] if damaged else []
+    if found:
+        return stage, said, found + notes
+    setting: SettingOf = unknown
+    try:
+        setting = settings_of(look_at(stage))
+    except ConfigError as error:
+        unread = f"the config cannot be read, so remedies may name what is set already: {error}"
+        notes.append(Finding("unread_config", 0, "note", unread))
+    metrics, evals = read_numbers(stage, "metrics.jsonl"), read_stream(stage, "evals.jsonl")
+    return stage, said, explain(metrics, evals, setting) + notes

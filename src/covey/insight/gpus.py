@@ -1,0 +1,159 @@
+"""The same run on one GPU that is not at hand: seconds and memory, computed from its data sheet.
+
+Nothing here was measured with covey. Compute is counted at the share of the peak that prime-rl reports for
+updates of 0.6B and 4B on an H100, and bandwidth at half of it. The seconds are those of a machine that does
+nothing else: published runs took up to eight times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from covey.config.contradictions import updates_of
+from covey.config.load import Loaded
+from covey.insight.forecast import Forecast, Workload, seconds_text
+from covey.insight.stages import in_columns
+from covey.learner.memory import Shape, asked_of, forecast, planned_tokens
+
+BANDWIDTH = 0.5
+"""Share of the peak that decoding reaches."""
+COMPUTE_SMALL, COMPUTE_LARGE = (0.6e9, 0.111), (4e9, 0.217)
+"""Parameters, and the share of the peak that an update reaches; between and beyond, a power of the size."""
+COMPUTE_MOST = 0.4
+LAUNCH = 3e-5
+"""Seconds for a layer of a decode step besides its work, with kernels captured in graphs."""
+BACKWARD = 3.0
+"""Products of an update, forward and backward, over those of a forward pass."""
+PROGRAM = 500_000_000
+"""Bytes of a GPU's context."""
+
+
+class Gpu(NamedTuple):
+    """The dense bfloat16 peak in TFLOP/s, the bandwidth in TB/s, the memory in GiB."""
+
+    name: str
+    teraflops: float
+    terabytes: float
+    gib: int
+
+
+GPUS = (
+    Gpu("H200", 989, 4.8, 141),
+    Gpu("H100", 989, 3.35, 80),
+    Gpu("A100", 312, 2.0, 80),
+    Gpu("L40S", 362, 0.86, 48),
+    Gpu("RTX 4090", 165, 1.0, 24),
+    Gpu("L4", 121, 0.3, 24),
+)
+
+
+class Subject(NamedTuple):
+    """The model, and the lengths of its prompts in tokens."""
+
+    shape: Shape
+    prompts: Sequence[int]
+
+    @property
+    def prompt(self) -> float:
+        """Mean tokens of a prompt."""
+        return sum(self.prompts) / len(self.prompts)
+
+
+class Row(NamedTuple):
+    """A run on a GPU."""
+
+    gpu: str
+    memory: int
+    there: int
+    """Bytes: at the peak of the run, and of the GPU."""
+    step: float
+    """Seconds."""
+    hours: float
+
+    def record(self) -> dict[str, object]:
+        """As JSON."""
+        return {**self._asdict(), "fits": self.memory <= self.there}
+
+
+def share_of_compute(parameters: float) -> float:
+    """The share of a GPU's peak that an update of a model reaches.
+
+    >>> [round(share_of_compute(p), 3) for p in (0.6e9, 4e9, 8e9, 70e9)]
+    [0.111, 0.217, 0.277, 0.4]
+    """
+    (small, low), (large, high) = COMPUTE_SMALL, COMPUTE_LARGE
+    exponent = math.log(high / low) / math.log(large / small)
+    return min(COMPUTE_MOST, low * (parameters / small) ** exponent)
+
+
+def forward_seconds(gpu: Gpu, shape: Shape, completions: float, length: float, prompts: float) -> float:
+    """Seconds of the products of completions of ``length`` tokens, and of ``prompts`` tokens of prompts."""
+    tokens = completions * length
+    attended = tokens * (prompts / max(completions, 1) + length / 2)
+    products = 2 * shape.parameters * (tokens + prompts)
+    products += 4 * shape.layers * shape.queries * shape.head * attended
+    return products / (1e12 * gpu.teraflops * share_of_compute(shape.parameters))
+
+
+def decode_seconds(
+    gpu: Gpu, shape: Shape, completions: float, length: float, prompt: float, running: int, longest: float
+) -> float:
+    """Seconds for reading weights, keys and values in every decode step.
+
+    ``running`` completions are decoded at once; the ``longest`` is alone at the end.
+    """
+    tokens = completions * length
+    steps = tokens / max(min(completions, running), 1) + max(0.0, longest - length)
+    cached = 2 * shape.layers * shape.keys * shape.head * tokens * (prompt + length / 2)
+    read = shape.number * (steps * shape.parameters + cached)
+    return read / (1e12 * gpu.terabytes * BANDWIDTH) + LAUNCH * steps * shape.layers
+
+
+def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> float:
+    """Seconds of a training step."""
+    rollout, train, shape = stage.config.rollout, stage.config.train, subject.shape
+    sampling = decode_seconds(
+        gpu, shape, work.completions, work.length, subject.prompt, rollout.max_running, rollout.max_tokens
+    )
+    prompts = work.completions / rollout.group_size * subject.prompt
+    sampling += forward_seconds(gpu, shape, work.completions, work.length, prompts)
+    # Once more without a gradient: under a reference, or by the policy before its updates.
+    again = stage.algorithm.needs_reference + (updates_of(stage.config) > 1) + train.recompute_layers
+    prompts = work.trained / rollout.group_size * subject.prompt
+    update = (BACKWARD + again) * forward_seconds(gpu, shape, work.trained, work.length, prompts)
+    return sampling * work.tokens / (work.completions * work.length) + update
+
+
+def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
+    """Bytes at the peak of the run, with the largest micro-batch that fits."""
+    config, shape = stage.config, subject.shape
+    asked = asked_of(config, subject.prompts, (), stage.algorithm.whole_groups)
+    kept = stage.algorithm.needs_reference and config.lora is None
+    roles = forecast(shape, config, asked, config.train.tokens_per_micro_batch, kept, PROGRAM)
+    tokens = planned_tokens(roles, shape, config, asked, gpu.gib << 30)
+    return sum(forecast(shape, config, asked, tokens, kept, PROGRAM).values())
+
+
+def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:
+    """The run on one GPU of each kind; evaluations take the same part of it as ``here``."""
+    number = 4 if stage.config.dtype == "float32" else 2
+    subject = subject._replace(shape=subject.shape._replace(number=number, exact=False))
+    rows = []
+    for gpu in GPUS:
+        step = step_seconds(gpu, subject, stage, work)
+        hours = here.hours * step / here.step
+        rows.append(Row(gpu.name, memory_bytes(gpu, subject, stage), gpu.gib << 30, step, hours))
+    return rows
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """For people."""
+    yield "on one GPU, computed from its data sheet: at least so long, and without the rewards"
+    table = [["GPU", "memory, GB", "a step", "the run"]]
+    for row in rows:
+        fits = "" if row.memory <= row.there else ": does not fit"
+        memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
+        table.append([row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)])
+    yield from in_columns(table)

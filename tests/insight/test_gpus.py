@@ -1,0 +1,76 @@
+"""The table of GPUs in a preview: held to published figures, and to what a run keeps in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from covey.cli import main
+from covey.config.load import load_config
+from covey.insight.forecast import Forecast, Workload
+from covey.insight.gpus import BACKWARD, GPUS, Subject, decode_seconds, forward_seconds, lines, on_gpus
+from covey.learner.memory import Shape
+
+H100 = next(gpu for gpu in GPUS if gpu.name == "H100")
+QWEN3_06B = Shape(596e6, 596e6, 151_936, 28, 1024, 16, 8, 128, 3072, number=2, exact=False)
+QWEN3_4B = Shape(4.02e9, 4.02e9, 151_936, 36, 2560, 32, 8, 128, 9728, number=2, exact=False)
+
+
+@pytest.mark.parametrize(("shape", "published"), [(QWEN3_06B, 16_384 / 11_900), (QWEN3_4B, 16_384 / 6_200)])
+def test_an_update_takes_what_prime_rl_reports(shape: Shape, published: float) -> None:
+    """Sequences of 16K on one H100 (its BENCHMARKS.md, 2026-02), which gave the share of compute."""
+    found = BACKWARD * forward_seconds(H100, shape, completions=1, length=16_384, prompts=0)
+    assert found == pytest.approx(published, rel=0.4)
+
+
+def test_sampling_takes_what_vllm_reports() -> None:
+    """1,000 requests of 512 tokens and 128 out at 94.9 a second, which gave nothing."""
+    found = decode_seconds(H100, QWEN3_06B, 1000, 128, 512, running=256, longest=128)
+    found += forward_seconds(H100, QWEN3_06B, 1000, 128, prompts=512_000)
+    assert found == pytest.approx(1000 / 94.9, rel=0.4)
+
+
+def rows(**values: object) -> dict[str, dict[str, object]]:
+    stage = load_config(values={"data": {"task": "sums"}, **values})
+    work = Workload.of(stage.config, stage.algorithm, dead=0.25, length=100.0)
+    here = Forecast(5.0, 5.0, 0.0, 10, 0, 1e6, 0.0, {}, 0)
+    return {row.gpu: row.record() for row in on_gpus(Subject(QWEN3_4B, [100]), stage, work, here)}
+
+
+def test_what_does_not_fit_is_said_and_a_run_is_as_long_as_its_steps() -> None:
+    found = rows()
+    assert found["H200"]["fits"] and not found["L4"]["fits"]
+    assert found["H100"]["hours"] == pytest.approx(10 * found["H100"]["step"] / 3600)
+    assert found["L4"]["step"] > found["H100"]["step"] > found["H200"]["step"]
+
+
+def test_a_reference_and_more_completions_take_more() -> None:
+    plain, pulled = rows(algorithm="dr_grpo"), rows(algorithm={"name": "dr_grpo", "kl": 0.1})
+    assert pulled["A100"]["memory"] - plain["A100"]["memory"] == 2 * int(QWEN3_4B.parameters)
+    assert pulled["A100"]["step"] > plain["A100"]["step"]
+    assert rows(rollout={"group_size": 32})["A100"]["step"] > plain["A100"]["step"]
+
+
+def test_a_preview_shows_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    varied = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
+    (tmp_path / "rewards.py").write_text(varied)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {task: last_digit, train_size: 16, test_size: 8}\nrewards: [rewards.py:varied]\nthreads: 1\n"
+        "rollout: {group_size: 4, prompts_per_step: 2, max_tokens: 8}\ntrain: {steps: 4}\n"
+    )
+    assert main(["preview", str(path), "--groups", "2", "--samples", "4", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["gpus"]
+    assert [row["gpu"] for row in shown] == [gpu.name for gpu in GPUS]
+    assert all(row["fits"] for row in shown)
+
+
+def test_lines_are_a_table() -> None:
+    stage = load_config(values={"data": {"task": "sums"}})
+    work = Workload.of(stage.config, stage.algorithm, dead=0.0, length=100.0)
+    here = Forecast(5.0, 5.0, 0.0, 10, 0, 1e6, 0.0, {}, 0)
+    text = list(lines(on_gpus(Subject(QWEN3_4B, [100]), stage, work, here)))
+    assert text[1].split() == ["GPU", "memory,", "GB", "a", "step", "the", "run"]
+    assert "does not fit" in text[-1]
