@@ -15,6 +15,7 @@ from covey.prompts import Prompted
 from covey.rewards import contract
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
+from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
@@ -23,6 +24,7 @@ from covey.rollouts.segments import Cut, with_segments
 from covey.sampling.base import SamplingParams
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem
+from covey_verify.contract import reward as declared
 from covey_verify.errors import CoveyError, DataError, RewardError
 from tests.fakes import ScriptedSampler, completion, prompted
 
@@ -213,8 +215,8 @@ def test_the_frontier_does_not_draw_what_is_retired() -> None:
 
 def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None:
     """One step's refusal may be the row's fault, so they are counted from step to step, through a resume."""
-    refuses = contract.reward(example=lambda row: row["answer"])(lambda completion, answer: 0.5)
-    rewards = Rewards([contract.Reward("refuses", refuses)])
+    refuses = declared(example=lambda row: row["answer"])(lambda completion, answer: 0.5)
+    rewards = Rewards([Reward("refuses", refuses)])
     config = Rollout(group_size=4, prompts_per_step=3, max_tokens=8)
     source = Rollouts(
         prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0

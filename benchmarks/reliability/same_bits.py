@@ -26,7 +26,7 @@ sys.exit(main(["train", *sys.argv[2:], "--json"]))
 """
 SLOW = """
 import random, time
-from covey.rewards.contract import reward
+from covey import reward
 
 @reward(concurrent=True)
 def varied(completion):
@@ -35,7 +35,7 @@ def varied(completion):
 """
 
 WITH_CANARIES = """
-from covey.rewards.contract import reward
+from covey import reward
 
 @reward(example=lambda row: "mmmmmmm", counterexample=lambda row: "", format_only=False, verdict=False)
 def varied(completion):

@@ -29,7 +29,7 @@ from harness import fingerprint, report, write_config
 SETTINGS = {"algorithm": "grpo", "scoring": {"timeout": 1.0}, "guards": {"stall_minutes": 0.1}}
 SLOW = """
 import time
-from covey.rewards.contract import reward
+from covey import reward
 {options}
 def varied(completion):
     for _ in range(20):

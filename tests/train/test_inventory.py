@@ -108,8 +108,17 @@ def train(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_every_file_that_a_run_opens_is_in_its_inventory(project: Path) -> None:
     assert train(project).returncode in (0, 1)
     known = {(project / n).resolve() for n in files(project)}
-    own = Path(__file__).parents[2] / "src"
-    ours = (own, project / "run", Path("/proc"), Path("/sys"), Path("/dev"), Path("/etc"), Path("/usr"))
+    root = Path(__file__).parents[2]
+    ours = (
+        root / "src",
+        root / "packages/verify/src",
+        project / "run",
+        Path("/proc"),
+        Path("/sys"),
+        Path("/dev"),
+        Path("/etc"),
+        Path("/usr"),
+    )
     settings = {project / n for n in ("run.yaml", "traced.py", "opened.json")}  # compared one by one
     unknown = []
     for name in json.loads((project / "opened.json").read_text()):

@@ -38,7 +38,7 @@ class Row(NamedTuple):
         """The words or bounds that it allows.
 
         >>> from typing import Annotated, Literal
-        >>> from covey.types import Share
+        >>> from covey_verify.types import Share
         >>> [Row("", "", 0, kind).values for kind in (Share | None, Literal["a", "b"], str)]
         ['>= 0 <= 1', 'one of a, b', '']
         """
