@@ -12,7 +12,6 @@ import pytest
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
 from covey.prompts import Prompted
-from covey.rewards import contract
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
