@@ -110,6 +110,7 @@ NEAR = (
         [f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left", STAGES],
     ),
     ("prompts", ["tests/train/test_supervised.py", "tests/calling/test_forms.py"]),
+    ("training/rl", [*PROOF, "tests/train/test_critic.py"]),
     ("training", PROOF),
 )
 """(beginning of a file's path, tests that should notice a mistake in it)."""

@@ -56,9 +56,11 @@ def test_stopping_and_going_on_gives_the_same_bits(tmp_path: Path, trunk: str) -
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("trunk", ["own", "policy"])
-def test_the_critic_learns_alone_at_first_and_the_log_has_its_values(tmp_path: Path, trunk: str) -> None:
-    settings = {**ppo(trunk, warmup=2), "train": {"steps": 4, "save_every": 1, "keep": 9}}
+@pytest.mark.parametrize("critic", [{"trunk": "own"}, {"trunk": "policy"}, {"trunk": "policy", "pull": 0.5}])
+def test_the_critic_learns_alone_at_first_and_the_log_has_its_values(
+    tmp_path: Path, critic: dict[str, Any]
+) -> None:
+    settings = {**ppo(**critic, warmup=2), "train": {"steps": 4, "save_every": 1, "keep": 9}}
     settings["algorithm"]["kl"] = None
     start(tmp_path / "run", **settings)
     folders = [tmp_path / "run" / "checkpoints" / f"step_{s:06d}" for s in (1, 2, 3)]
