@@ -336,7 +336,7 @@ def run(tmp_path: Path, name: str, method: str, **settings: Any) -> Path:
 def test_a_loss_without_a_gradient_is_named_not_the_groups_that_there_are_none_of(tmp_path: Path) -> None:
     data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None, "held_out": 0}
     loss = {"desirable_weight": 0, "undesirable_weight": 0}
-    with pytest.raises(GuardStop, match="changed a weight: every gradient was 0; look at the settings of `l"):
+    with pytest.raises(GuardStop, match="a single weight. Every gradient was 0; check the settings of `l"):
         start(tmp_path / "run", method="kto", loss=loss, data=data, train={"steps": 1}, rewards=())
 
 
@@ -422,7 +422,7 @@ def test_what_the_reference_said_is_computed_anew_from_the_first_model(tmp_path:
     folder.close()
     (tmp_path / "run" / REFERENCE).unlink()
     with pytest.raises(
-        CheckpointError, match=r"computed anew: model/model.safetensors changed since the run b"
+        CheckpointError, match=r"cannot be recomputed: model/model.safetensors changed since the run b"
     ):
         start(tmp_path / "run", **values)
 
