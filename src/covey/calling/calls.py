@@ -46,7 +46,7 @@ def as_message(call: ToolCall) -> dict[str, object]:
 NO_JSON = 'this is no JSON object with "name" and "arguments"'
 NOT_FINITE = "the arguments hold a number that is too large, or none"
 ReadAt = Callable[[str, int], tuple[list[ToolCall], int]]
-"""(text, place behind the mark that opens a call) -> the calls there, and the place where they end."""
+"""(text, place after the mark that opens a call) -> the calls there, and the place where they end."""
 
 
 def call_of(found: object) -> ToolCall:
@@ -82,7 +82,7 @@ def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:
         found, end = strict_json_at(text, place)
     except ValueError as error:
         return [no_json(error)], place
-    # Behind the JSON only the closing mark may follow, the next call's mark, or the end of the text.
+    # After the JSON only the closing mark may follow, the next call's mark, or the end of the text.
     closed = after_blanks(text, end)
     if closed < len(text) and not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
         return [ToolCall("", {}, NO_JSON)], end

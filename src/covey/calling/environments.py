@@ -52,7 +52,7 @@ class Ending(NamedTuple):
     """The final state of a completion's environment."""
 
     state: dict[str, object] | None
-    """Its public attributes; None if it hung, died or has a fault."""
+    """The public attributes; None if it hung, died or has a fault."""
     fault: str = ""
     """The exception of `get_reward`, in words; empty: none."""
 
@@ -111,7 +111,7 @@ class Episode:
         self.stack = contextlib.ExitStack()
         self.child: ChildProcess | None = None
         self.over: Outcome | None = None
-        """How its process ended; None while it may be used."""
+        """The end of its process; None while it may be used."""
         self.called = False
         """Whether the model has called a method."""
         self.lock = threading.RLock()
@@ -119,7 +119,7 @@ class Episode:
         self.last: Future[object] | None = None
 
     def submit(self, function: Callable[[], T]) -> Call[T]:
-        """Queue a function behind all that this completion has queued before."""
+        """Queue a function after all that this completion has queued before."""
         # A chain of futures: each run waits for the one before, which was submitted, and so starts, earlier.
         before = self.last
 

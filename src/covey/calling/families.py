@@ -54,7 +54,7 @@ def _gemma_json(written: str) -> str:
 
 
 def python_calls(turn: str) -> list[ToolCall]:
-    """Return LFM2's calls: a list of calls in Python, with text behind it. Nothing of it is evaluated."""
+    """Return LFM2's calls: a list of calls in Python, with text after it. Nothing of it is evaluated."""
     found: list[ToolCall] = []
     for block in LFM2.findall(turn[-LONGEST:]):
         try:

@@ -58,9 +58,9 @@ class ValueMarks(NamedTuple):
     opens: re.Pattern[str]
     """The mark before a value, with the argument's name."""
     opening: str
-    """The same mark as text, to be formatted with an argument's name."""
+    """The opening mark as text, to be formatted with an argument's name."""
     closes: re.Pattern[str]
-    """The mark behind a value; it counts only before another argument or the call's end."""
+    """The mark after a value; it counts only before another argument or the call's end."""
     ends: re.Pattern[str]
     """The call's end."""
     value: Callable[[str], str]
@@ -181,7 +181,7 @@ def _marked(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[lis
     call, end = _values(types, marks, text, place)
     # Up to the next call, or the end of the text.
     behind = text[end : _next(text, OPEN_CALL, end)]
-    if not call.wrong and CLOSE_CALL in behind:  # which of the two it ends at, nobody can tell
+    if not call.wrong and CLOSE_CALL in behind:  # it could end at either of the two
         call = ToolCall("", {}, f"{CLOSE_CALL} stands twice behind a call: its values cannot be told apart")
     return [call], end
 
@@ -240,7 +240,7 @@ def _bare(turn: str, _: Types) -> list[ToolCall]:
 
 
 def _after_mark(turn: str, _: Types) -> list[ToolCall]:
-    """Read a list of calls, or a name and its arguments, behind each of Mistral's marks."""
+    """Read a list of calls, or a name and its arguments, after each of Mistral's marks."""
     found: list[ToolCall] = []
     mark = MISTRAL_MARKS.search(turn)
     while mark is not None:

@@ -51,7 +51,7 @@ def answer_tokens(
             "so that what it read would not be what is trained on. Use a template that only appends, or "
             "prompts in plain text"
         )
-    # The turn's own end is the model's; what the template writes behind it, a line break say, is not.
+    # The turn's own end is the model's; what the template writes after it, a line break say, is not.
     return after[ends[-1] + closed if ends else len(before) :]
 
 

@@ -221,7 +221,7 @@ def _as_they_ended(
     for one in finished:
         episode = episodes[one.request, one.sample]
         ending.append((one, episode.submit(partial(episode.end, waiting))))
-        # In the order in which completions ended; one whose state is late holds up those behind it.
+        # In the order in which completions ended; one whose state is late holds up those after it.
         while ending and ending[0][1].future.done():
             yield _ended(*ending.popleft())
     for sampled, call in ending:

@@ -242,7 +242,7 @@ class _TorchCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         lengths = self.lengths[sources]
-        # Only the positions in use are copied; what is behind them is masked.
+        # Only the positions in use are copied; those after them are masked.
         longest = int(lengths.max())
         for store in (self.keys, self.values):
             store[:, targets, :longest] = store[:, sources, :longest]
@@ -272,7 +272,7 @@ class _CompiledCache:
         p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
-        # there before stays until it is written over: keys behind the last token are read, but weigh nothing.
+        # there before stays until it is written over: keys after the last token are read, but weigh nothing.
         self.prompt_keys = torch.empty(layers, pages, k, p // NEIGHBOURS, e, NEIGHBOURS)
         self.prompt_values = torch.empty(layers, pages, k, p, e)
         self.completion_keys = torch.empty(layers, slots, k, s // NEIGHBOURS, e, NEIGHBOURS)

@@ -9,7 +9,7 @@ SlotRow = TypeVar("SlotRow")
 
 
 class Compaction(NamedTuple):
-    """How slots are renumbered so that the running ones stay contiguous."""
+    """A plan of how slots are renumbered so that the running ones stay contiguous."""
 
     sources: list[int]
     targets: list[int]
@@ -24,7 +24,7 @@ class Compaction(NamedTuple):
         Compaction(sources=[4], targets=[1], running=3)
         """
         remaining = running - len(evicted)
-        # As many survivors lie behind the new end as evicted slots lie before it, so the two lists pair up.
+        # As many survivors lie beyond the new end as evicted slots lie before it, so the two lists pair up.
         sources = [slot for slot in range(remaining, running) if slot not in evicted]
         return cls(sources, [slot for slot in evicted if slot < remaining], remaining)
 

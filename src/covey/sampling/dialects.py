@@ -189,7 +189,7 @@ SGLANG_NEUTRAL: Body = {
     "spaces_between_special_tokens": False,
     "no_stop_trim": True,
 }
-"""The same for SGLang; null here replaces a value from --preferred-sampling-params."""
+"""Such fields of SGLang; null here replaces a value from --preferred-sampling-params."""
 
 
 def _seed(request: Request) -> int:

@@ -86,7 +86,7 @@ class LocalSampler:
     @contextmanager
     def _still(self) -> Iterator[None]:
         """Keep the weights from changing inside the block."""
-        with self._door:  # whoever waits for the weights keeps it shut, and comes before the next token
+        with self._door:  # held by a thread that waits for the weights, which comes before the next token
             pass
         with self._weights:
             yield
@@ -148,7 +148,7 @@ class LocalSampler:
     ) -> Iterator[Sampled]:
         """Complete what is left. New weights end the pass early, with what was under way in ``begun``."""
         prompts = [r.prompt for r in requests]
-        # An interrupted completion becomes a prompt of its own, behind those of the requests: its prompt and
+        # An interrupted completion becomes a prompt of its own, after those of the requests: its prompt and
         # tokens are prefilled under the new weights. ``place`` is where the engine finds it.
         place = {owner: len(prompts) + i for i, owner in enumerate(begun)}
         prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in begun.items()]
@@ -167,7 +167,7 @@ class LocalSampler:
                     begun |= running.drawn()
                     return
                 # One step: running ones decode a token, new ones bring the first logits of their prompts.
-                # New slots are behind the running ones, so concatenating keeps slot b in row b.
+                # New slots come after the running ones, so concatenating keeps slot b in row b.
                 logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]
@@ -217,7 +217,7 @@ class _Running:
         self.latest = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
         self.kept: list[list[np.ndarray]] = []
-        """For each slot and token the ids that could be drawn; empty lists where all could."""
+        """The ids that could be drawn, for each slot and token; empty lists where all could."""
         self.kept_now: Tensor | None = None
         """(B, V) bool: the same for the latest token, not yet copied to the host."""
 

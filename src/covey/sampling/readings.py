@@ -10,7 +10,7 @@ from covey.models.policy import Policy
 from covey.sampling.dialects import Answer, Misbehaved
 
 BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
-"""How a part of a character is decoded, and the most bytes, and so tokens, of a character."""
+"""The decoded form of a part of a character; most bytes, and so tokens, of a character."""
 
 
 def check_stop(policy: Policy, one: Answer, stop: Sequence[str]) -> None:

@@ -233,7 +233,7 @@ class RemoteSampler:
                 found = self._ask_piece(server, work, piece)
             except FAILURES as error:
                 failure = error
-            except Exception as error:  # in a thread nobody would see it, and its group never come
+            except Exception as error:  # unseen in a thread, and its group would never come
                 work.results.put(error)
                 return
             with self._counting:
@@ -359,7 +359,7 @@ class RemoteSampler:
         ]
         for server in due:
             with self._moving:
-                with self._counting:  # from here on nobody asks it for completions
+                with self._counting:  # from here on it is not asked for completions
                     if not server.lost and (server.busy or server.version == self.version):
                         continue
                     server.version = None

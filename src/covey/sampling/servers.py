@@ -18,7 +18,7 @@ from covey.types import Completion
 TRY_AGAIN = 5.0
 """Seconds after which an excluded server is tried again."""
 Asking = Callable[[str, object, str, float, int], object]
-"""How a server is reached: ``covey_verify.web.ask``, or another way with its signature."""
+"""A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
 
@@ -29,7 +29,7 @@ class RemoteServer:
 
     url: str
     dialect: Dialect | None = None
-    """Its kind; None: it has never answered."""
+    """The kind of the server; None: it has never answered."""
     model: str = ""
     version: int | None = None
     """Version of the weights that it has proven to have."""
