@@ -159,6 +159,7 @@ def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages
         for place, message in enumerate(messages):
             for name in [key for key in message if key not in checked]:
                 checked.add(name)
+                # As with roles: rendered with and without the key.
                 bare = {key: value for key, value in message.items() if key != name}
                 other = [*messages[:place], bare, *messages[place + 1 :]]
                 if leaves_out(policy.tokenizer, messages, problem.template, other):
@@ -192,6 +193,7 @@ def told_of(problem: Problem, read: Callable[[], Read]) -> Read:
 
 def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
     """Encode prompts. Those that leave no room for max_tokens are an error or left out."""
+    # The longest prompt after which a completion of max_tokens still fits.
     room = policy.context - config.rollout.max_tokens
     encoded = _encoded(policy, problems)
     if empty := [p for p in encoded if not len(p.tokens)]:
@@ -325,6 +327,7 @@ def _words(policy: Policy, problem: Problem, answer: str) -> str:
     """Return an answer without an end token, which is added later. Raises DataError for one in its middle."""
     added = policy.tokenizer.added_tokens_decoder
     ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
+    # White space may follow the end token in data that a template has rendered.
     bare = answer.rstrip()
     answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
     if inside := [end for end in ends if end in answer]:

@@ -117,6 +117,7 @@ def _object(value: Mapping[str, object], schema: Mapping[str, object], where: st
             raise Misfit(f"{where} lacks {name!r}")
     if others is False and (unknown := [name for name in value if name not in known]):
         raise Misfit(f"{where} has no {unknown[0][:40]!r}")
+    # A key that no property names is checked by additionalProperties, by default true.
     return {name: fitting(own, known.get(name, others), f"{where}.{name}") for name, own in value.items()}
 
 

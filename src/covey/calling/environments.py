@@ -166,6 +166,7 @@ class Episode:
         words = f"{self._name}: get_reward raised {outcome.text[:300]} on problem {self.problem.id}"
         if not self.called:
             raise RewardError(words)
+        # The model's calls may have caused it: no reward for this completion, and the run continues.
         self.among.warn(words)
         return Ending(None, words)
 
@@ -191,6 +192,7 @@ class Episode:
         self.child = self.stack.enter_context(server.child("serve", self.among.limits))
         place, name = environment.home
         columns = environment.columns(self.problem.columns)
+        # Two seeds: siblings begin alike until ``reset`` returns, then each has its completion's stream.
         setup: EnvironmentSetup = {
             "function": f"{CHILD}:serve_environment",
             "place": place,
@@ -233,7 +235,7 @@ class Episode:
             return Outcome("ok", reply["value"])
         if isinstance(reply, dict):
             return Outcome("error", text=f"{reply['error']}: {reply['text']}")
-        # No answer: the fork server kills the child at its deadline and reports how it ended.
+        # No answer: ``ended`` closes the channel and waits for the report of the end, for GRACE at most.
         self.child.deadline = time.monotonic() + GRACE
         ended = self.over or self.child.ended()
         self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended

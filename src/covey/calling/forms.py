@@ -288,6 +288,7 @@ def _types(schemas: Sequence[object]) -> Types:
     """Return the types in schemas, which may be a row's own and so of any structure."""
     found = {}
     for schema in schemas:
+        # Both OpenAI's form, {"type": "function", "function": {...}}, and the inner object alone.
         function = schema.get("function", schema) if isinstance(schema, Mapping) else None
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         known = parameters.get("properties") if isinstance(parameters, Mapping) else None

@@ -37,8 +37,8 @@ def answer_tokens(
         text = "".join(IN_TEXT.format(result) for result in results)
         return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
     asked: list[Mapping[str, object]] = [{"role": "user", "content": "?"}]
-    # Three renderings: the question alone, with a made-up turn of calls, and with their results. Each has to
-    # begin with the one before; the difference of the last two is what is inserted.
+    # Three renderings: a question alone, with a made-up turn of calls, and with the results too. Inserted is
+    # the rest of the third after the end of that turn.
     opening = chat_tokens(policy.tokenizer, asked, problem.template, begin=False)
     before, after = _around(policy, problem, asked, calls, results)
     # End tokens within the turn with calls: most templates have one, some (GLM's) none.

@@ -114,6 +114,7 @@ def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
 
     Raises ConfigError.
     """
+    # Schemas are made at once: their errors are the user's, and cost no loading of a model.
     environment = load_environment(tools.environment, folder)
     every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
     found: dict[str, Tool] = {}

@@ -45,6 +45,7 @@ class Toolbox:
         self.most = LONGEST_TOKEN * tools.result_tokens + 1
         """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
         self.output = Limits.output + ESCAPED * self.most
+        # A sandbox is looked for only if a program can be called: on some systems none holds.
         programs = any(tool.function is python for tool in self.functions.values())
         self.chosen = choose(**sandbox.model_dump()) if programs else None
         """The sandbox of the model's programs, if it may write any."""
@@ -82,6 +83,7 @@ class Toolbox:
 
     def openings(self, problems: Sequence[Problem], say: Callable[[str], object]) -> list[str]:
         """Return the texts that prompts have to end with; none at all if the first `reset` returns None."""
+        # The first is asked alone: if it returns None, no other process has to be started.
         asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
         if not asked or (first := asked[0].opening()) is None:
             return [""] * len(problems)

@@ -84,6 +84,7 @@ class TurnSampler:
             if self.toolbox.environment is None:
                 yield from finished
             else:
+                # No process runs yet: it starts with the first call, or at the end for the final state.
                 begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
                 yield from _as_they_ended(finished, begun, waiting)
         finally:

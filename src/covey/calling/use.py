@@ -34,6 +34,7 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
     toolbox = Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
     task = config.data.task or ""
     open_to_programs = toolbox.chosen is not None and not toolbox.chosen.sealed
+    # The puzzles' solvers are importable where reasoning-gym is.
     if task.startswith(PREFIX) and (open_to_programs or "reasoning_gym" in config.sandbox.packages):
         raise ConfigError(
             f"rollout.tools: with the tool python a program could compute the answers of data.task: {task}, "

@@ -90,6 +90,7 @@ def launch_files(config: Config, path: Path, settings: Sequence[str], nodes: int
     """Return name -> text. ``path`` is the YAML file, ``settings`` the command line's additions to it."""
     launch = config.launch
     placed = {"ray": "auto", "processes": nodes * launch.processes, "samplers": launch.samplers}
+    # Texts are quoted for the shell, since folders and settings may have any characters.
     known = {
         "folder": shell_word(str(Path.cwd())),
         "output": shell_word(str(config.output)),

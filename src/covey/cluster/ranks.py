@@ -98,6 +98,7 @@ class PlacedRank:
                 self.code, out, err = ray.get(self.actor.look.remote(), timeout=NODE_ANSWERS)
             except (RayActorError, TimeoutError) as error:
                 self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
+            # Printed here, since the user reads this process's terminal.
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
                     stream.write(text.decode(errors="replace"))

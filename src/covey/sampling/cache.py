@@ -204,6 +204,7 @@ class _TorchCache:
         for slot, request in enumerate(requests, start=first):
             layers = self.prompts[request]
             length = len(layers[0][0])
+            # (P, K, E) of each layer into positions 0 to P of the slot.
             for i, (k, v) in enumerate(layers):
                 self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
             self.lengths[slot] = length

@@ -355,6 +355,7 @@ def answers(
     try:
         found = dialect.read(reply)
     except ValidationError as error:
+        # The first difference is enough for a message; a reply of another kind of server has hundreds.
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise Misbehaved(f"its reply does not fit: {place}: {first['msg']}") from None

@@ -144,8 +144,7 @@ class RemoteSampler:
         pieces = alone if self.lags else list(enumerate(samples))
         work = WorkList(requests, params, deque(Piece(r, own) for r, own in pieces))
         self._join(work)
-        # Completions still to come, and when one last came or a server was last present.
-        left, since = len(alone), time.monotonic()
+        left, since = len(alone), time.monotonic()  # completions to come; time of the last sign of life
         drawn = list[np.ndarray]()
         try:
             while left:
@@ -169,8 +168,7 @@ class RemoteSampler:
                 elif time.monotonic() - since > self._patience:
                     raise self._nobody()
         finally:
-            # Also when the consumer stops early: threads that wait for a piece have to end.
-            with work.changed:
+            with work.changed:  # also if the consumer stops early: threads wait for pieces
                 work.over = True
                 work.changed.notify_all()
         self._tell_unread(drawn)
@@ -226,7 +224,7 @@ class RemoteSampler:
                 threading.Thread(target=self._lane, args=given, daemon=True).start()
 
     def _lane(self, server: RemoteServer, work: WorkList, version: int) -> None:
-        # Runs in each thread until the work is over, or the thread's server fails or has weights to take.
+        # A thread: it ends when the work is over, or when its server fails or has weights to take.
         while (piece := self._next(server, work, version)) is not None:
             failure = None
             try:
@@ -237,8 +235,7 @@ class RemoteSampler:
                 work.results.put(error)
                 return
             with self._counting:
-                # Before anything else: ``_return`` gives a server weights only when it works on nothing.
-                server.busy -= 1
+                server.busy -= 1  # first: ``_return`` gives weights only to an idle server
             if failure is not None:
                 self._leave_out(server, failure)
             # Excluded or given other weights meanwhile: its segment is discarded and asked for again.
@@ -247,14 +244,12 @@ class RemoteSampler:
                 break
             done = [self._completion(piece.begun, one, version, server.url) for one in found]
             most = work.requests[piece.request].most(work.params)
-            # Only a segment's end; the completion goes to the front of the queue, for any server.
-            if done[0].finish == "length" and done[0].length < most:
+            if done[0].finish == "length" and done[0].length < most:  # a segment's end
                 work.again(replace(piece, begun=done[0]))
                 continue
             pairs = zip(piece.samples, done, strict=True)
             work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
-        # Wakes ``sample``, which gives the server its weights or looks for it again.
-        work.results.put(None)
+        work.results.put(None)  # wakes ``sample``, which looks after the servers
 
     def _next(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
         """Return the next piece; wait for one that comes back while others are still under way.
@@ -367,7 +362,6 @@ class RemoteSampler:
                 try:
                     self._bring(server)
                 except FAILURES as error:
-                    # The same complaint at every try would fill the console.
                     server.lost, server.version = reason_of(error), None
                     server.hangs = server.arrivals > 0 and timed_out(error)
                     if not same_complaint(server.lost, was):
@@ -382,8 +376,7 @@ class RemoteSampler:
         new = server.dialect is None or bool(server.lost)
         if new:
             self._recognize(server)
-            # A server that comes back may have the weights already; then loading them is saved.
-            if not self._wrong(server):
+            if not self._wrong(server):  # it may have the weights already
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
@@ -394,8 +387,7 @@ class RemoteSampler:
             wrong = self._wrong(server)
         except FAILURES as error:
             wrong, cause = reason_of(error), error
-        # The user's command is the last resort: for servers that cannot load, or still differ after it.
-        if wrong and self.settings.restart:
+        if wrong and self.settings.restart:  # the last resort
             self.say(f"{server.url}: {wrong}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
@@ -416,7 +408,6 @@ class RemoteSampler:
         bound = BFLOAT16 if self.policy.rounded else FLOAT32
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        # Once its rounding is known the bound is tighter, so that smaller changes of weights show.
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
@@ -444,14 +435,10 @@ class RemoteSampler:
         )
 
     def _saved(self) -> Path:
-        """Write the current weights once and return their folder; all other versions are deleted.
-
-        A folder of the same version by an earlier process is deleted too.
-        """
+        """Write the current weights once and return their folder; all others there are deleted."""
         target = self.folder / f"version_{self.version:06d}"
         if self._written != self.version or not target.is_dir():
-            # Written aside and renamed, so that no server ever reads half of a folder.
-            part = self.folder / f".{target.name}.part"
+            part = self.folder / f".{target.name}.part"  # renamed once whole, for servers to read
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(self.policy, part)

@@ -79,6 +79,7 @@ def _listener(host: str, port: int) -> socket.socket:
     """Listen before the model is loaded, so that an address that is taken is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    # A server that has just ended leaves the port in TIME_WAIT; it may be taken again at once.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -102,6 +102,7 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # The rank is known from torchrun's environment before the processes meet.
     ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
     wait = timedelta(minutes=minutes or ALL_WEEK)
     # Tensors on the CPU travel over gloo, those on GPUs over NCCL.
