@@ -98,7 +98,7 @@ class PlacedSamplers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Their addresses."""
+        """Addresses of the samplers, as ``ask`` takes them."""
         return tuple(self.actors)
 
     @staticmethod

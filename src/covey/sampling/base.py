@@ -18,7 +18,7 @@ class SamplingParams:
 
     max_tokens: int = 512
     temperature: float = 1.0
-    """0 is greedy."""
+    """Softmax temperature; 0 is greedy."""
     top_p: float = 1.0
     """Keep the smallest set of tokens that holds this probability."""
     top_k: int = 0
