@@ -1,4 +1,4 @@
-"""Problems as the model reads them: prompts to tokens, and what the model is never told."""
+"""Problems as the model reads them: prompts and given answers to tokens, notes on what templates omit."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from covey_verify.types import Messages
 
 Read = TypeVar("Read")
 THOUGHTS = ("reasoning_content", "thinking")
-"""Where a message may have them, apart from its content."""
+"""Keys of a message that may hold its thoughts, apart from its content."""
 
 
 class GivenAnswer(NamedTuple):
-    """A given answer."""
+    """An answer from the data, as tokens."""
 
     tokens: np.ndarray
     """(L,) int64, end of sequence included."""
     trained: np.ndarray
-    """(L,) bool: what the model itself has to write. False for what a tool or a user says in it."""
+    """(L,) bool: the tokens that the model itself has to write, not those of tools and users in between."""
     said: np.ndarray | None = None
-    """(L,) float32: 1 or -1 where a token is judged, by labelled steps say; None: nothing of tokens."""
+    """(L,) float32: 1 or -1 where a token is judged, by labelled steps say; None: no token is."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Prompted:
     """(P,) int64."""
     answers: tuple[GivenAnswer, ...] = ()
     labels: tuple[float, ...] = ()
-    """Of each answer: 1 imitated, chosen, good; 0 rejected, bad."""
+    """Label of each answer: 1 imitated, chosen, good; 0 rejected, bad."""
 
     def request(self, streams: Sequence[int]) -> Request:
-        """Ask for a completion for each key."""
+        """Return a request for one completion per key."""
         return Request(self.tokens, streams, problem=self.problem)
 
 
 def texts_of(source: Source, config: Config) -> Iterable[str]:
-    """What the tokenizer of `tiny` learns from: prompts and worked answers."""
+    """Yield the texts that the tokenizer of `tiny` learns from: prompts and worked answers."""
     for problem in source.train:
         yield _plain(problem.prompt)
         yield str(problem.columns.get(config.data.completion, ""))
@@ -73,12 +73,13 @@ def _plain(text: AnswerText) -> str:
 def unseen_by_model(
     policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
 ) -> list[str]:
-    """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
+    """Return notes on data that the model does not read, or not as meant; a sentence each."""
     problems = [p for p in problems if p.sampled is None]
     examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
     answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
     everything = [*answered, *((problem, []) for problem in problems)]
     notes = [*_unread_roles(policy, everything), *_unread_keys(policy, everything)]
+    # Plain texts go to the tokenizer as they are, without a chat template.
     texts = [p for p in problems if isinstance(p.prompt, str)]
     if texts and config.data.chat_template_kwargs:
         notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
@@ -101,6 +102,7 @@ def unseen_by_model(
         # Once per name: a template treats them all alike, and rendering everything twice takes its time.
         if isinstance(problem.prompt, str) or set(problem.template) <= checked:
             continue
+        # Names of the template's variables, such as tools, that change nothing in the rendering.
         unseen = ignored(policy.tokenizer, problem.prompt, problem.template)
         notes += [
             f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
@@ -112,7 +114,7 @@ def unseen_by_model(
 
 
 def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
-    """Whose content has a word of the chat template's own; of the first row that has one."""
+    """Return a note on the first row whose content has one of the chat template's own control words."""
     for problem in problems:
         if isinstance(problem.prompt, str):
             continue
@@ -127,7 +129,7 @@ def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
 
 
 def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
-    """Who says what the template does not show: most leave out roles that they do not know. Once per role."""
+    """Return a note per role whose messages the template omits, as most do with roles they do not know."""
     notes, checked = list[str](), {"assistant"}
     for problem, answers in said:
         if isinstance(problem.prompt, str):
@@ -137,6 +139,7 @@ def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Message
             if (role := str(message["role"])) in checked or not message["content"]:
                 continue
             checked.add(role)
+            # If other words in this message change nothing in the rendering, the template does not show it.
             other = [*messages[:place], {**message, "content": "Other words."}, *messages[place + 1 :]]
             if leaves_out(policy.tokenizer, messages, problem.template, other):
                 notes.append(
@@ -147,7 +150,7 @@ def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Message
 
 
 def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
-    """Keys of messages that the template does not show, a name or a date for one. Once each."""
+    """Return a note per key of messages, a name or a date for instance, that the template does not show."""
     notes, checked = list[str](), {"role", "content", "tool_call_id", UNTRAINED}
     for problem, answers in said:
         if isinstance(problem.prompt, str):
@@ -156,6 +159,7 @@ def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages
         for place, message in enumerate(messages):
             for name in [key for key in message if key not in checked]:
                 checked.add(name)
+                # As with roles: rendered with and without the key.
                 bare = {key: value for key, value in message.items() if key != name}
                 other = [*messages[:place], bare, *messages[place + 1 :]]
                 if leaves_out(policy.tokenizer, messages, problem.template, other):
@@ -168,6 +172,7 @@ def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages
 
 def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
     if problem.sampled is not None:
+        # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
         if problem.sampled.tokenizer != policy.vocabulary_hash:
             raise DataError(
                 f"{problem.id}: its tokens were sampled with another tokenizer "
@@ -179,7 +184,7 @@ def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
 
 
 def told_of(problem: Problem, read: Callable[[], Read]) -> Read:
-    """What is read of a problem; where the chat template refuses it, the error says which it is."""
+    """Call ``read``; if the chat template refuses the problem, the error names it."""
     try:
         return read()
     except DataError as error:
@@ -187,7 +192,8 @@ def told_of(problem: Problem, read: Callable[[], Read]) -> Read:
 
 
 def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
-    """Prompts as tokens. Those that leave no room for max_tokens are an error or left out."""
+    """Encode prompts. Those that leave no room for max_tokens are an error or left out."""
+    # The longest prompt after which a completion of max_tokens still fits.
     room = policy.context - config.rollout.max_tokens
     encoded = _encoded(policy, problems)
     if empty := [p for p in encoded if not len(p.tokens)]:
@@ -220,7 +226,7 @@ def _prompted(policy: Policy, problem: Problem) -> Prompted:
 
 
 def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
-    """What ``data.long_prompts: drop`` has left out, in words."""
+    """Say how many rows ``data.long_prompts: drop`` has left out."""
     if (count := len(given) - len(kept)) == 0:
         return []
     return [
@@ -229,9 +235,10 @@ def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
 
 
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
-    """Examples as tokens. What is longer than the model's context is an error or left out."""
+    """Encode examples. Those that are longer than the model's context are an error or left out."""
     found = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
+        # Answers that an earlier stage sampled are kept as tokens; all others are rendered here.
         given = tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
         judged = zip(example.answers, example.labels, strict=True)
         answers = given or tuple(_answer(policy, prompted, text, label > 0) for text, label in judged)
@@ -241,6 +248,7 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
                 "preferred; remove this row"
             )
         found.append(replace(prompted, answers=answers, labels=example.labels))
+    # Again: the first check saw prompts only.
     same_model(policy, found)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in found]
     long = [n for n, size in enumerate(sizes) if size > policy.context]
@@ -257,16 +265,17 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
 
 
 def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
-    """An answer with its end, which is the chat template's where the prompt is a chat.
+    """Return an answer as tokens, with its end: the chat template's where the prompt is a chat.
 
-    Of messages the assistant's are trained. A text is one message of the assistant. Thoughts are opened and
-    closed once; only an answer that is no ``good`` example may end within them, as one that was truncated.
+    The assistant's messages are trained; a text is one such message. Thoughts are opened and closed once.
+    Only an answer that is not ``good`` may end within them, as a truncated one does.
     """
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
         plain = _in_words(policy, _words(policy, problem, answer), policy.end_id)
         return _checked(policy, prompted, plain, good)
+    # ``given``: the answer's messages; ``said``: the same without marks of ours and without end tokens.
     given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(given) if UNTRAINED in message]
     said = [{name: value for name, value in m.items() if name != UNTRAINED} for m in given]
@@ -277,13 +286,15 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     messages = [*problem.prompt, *said]
     check_channels(problem, said)
     _check_calls(policy, problem, said)
+    # The whole conversation as text and as tokens. If it begins with the prompt's tokens and shows all that
+    # the assistant says, the answer is the rest of it.
     shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     whole = _conversation(policy, problem, messages, False)
     missing, start = _left_out(shown, said), len(prompted.tokens)
     apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
     if missing is None and whole[:start] == prompted.tokens.tolist():
         rendered = _as_rendered(policy, problem, whole, start, said, skipped)
-        # Some templates put an empty pair before thoughts that stand in the content.
+        # Some templates put an empty pair before thoughts that are in the content.
         if apart or _fault(policy, prompted, rendered, good) is None:
             return _checked(policy, prompted, rendered, good)
     elif apart:
@@ -296,7 +307,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
 
 
 def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
-    """An answer in whose turns thoughts are opened and closed once at most. Raises DataError."""
+    """Return the answer if its turns open and close thoughts at most once each. Raises DataError."""
     if fault := _fault(policy, prompted, answer, good):
         raise DataError(f"{prompted.problem.id}: {fault}")
     return answer
@@ -313,9 +324,10 @@ def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
 
 
 def _words(policy: Policy, problem: Problem, answer: str) -> str:
-    """An answer without an end of its own, which it gets anyway. Raises DataError for one in its middle."""
+    """Return an answer without an end token, which is added later. Raises DataError for one in its middle."""
     added = policy.tokenizer.added_tokens_decoder
     ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
+    # White space may follow the end token in data that a template has rendered.
     bare = answer.rstrip()
     answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
     if inside := [end for end in ends if end in answer]:
@@ -327,14 +339,14 @@ def _words(policy: Policy, problem: Problem, answer: str) -> str:
 
 
 def _left_out(shown: str, said: Messages) -> str | None:
-    """What the assistant says and a template does not show; white space is the template's to choose."""
+    """Return a text of the assistant that the template does not show, if any; white space is ignored."""
     shown = "".join(shown.split())
     texts = (m.get(name) for m in said if m["role"] == "assistant" for name in ("content", *THOUGHTS))
     return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
 
 
 def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
-    """Raise DataError where the assistant calls tools and the template does not show it."""
+    """Raise DataError if the assistant calls tools and the template does not show it."""
     if not any(m.get("tool_calls") for m in said):
         return
     without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in said]
@@ -351,15 +363,18 @@ def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
 def _as_rendered(
     policy: Policy, problem: Problem, whole: list[int], first: int, said: Messages, skipped: Sequence[int]
 ) -> GivenAnswer:
-    """The answer in a conversation's tokens; the assistant's messages are trained, each with its end.
+    """Return the answer in a conversation's tokens; the assistant's messages are trained, each with its end.
 
-    ``first``: where it begins, behind the prompt and the template's beginning of a turn. ``skipped``:
-    numbers of messages that are not trained.
+    ``first``: index of its first token, after the prompt and the template's beginning of a turn.
+    ``skipped``: numbers of messages that are not trained.
     """
     prompt = [*problem.prompt]
+    # ``ours``: numbers of the assistant's messages; ``begins``: where the tokens of each begin in ``whole``,
+    # found by rendering all that comes before it.
     ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
     begins = [_grown(policy, problem, whole, [*prompt, *said[:n]]) if n else first for n in ours]
     whole = [*whole[: begins[-1]], *_ended(policy, whole[begins[-1] :])]
+    # (tokens of the conversation,) bool: trained. The loop sets all messages but the last one.
     said_by = np.zeros(len(whole), dtype=bool)
     for n, start, following in zip(ours, begins, begins[1:], strict=False):
         so_far = _conversation(policy, problem, [*prompt, *said[: n + 1]], False)
@@ -378,9 +393,10 @@ def _as_rendered(
 
 
 def _ended(policy: Policy, tokens: list[int]) -> list[int]:
-    """A last message up to its end; where the template writes none, sampling would not end either."""
+    """Return a last message up to its end token; if the template writes none, the model's own is added."""
     if ends := [n for n, token in enumerate(tokens) if token in policy.end_ids]:
         return tokens[: ends[0] + 1]
+    # White space that the template writes after the message is not the model's.
     while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
         tokens = tokens[:-1]
     return [*tokens, policy.end_id]
@@ -391,7 +407,7 @@ def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: b
 
 
 def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
-    """Where the assistant answers the messages that a conversation begins with. Raises DataError."""
+    """Return where the assistant's answer to a conversation's first messages begins. Raises DataError."""
     before = _conversation(policy, problem, messages, True)
     if whole[: len(before)] != before:
         raise _anew(problem)

@@ -1,1 +1,1 @@
-"""Tools that a model calls while it answers: what they are, how calls are read, run and answered."""
+"""Tools that a model calls while it answers: their schemas, and how calls are read, run and answered."""

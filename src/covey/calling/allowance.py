@@ -1,7 +1,7 @@
-"""How many seconds tools may take: those of a completion, and those that a batch of completions waits for.
+"""Time limits of tools: the seconds of a completion, and those that a batch of completions waits for.
 
-What a model writes decides how long its calls take. Without a bound one completion could hold a run: with
-calls that hang, one after another, each until its own time is up.
+The model decides how long its calls take. Without a bound one completion could hold a run: with calls that
+hang, one after another, each until its own time is up.
 """
 
 from __future__ import annotations
@@ -23,35 +23,37 @@ class Waiting:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Wait for a tool."""
+        """Count the block as time spent waiting for a tool."""
+        # Only the sampling loop waits, one block at a time; other threads read ``left`` meanwhile.
         self._since = begun = time.monotonic()
         try:
             yield
         finally:
             self._since = None
+            # If the process was suspended meanwhile, only the time since it continued counts.
             self.waited += time.monotonic() - running_since(begun)
 
     def left(self) -> float:
-        """Seconds that it may wait still."""
+        """Return the seconds that are left to wait."""
         since = self._since
         now = 0.0 if since is None else time.monotonic() - running_since(since)
         return self.seconds - self.waited - now
 
 
 class Allowance:
-    """The seconds that the calls of a completion may take still. Safe from any thread."""
+    """The seconds that are left to the calls of a completion. Safe from any thread."""
 
     def __init__(self, seconds: float, batch: Waiting) -> None:
         self.batch, self._left = batch, seconds
         self._lock = threading.Lock()
 
     def left(self) -> float:
-        """For the next call."""
+        """Return the seconds that are left to the next call."""
         return min(self._left, self.batch.left())
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Run a call."""
+        """Count the block as time spent in a call."""
         begun = time.monotonic()
         try:
             yield

@@ -1,9 +1,9 @@
-"""The arguments of a call against the JSON schema that the model was told.
+"""Checking the arguments of a call against the JSON schema that the model was told.
 
-The keywords that Transformers' `get_json_schema` writes, and those that people add: `type`, `nullable`,
-`enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`, `anyOf`, `oneOf`,
-`allOf`. Others, as `pattern`, are left to the tool. Nothing is converted but a whole number that is written
-as a decimal: JSON knows one kind of number, so `2.0` is an integer.
+Checked are the keywords that Transformers' `get_json_schema` writes, and those that people add: `type`,
+`nullable`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`,
+`anyOf`, `oneOf`, `allOf`. Others, such as `pattern`, are left to the tool. Only a whole number that is
+written as a decimal is converted: JSON has one kind of number, so `2.0` is an integer.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ ANY = tuple(NOUNS)
 
 
 class Misfit(ValueError):
-    """A value that its schema does not allow, in words for the model."""
+    """Raised for a value that its schema does not allow; the message is for the model."""
 
 
 def fitting(value: object, schema: object, where: str) -> object:
-    """A JSON value as its schema wants it; ``where`` names it. Raises Misfit.
+    """Return a JSON value in the type that its schema asks for; ``where`` names it. Raises Misfit.
 
     >>> fitting({"steps": [1, 2.0]}, {"properties": {"steps": {"items": {"type": "integer"}}}}, "go")
     {'steps': [1, 2]}
     """
+    # JSON Schema also has the schemas true and false: all values, and none.
     if not isinstance(schema, Mapping):
         if schema is False:
             raise Misfit(f"{where} is not allowed")
@@ -51,7 +52,7 @@ def fitting(value: object, schema: object, where: str) -> object:
 
 
 def _of_type(value: object, asked: object, where: str) -> object:
-    """The value, an integer if one is asked for and this is one."""
+    """Return the value, as an int if an integer is asked for and it is one. Raises Misfit."""
     names = [asked] if isinstance(asked, str) else asked
     if not isinstance(names, Sequence) or not set(names) <= set(NOUNS):
         return value  # no type, or one that JSON Schema does not have
@@ -65,6 +66,7 @@ def _of_type(value: object, asked: object, where: str) -> object:
 def _types_of(value: object) -> set[str]:
     if value is None:
         return {"null"}
+    # Before int, because Python's bool is one.
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int):
@@ -76,6 +78,7 @@ def _types_of(value: object) -> set[str]:
 
 
 def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> None:
+    # ``canonical`` compares as JSON does: 1 and 1.0 are equal, 1 and true are not.
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
         words = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in allowed)
@@ -83,7 +86,7 @@ def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> No
 
 
 def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> object:
-    """The value as the first of several schemas that it fits wants it, and as all others do."""
+    """Return the value converted by the first schema of anyOf and oneOf that it fits, and by all of allOf."""
     for keyword in ("anyOf", "oneOf"):
         choices = schema.get(keyword)
         if isinstance(choices, Sequence) and choices:
@@ -101,6 +104,7 @@ def _first_fit(value: object, choices: Sequence[object], where: str) -> object:
             return fitting(value, choice, where)
         except Misfit as error:
             misfits.append(str(error))
+    # Each reason once, in order.
     raise Misfit("; or ".join(dict.fromkeys(misfits)))
 
 
@@ -113,6 +117,7 @@ def _object(value: Mapping[str, object], schema: Mapping[str, object], where: st
             raise Misfit(f"{where} lacks {name!r}")
     if others is False and (unknown := [name for name in value if name not in known]):
         raise Misfit(f"{where} has no {unknown[0][:40]!r}")
+    # A key that no property names is checked by additionalProperties, by default true.
     return {name: fitting(own, known.get(name, others), f"{where}.{name}") for name, own in value.items()}
 
 
@@ -121,6 +126,7 @@ def _array(value: list[object], schema: Mapping[str, object], where: str) -> lis
     first = list(first) if isinstance(first, Sequence) else []
     if first and "items" not in schema and len(value) != len(first):
         raise Misfit(f"{where} has to have {len(first)} values, and has {len(value)}")
+    # More schemas than values: prefixItems for the first, items for all others.
     schemas = [*first, *[rest] * len(value)]
     return [
         fitting(own, kind, f"{where}[{n}]") for n, (own, kind) in enumerate(zip(value, schemas, strict=False))

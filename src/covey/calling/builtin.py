@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable, Mapping
 
 LARGEST_POWER = 300
-"""Of a number on the way: more would be a way to hang a run."""
+"""Power of ten that bounds every number in a calculation: without it a power could hang a run."""
 LONGEST_EXPRESSION = 1_000
-"""Characters: no longer one can nest deep enough to trouble the parser."""
+"""Most characters of an expression: a shorter one cannot nest deep enough to crash the parser."""
 OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,12 +35,14 @@ def calculate(expression: str) -> str:
         value = _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text[:80]!r}: {error}") from None
+    # Up to 1e15 a float holds integers exactly, so "6 / 2" may print as 3.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return str(value) if isinstance(value, int) else f"{value:.12g}"
 
 
 def _value(node: ast.expr) -> float:
+    # ``type`` rather than isinstance: True is no number here.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return _bounded(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
@@ -48,6 +50,7 @@ def _value(node: ast.expr) -> float:
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = _value(node.left), _value(node.right)
+        # Refused before it is computed: an integer's power may take minutes and gigabytes.
         if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > LARGEST_POWER:
             raise OverflowError("the result is too large")
         return _bounded(OPERATORS[type(node.op)](left, right))
@@ -74,7 +77,10 @@ except BaseException as error:
     line = getattr(error, "lineno", None) or (place.tb_lineno if place else "?")
     print(f"error: {{type(error).__name__}}: {{error}} (line {{line}})")
 """
-"""How `python` runs a model's program: what is raised is printed, for the model to read."""
+"""The program around a model's program for `python`: an exception is printed for the model to read.
+
+The line number is that of the innermost frame in the model's own program.
+"""
 
 
 def python(code: str) -> str:

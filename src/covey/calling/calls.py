@@ -2,8 +2,8 @@
 
     <tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>
 
-The form of Qwen's and Hermes' chat templates, and of models whose prompts say so; `forms.py` has others.
-What is inside of a value, a tag say, ends no call: the value is read first, then the tag is looked for.
+This is the form of Qwen's and Hermes' chat templates, and of models whose prompts say so; `forms.py` has
+the others. A tag inside a value ends no call: the value is read first, then the tag is looked for.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class ToolCall(NamedTuple):
     name: str
     arguments: Mapping[str, object]
     wrong: str = ""
-    """Why nothing can be called, in words for the model."""
+    """The reason why nothing can be called, in words for the model; empty: it can."""
 
 
 def no_json(error: ValueError) -> ToolCall:
-    """What was no JSON, or none that a call may be; where the grammar does not say why, ``error`` does."""
+    """Return the call for text that is no JSON, or no JSON of a call; ``error`` may say why."""
     why = "" if isinstance(error, json.JSONDecodeError) else f": {error}"
     return ToolCall("", {}, NO_JSON + why)
 
 
 def as_message(call: ToolCall) -> dict[str, object]:
-    """A call as messages have them; `error` says what is wrong with it.
+    """Return a call as messages have it; `error` is there if it cannot be called.
 
     >>> as_message(ToolCall("now", {}))
     {'type': 'function', 'function': {'name': 'now', 'arguments': {}}}
@@ -46,11 +46,11 @@ def as_message(call: ToolCall) -> dict[str, object]:
 NO_JSON = 'this is no JSON object with "name" and "arguments"'
 NOT_FINITE = "the arguments hold a number that is too large, or none"
 ReadAt = Callable[[str, int], tuple[list[ToolCall], int]]
-"""A text and a place in it, behind the mark that opens a call -> the calls there, and where they end."""
+"""(text, place after the mark that opens a call) -> the calls there, and the place where they end."""
 
 
 def call_of(found: object) -> ToolCall:
-    """A call from its JSON; what is wrong with it is for the model to read."""
+    """Return a call from its JSON; if it is none, with the reason for the model."""
     try:
         call = named_call(found)
     except ValueError:
@@ -63,12 +63,12 @@ def call_of(found: object) -> ToolCall:
 
 
 def calls_of(found: object) -> list[ToolCall]:
-    """A call, or several in a list."""
+    """Return the calls of a JSON value: one, or several in a list."""
     return [call_of(one) for one in found] if isinstance(found, list) and found else [call_of(found)]
 
 
 def read_json(text: str) -> list[ToolCall]:
-    """The same of JSON that is still a text."""
+    """Return the calls of a text in JSON."""
     try:
         return calls_of(strict_json(text))
     except ValueError as error:
@@ -76,12 +76,13 @@ def read_json(text: str) -> list[ToolCall]:
 
 
 def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:
-    """Calls in JSON, and where they end; what is no JSON ends where it began."""
+    """Read calls in JSON. -> calls, and the place where they end; other text ends where it began."""
     place = after_blanks(text, place)
     try:
         found, end = strict_json_at(text, place)
     except ValueError as error:
         return [no_json(error)], place
+    # After the JSON only the closing mark may follow, the next call's mark, or the end of the text.
     closed = after_blanks(text, end)
     if closed < len(text) and not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
         return [ToolCall("", {}, NO_JSON)], end
@@ -89,7 +90,7 @@ def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:
 
 
 def calls_in(turn: str, read: ReadAt = json_calls) -> list[ToolCall]:
-    """The calls of a turn that ends with one; a call that is only thought of, before `</think>`, is none.
+    """Return the calls of a turn that ends with one; a call within thoughts, before `</think>`, is none.
 
     >>> calls_in('So <tool_call>{"name": "now", "arguments": {}}</tool_call>')
     [ToolCall(name='now', arguments={}, wrong='')]
@@ -103,6 +104,7 @@ def calls_in(turn: str, read: ReadAt = json_calls) -> list[ToolCall]:
     mark = MARKS.search(said)
     while mark is not None:
         place = mark.end()
+        # All calls up to here were within thoughts.
         if mark[0] == THINK_CLOSE:
             found = []
         else:
@@ -116,7 +118,7 @@ MARKS = re.compile("|".join(map(re.escape, (OPEN_CALL, THINK_CLOSE))))
 
 
 def ends_inside(turn: str) -> bool:
-    """Whether a turn that ends with `</tool_call>` ends inside of a call's text, so that more is to come.
+    """Whether a turn that ends with `</tool_call>` ends inside a string of a call, so that it is not over.
 
     >>> ends_inside('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>')
     True
@@ -131,6 +133,7 @@ def ends_inside(turn: str) -> bool:
             try:
                 _, place = strict_json_at(said, place)
             except ValueError as error:
+                # The text of json's own error: the closing mark was part of an argument.
                 opened = str(error).startswith("Unterminated string")
         mark = MARKS.search(said, place)
     return opened

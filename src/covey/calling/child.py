@@ -1,4 +1,4 @@
-"""What the processes of tools do. Light on imports: one is forked for each call, or each environment."""
+"""Code of the processes that run tools. Few imports: one is forked per call, or per environment."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from covey_verify.sandbox.driver import CHANNEL, failure, load_module, receive, 
 
 
 class EnvironmentSetup(TypedDict):
-    """What the process of an environment is told first."""
+    """The first message to the process of an environment."""
 
     function: str
-    """What the process runs: ``serve_environment``, as module:name."""
+    """The function that the process runs: ``serve_environment``, as module:name."""
     place: str
     """Module or file of the class."""
     name: str
     columns: dict[str, object]
-    """What ``reset`` gets."""
+    """Arguments of ``reset``."""
     problem_seed: int
-    """Of random numbers until ``reset`` returns: all completions of a problem begin alike."""
+    """Seed of random numbers until ``reset`` returns: all completions of a problem begin alike."""
     seed: int
-    """Of those afterwards."""
+    """Seed of random numbers after ``reset``."""
     most: int
-    """Characters of an answer."""
+    """Most characters of an answer."""
 
 
 def call_tool(place: str, name: str, given: Mapping[str, object], most: int) -> str:
-    """What a tool returns, as text of at most ``most`` characters: what is no text is written as JSON."""
+    """Return a tool's result as text of at most ``most`` characters; other values are written as JSON."""
     with asyncio.Runner() as loop:
         return _text(_awaited(getattr(load_module(place), name)(**given), loop))[:most]
 
 
 def serve_environment(setup: EnvironmentSetup) -> None:
-    """Make an environment, reset it, and call its methods until the other side is gone."""
+    """Make an environment, reset it, and call its methods until the trainer closes the connection."""
     most = setup["most"]
     _seed(setup["problem_seed"])
+    # One event loop for the object's whole life, since a connection that it opens belongs to a loop.
     with asyncio.Runner() as loop:
         try:
             environment = getattr(load_module(setup["place"]), setup["name"])()
@@ -72,11 +73,12 @@ def _seed(seed: int) -> None:
 
 
 def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
-    """Its public attributes that can be JSON, and as `reward` what `get_reward` returns, if it has that."""
+    """Return its public attributes that are JSON, and as `reward` the result of `get_reward`, if any."""
     found = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
     ask = getattr(environment, "get_reward", None)
     if ask is not None:
         found["reward"] = _awaited(ask(), loop)
+    # Also an attribute ``reward`` that is a float: JSON refuses NaN, and it would be dropped without a word.
     if ask is not None or isinstance(found.get("reward"), float):
         _check_reward(found["reward"], "its attribute reward is" if ask is None else "it returned")
     plain = {}
@@ -89,7 +91,7 @@ def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
 
 
 def _check_reward(value: object, what: str) -> None:
-    """Raise ValueError for what no completion can be paid: JSON would lose it, and with it why."""
+    """Raise ValueError for a value that cannot be a reward: JSON would drop it, and the reason with it."""
     plain = _listed(value) if hasattr(value, "tolist") else value
     if plain is None or (isinstance(plain, int | float) and abs(plain) <= sys.float_info.max):
         return
@@ -106,12 +108,12 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Numbers of numpy as numbers, not as texts that look like them; the rest in words."""
+    """Return numpy's numbers as numbers, not as texts that look like them; anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _listed(value: object) -> object:
-    """What numpy holds; nothing else is taken for JSON."""
+    """Return the values of a numpy array or number. Raises TypeError for anything else."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return value.tolist()

@@ -35,26 +35,26 @@ from covey_verify.threads import Call, Executor
 T = TypeVar("T")
 CHILD = "covey.calling.child"
 CALLS_AT_ONCE = 32
-"""Calls under way: most wait for something else than this processor."""
+"""Most calls at the same time: most of them wait for something else than this processor."""
 HOSTED = 300
-"""Objects of one fork server: it and each of its children hold open files, of which 1,024 are safe."""
+"""Most objects of one fork server: it holds open files for each, and 1,024 are safe."""
 OPEN_FILES = 65_536
-"""This process may have so many open, if the system lets it: two for each object that lives."""
+"""Open files that this process asks the system for: it needs two for each object that lives."""
 STATE = 1 << 20
-"""Bytes that an object's attributes may take as JSON."""
+"""Most bytes of an object's attributes as JSON."""
 LAST_SECONDS = 1.0
-"""For an object to say what it has become, where the time for tools is used up."""
+"""Seconds for an object to report its state when the time for tools is used up."""
 NO_AGE = 1e8
 """Seconds: a process is ended by the call that it does not answer, not by its age."""
 
 
 class Ending(NamedTuple):
-    """What a completion's environment has become."""
+    """The final state of a completion's environment."""
 
     state: dict[str, object] | None
-    """Its public attributes; None where it hung, died or has a fault."""
+    """The public attributes; None if it hung, died or has a fault."""
     fault: str = ""
-    """What `get_reward` raised."""
+    """The exception of `get_reward`, in words; empty: none."""
 
 
 class Environments:
@@ -68,17 +68,19 @@ class Environments:
         most: int,
         output: int,
     ) -> None:
-        """``timeout``: seconds of a call; ``most``: characters of its answer, ``output``: bytes of these."""
+        """``timeout``: seconds of a call; ``most``, ``output``: characters and bytes of its answer."""
         self.environment, self.serve, self.timeout, self.most = environment, serve, timeout, most
         self.limits = Limits(wall=NO_AGE, output=output + STATE)
         self.lock = threading.Lock()
         self.warned = False
+        # Each fork server with the episodes whose process it holds; one more is started when all are full.
         self.hosts: list[tuple[ForkServer, set[Episode]]] = []
+        # The soft limit of open files is raised as far as the hard one allows, and never lowered.
         few, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, OPEN_FILES)), most_files))
 
     def host(self, episode: Episode) -> ForkServer:
-        """A server with room."""
+        """Return a fork server with room, and count the episode there."""
         with self.lock:
             if not (free := [host for host in self.hosts if len(host[1]) < HOSTED]):
                 free = [(self.serve(), set[Episode]())]
@@ -88,36 +90,37 @@ class Environments:
             return server
 
     def warn(self, words: str) -> None:
-        """Show the first failure of a `get_reward`."""
+        """Print the first failure of a `get_reward`; later ones are counted as metrics only."""
         with self.lock:
             first, self.warned = not self.warned, True
         if first:
             print(f"{words}: this completion gets 0", file=sys.stderr)
 
     def leave(self, episode: Episode) -> None:
-        """An object is gone."""
+        """Count an episode out: its process is gone."""
         with self.lock:
             for _, hosted in self.hosts:
                 hosted.discard(episode)
 
 
 class Episode:
-    """What a completion does with its environment: its calls come one after another."""
+    """A completion's use of its environment; calls run one after another, in the order of ``submit``."""
 
     def __init__(self, among: Environments, executor: Executor, problem: Problem, seed: int) -> None:
         self.among, self.executor, self.problem, self.seed = among, executor, problem, seed
         self.stack = contextlib.ExitStack()
         self.child: ChildProcess | None = None
         self.over: Outcome | None = None
-        """How its process ended, once it has."""
+        """The end of its process; None while it may be used."""
         self.called = False
         """Whether the model has called a method."""
         self.lock = threading.RLock()
-        """Held during a call: what another thread uses is not closed."""
+        """Held during a call, so that the connection is not closed while another thread uses it."""
         self.last: Future[object] | None = None
 
     def submit(self, function: Callable[[], T]) -> Call[T]:
-        """Queue something that waits for all that this completion has queued before."""
+        """Queue a function after all that this completion has queued before."""
+        # A chain of futures: each run waits for the one before, which was submitted, and so starts, earlier.
         before = self.last
 
         def run() -> T:
@@ -130,15 +133,16 @@ class Episode:
         return call
 
     def call(self, method: str, given: Mapping[str, object], seconds: float) -> Outcome:
-        """What a method returns, or how it failed; the object is made and reset before its first call."""
+        """Call a method. -> its result, or how it failed. The first call makes and resets the object."""
         with self.lock:
             if self.over is None and self.child is None:
+                # Also for the state, which an empty ``method`` asks for (see ``child``).
                 self._expect(self._reset())
             self.called = self.called or bool(method)
             return self.over or self._asked((method, given), seconds)
 
     def opening(self) -> str | None:
-        """What `reset` returns, for whoever writes the prompt. The object is not used again."""
+        """Return the text of `reset`, with which the prompt is to end. The object is not used again."""
         try:
             with self.lock:
                 return self._reset()
@@ -146,10 +150,10 @@ class Episode:
             self.close()
 
     def end(self, batch: Waiting | None = None) -> Ending:
-        """What it ends as. Its process ends. Where its ``batch`` may not wait any longer it has a second.
+        """Ask for the final state and end the process. It has one second if its ``batch`` may wait no longer.
 
-        Where `get_reward` raises after a call of the model, what the model wrote may have led to it: it costs
-        this completion. Raises RewardError where the model called nothing.
+        If `get_reward` raises after the model has called a method, those calls may have caused it, so only
+        this completion is affected. Raises RewardError if the model called nothing.
         """
         hurried = batch is not None and batch.left() <= 0
         seconds = min(LAST_SECONDS if hurried else math.inf, self.among.timeout)
@@ -162,13 +166,15 @@ class Episode:
         words = f"{self._name}: get_reward raised {outcome.text[:300]} on problem {self.problem.id}"
         if not self.called:
             raise RewardError(words)
+        # The model's calls may have caused it: no reward for this completion, and the run continues.
         self.among.warn(words)
         return Ending(None, words)
 
     def close(self) -> None:
-        """End its process, whatever it does; from now on none is begun."""
+        """End its process, whatever it does; no other is started."""
         self.over = self.over or Outcome("crashed", text="it was given up")
         if self.child is not None:
+            # Without the lock, which a call that hangs would hold: the shutdown makes that call return.
             for connection in (self.child.status, self.child.channel):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
@@ -181,11 +187,12 @@ class Episode:
         return self.among.environment.spec
 
     def _reset(self) -> str | None:
-        """Make the object and reset it. -> what that returns."""
+        """Make the object and reset it. -> the result of `reset`."""
         environment, server = self.among.environment, self.among.host(self)
         self.child = self.stack.enter_context(server.child("serve", self.among.limits))
         place, name = environment.home
         columns = environment.columns(self.problem.columns)
+        # Two seeds: siblings begin alike until ``reset`` returns, then each has its completion's stream.
         setup: EnvironmentSetup = {
             "function": f"{CHILD}:serve_environment",
             "place": place,
@@ -207,7 +214,7 @@ class Episode:
         return None if outcome.value is None else str(outcome.value)
 
     def _expect(self, said: str | None) -> None:
-        """Raise DataError if `reset` says what the prompt does not: a group has one prompt."""
+        """Raise DataError if the prompt does not end with the text of `reset`: a group has one prompt."""
         if said and not self.problem.ends_with(said):
             raise DataError(
                 f"{self.problem.id}: {self._name}: reset returned {said[:60]!r}, with which the prompt does "
@@ -217,7 +224,7 @@ class Episode:
             )
 
     def _asked(self, message: object, seconds: float) -> Outcome:
-        """A message and its answer within ``seconds``. A process that gives none is ended.
+        """Send a message and wait ``seconds`` for its answer. A process that gives none is ended.
 
         Raises CoveyError if it is lost.
         """
@@ -228,6 +235,7 @@ class Episode:
             return Outcome("ok", reply["value"])
         if isinstance(reply, dict):
             return Outcome("error", text=f"{reply['error']}: {reply['text']}")
+        # No answer: ``ended`` closes the channel and waits for the report of the end, for GRACE at most.
         self.child.deadline = time.monotonic() + GRACE
         ended = self.over or self.child.ended()
         self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended

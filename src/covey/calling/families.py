@@ -1,4 +1,4 @@
-"""Calls in the words of single families of models, which are no JSON between tags.
+"""Call formats of single model families, where calls are not JSON between tags.
 
 <|tool_call>call:look_up{word:<|"|>covey<|"|>}<tool_call|>                                 Gemma 4
 <|tool_call_start|>[look_up(word='covey')]<|tool_call_end|>                                LFM2
@@ -17,14 +17,14 @@ from covey.calling.calls import ToolCall, call_of
 from covey_verify.isolated import strict_json
 
 LONGEST = 50_000
-"""Characters of a call that are read."""
+"""Most characters of a turn, from its end, that are searched for calls."""
 GEMMA = re.compile(r"<\|tool_call>call:([\w.-]+)(\{.*?\})<tool_call\|>", re.DOTALL)
 GEMMA_END = re.compile(r"<tool_call\|>\s*(?:<\|tool_response>\s*)?$")
 GEMMA_QUOTE = '<|"|>'
 GEMMA_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
 LFM2 = re.compile(r"<\|tool_call_start\|>(.*?)<\|tool_call_end\|>", re.DOTALL)
 CONSTANTS = {"true": True, "false": False, "null": None}
-"""As JSON has them, between Python's own."""
+"""JSON's constants, which models write among Python's own."""
 HARMONY = re.compile(r"to=functions\.([\w.-]+)([^{]*?)<\|message\|>(.*)", re.DOTALL)
 HARMONY_MESSAGE = "<|start|>assistant"
 DEEPSEEK = re.compile(
@@ -39,7 +39,7 @@ MUSE_END = re.compile(r"</atem:function_calls>\s*(?:<\|eom\|>\s*)?$")
 
 
 def gemma_calls(turn: str) -> list[ToolCall]:
-    """Gemma 4's: JSON whose keys are bare and whose strings stand in a mark of their own."""
+    """Return Gemma 4's calls: JSON with bare keys, and a mark of its own around strings."""
     if not GEMMA_END.search(turn):
         return []
     return [_json_call(name, _gemma_json(written)) for name, written in GEMMA.findall(turn[-LONGEST:])]
@@ -54,20 +54,21 @@ def _gemma_json(written: str) -> str:
 
 
 def python_calls(turn: str) -> list[ToolCall]:
-    """LFM2's: a list of calls in Python, before what is said of them. Nothing of it is evaluated."""
+    """Return LFM2's calls: a list of calls in Python, with text after it. Nothing of it is evaluated."""
     found: list[ToolCall] = []
     for block in LFM2.findall(turn[-LONGEST:]):
         try:
             listed = ast.parse(block.strip(), mode="eval").body
             calls = listed.elts if isinstance(listed, ast.List) else [listed]
             found += [_python_call(call) for call in calls]
+        # Python's parser raises each of these for some text; MemoryError for one that is nested too deeply.
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             found.append(ToolCall("", {}, "this is no list of calls as [name(argument=value)]"))
     return found
 
 
 def _python_call(call: ast.expr) -> ToolCall:
-    """Raises ValueError where it is none, or an argument is no value."""
+    """Return one call. Raises ValueError if it is none, or an argument is not written out."""
     if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
         raise ValueError("no call by name")
     return ToolCall(ast.unparse(call.func), {str(k.arg): _value_of(k.value) for k in call.keywords})
@@ -79,7 +80,7 @@ def _value_of(node: ast.expr) -> object:
 
 
 def _literal(node: ast.expr) -> object:
-    """A value that is written out; nothing is evaluated. Raises ValueError for anything else."""
+    """Return a value that is written out; nothing is evaluated. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
@@ -97,22 +98,23 @@ def _literal(node: ast.expr) -> object:
 
 
 def harmony_calls(turn: str) -> list[ToolCall]:
-    """gpt-oss's: a last message to a function."""
+    """Return gpt-oss's call: a last message that is addressed to a function."""
     last = turn.rpartition(HARMONY_MESSAGE)[2].removesuffix("<|call|>")
     found = HARMONY.search(last)
     return [_json_call(found[1], found[3])] if found else []
 
 
 def deepseek_calls(turn: str) -> list[ToolCall]:
-    """DeepSeek's, of V3 and R1 with a fence around the arguments, of V3.1 without."""
+    """Return DeepSeek's calls: of V3 and R1 with a fence around the arguments, of V3.1 without."""
     if not DEEPSEEK_END.search(turn):
         return []
     found = DEEPSEEK.findall(turn[-LONGEST:])
+    # The pattern has two alternatives with two groups each: the one that did not match leaves empty strings.
     return [_json_call(name or other, written or bare) for name, written, other, bare in found]
 
 
 def muse_calls(turn: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Muse's, their arguments as texts."""
+    """Return Muse's calls: name, and pairs of an argument and its text."""
     if not MUSE_END.search(turn):
         return []
     return [(name, MUSE_PARAMETER.findall(inside)) for name, inside in MUSE.findall(turn[-LONGEST:])]

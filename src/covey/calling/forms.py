@@ -1,4 +1,4 @@
-"""In which words a model calls: read off its tokenizer.
+"""Call formats, recognized by the tokenizer's chat template.
 
     <tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>         Qwen, Hermes, SmolLM
     <tool_call><function=look_up><parameter=word>covey</parameter></function></tool_call>      Qwen 3.5
@@ -7,8 +7,8 @@
     [TOOL_CALLS][{"name": "look_up", "arguments": {"word": "covey"}}]                  Mistral, or
     [TOOL_CALLS]look_up[ARGS]{"word": "covey"}
 
-Families with words of their own are in `families.py`. A tokenizer that has a `response_template` says itself
-how its model's calls are read.
+`families.py` has formats of single families. A tokenizer that has a `response_template` defines itself how
+its model's calls are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL
 
 
 class Speaker(Protocol):
-    """A policy, or what is known of one without its weights."""
+    """A policy, or its tokenizer and end tokens without its weights."""
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -45,28 +45,28 @@ class Speaker(Protocol):
 
 
 Reader = Callable[[np.ndarray, np.ndarray], list[ToolCall]]
-"""Tokens of a turn, and of all before it -> the calls that it ends with."""
+"""(tokens of a turn, tokens before it) -> the calls that the turn ends with."""
 Types = Mapping[str, Mapping[str, object]]
-"""The JSON type of each argument of each tool."""
+"""The JSON type of each tool's arguments: name of a tool -> name of an argument -> type."""
 
 
 class ValueMarks(NamedTuple):
-    """The marks of a call whose arguments stand between some; all are matched at a place of a text."""
+    """Patterns of a format that writes each argument between marks; each is matched at a place of a text."""
 
     name: re.Pattern[str]
-    """Up to behind the name of the tool."""
+    """The call's beginning, up to and including the tool's name."""
     opens: re.Pattern[str]
-    """Before a value, with the name of its argument."""
+    """The mark before a value, with the argument's name."""
     opening: str
-    """The same of an argument."""
+    """The opening mark as text, to be formatted with an argument's name."""
     closes: re.Pattern[str]
-    """Behind a value: what is followed by the next one or by the call's end."""
+    """The mark after a value; it counts only before another argument or the call's end."""
     ends: re.Pattern[str]
     """The call's end."""
     value: Callable[[str], str]
-    """The value, without what the template writes around it."""
+    """Remove from a value what the template writes around it."""
     shown: str
-    """Of what is expected, in words for the model."""
+    """The expected form, in words for the model."""
 
 
 FUNCTION_MARKS = ValueMarks(
@@ -93,7 +93,7 @@ MISTRAL_MARKS = re.compile(r"\[TOOL_CALLS\]|\[/THINK\]")
 
 
 def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reader:
-    """How to read the calls in a model's chats. Raises ConfigError where its tokenizer says it wrongly."""
+    """Return the reader of calls in a model's chats. Raises ConfigError for an invalid response_template."""
     tokenizer = policy.tokenizer
     if given := getattr(tokenizer, "response_template", None):
         try:
@@ -105,11 +105,13 @@ def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reade
             raise ConfigError(f"{name}: the response_template of its tokenizer: {error}") from None
         return partial(_by_response_template, policy, schemas)
     template = tokenizer.get_chat_template(tools=schemas) if tokenizer.chat_template else ""
+    # The first format whose mark the template contains; most templates show the model a call.
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
     types = _types(schemas)
     marks = template_facts(tokenizer).marks
 
     def reader(turn: np.ndarray, prompt: np.ndarray) -> list[ToolCall]:
+        # The end of the prompt says whether the template has opened thoughts, which the turn then continues.
         header = tokenizer.decode(prompt[-HEADER:].tolist()).rstrip()
         opened = begun_in(header, marks) if header.endswith(marks.open) else marks._replace(begun=False)
         text = turn_text(policy, turn)
@@ -121,7 +123,7 @@ def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reade
 
 
 def calls_by(policy: Policy) -> CallReader:
-    """How rewards learn what a completion calls where no tool answers: as the model's calls are read."""
+    """Return the reader of calls for rewards, where no tool answers: it reads them as ``reader_of`` does."""
 
     def read(problem: Problem, completion: Completion) -> list[dict[str, object]]:
         told = problem.template.get("tools")
@@ -138,14 +140,14 @@ def calls_by(policy: Policy) -> CallReader:
 
 
 def text_calls(text: str) -> list[dict[str, object]]:
-    """The same where no model is at hand: in the form whose mark the text has."""
+    """Return the calls in a text where no model is at hand: in the format whose mark the text has."""
     forms = (form for mark, form in CALL_FORMS.items() if mark in text)
     read = next(forms, _bare if text.lstrip().startswith("{") else _as_json)
     return list(map(as_message, read(text, {})))
 
 
 def turn_text(policy: Speaker, turn: np.ndarray) -> str:
-    """A turn's text with the control tokens that calls may have, but for its end."""
+    """Return a turn's text with the control tokens that calls may have, but without its end token."""
     kept = len(turn) - (int(turn[-1]) in policy.end_ids)
     return policy.tokenizer.decode(turn[:kept].tolist(), skip_special_tokens=False)
 
@@ -153,7 +155,7 @@ def turn_text(policy: Speaker, turn: np.ndarray) -> str:
 def _by_response_template(
     policy: Speaker, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
 ) -> list[ToolCall]:
-    """What the tokenizer makes of a turn; what it cannot read is no call."""
+    """Return the calls that the tokenizer's own parser finds; a turn that it cannot read has none."""
     whole, before = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))
     try:
         message = policy.tokenizer.parse_response(whole, prefix=before, tools=list(schemas))
@@ -175,10 +177,11 @@ def _as_pairs(turn: str, types: Types) -> list[ToolCall]:
 
 
 def _marked(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[list[ToolCall], int]:
-    """A call whose arguments are as they are between marks: what is no value's end belongs to the value."""
+    """Read a call whose arguments are between marks. A mark that cannot end a value belongs to the value."""
     call, end = _values(types, marks, text, place)
+    # Up to the next call, or the end of the text.
     behind = text[end : _next(text, OPEN_CALL, end)]
-    if not call.wrong and CLOSE_CALL in behind:  # which of the two it ends at, nobody can tell
+    if not call.wrong and CLOSE_CALL in behind:  # it could end at either of the two
         call = ToolCall("", {}, f"{CLOSE_CALL} stands twice behind a call: its values cannot be told apart")
     return [call], end
 
@@ -188,6 +191,7 @@ def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[Too
     if named is None:
         return ToolCall("", {}, f"this is no {marks.shown}"), place
     name, place, given = named[1].strip(), named.end(), dict[str, str]()
+    # Each round reads one argument: its mark, its value, and the mark that closes it.
     while (opened := marks.opens.match(text, place)) is not None:
         closed = marks.closes.search(text, opened.end())
         key, begun = opened[1].strip(), opened.end()
@@ -198,6 +202,7 @@ def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[Too
         thought = value.find(THINK_CLOSE)
         if thought >= 0 and OPEN_CALL in value[thought:]:  # a call that was only thought of, and not finished
             return ToolCall(name, {}, f"this is no {marks.shown}"), begun + thought
+        # A value that holds the mark of one of the tool's arguments: its own closing mark is missing.
         if any(marks.opening.format(other) in value for other in types.get(name, ())):
             return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
         if key in given:
@@ -215,7 +220,7 @@ def _next(text: str, mark: str, place: int) -> int:
 
 
 def _bare(turn: str, _: Types) -> list[ToolCall]:
-    """A turn that is JSON with a name and parameters, one or several, and nothing else."""
+    """Read a turn that is nothing but JSON objects with a name and parameters."""
     said = turn.rpartition("</think>")[2].strip().removeprefix("<|python_tag|>").strip()
     found, place = list[object](), 0
     while said.startswith("{", place):
@@ -225,6 +230,7 @@ def _bare(turn: str, _: Types) -> list[ToolCall]:
             return [ToolCall("", {}, NO_JSON)] if '"parameters"' in said else []
         found.append(one)
         place = after_blanks(said, place)
+        # Llama 3 separates several calls by semicolons; some models write commas.
         if said.startswith((";", ","), place):
             place = after_blanks(said, place + 1)
     whole = bool(found) and place == len(said)
@@ -234,7 +240,7 @@ def _bare(turn: str, _: Types) -> list[ToolCall]:
 
 
 def _after_mark(turn: str, _: Types) -> list[ToolCall]:
-    """A list of calls, or a name and its arguments, after each mark."""
+    """Read a list of calls, or a name and its arguments, after each of Mistral's marks."""
     found: list[ToolCall] = []
     mark = MISTRAL_MARKS.search(turn)
     while mark is not None:
@@ -275,13 +281,14 @@ CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
     "<｜tool▁call▁begin｜>": lambda turn, _: deepseek_calls(turn),
     "<atem:invoke": _as_elements,
 }
-"""What stands in the chat templates that teach a form, and its reader; others have JSON between tags."""
+"""Part of a chat template -> reader of the format that it shows; all others have JSON between tags."""
 
 
 def _types(schemas: Sequence[object]) -> Types:
-    """Of the tools in schemas, which may be a row's own."""
+    """Return the types in schemas, which may be a row's own and so of any structure."""
     found = {}
     for schema in schemas:
+        # Both OpenAI's form, {"type": "function", "function": {...}}, and the inner object alone.
         function = schema.get("function", schema) if isinstance(schema, Mapping) else None
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         known = parameters.get("properties") if isinstance(parameters, Mapping) else None
@@ -292,7 +299,7 @@ def _types(schemas: Sequence[object]) -> Types:
 
 
 def _typed(name: str, given: Mapping[str, str], types: Types) -> ToolCall:
-    """A call whose arguments were texts: those that the tool does not want as such are JSON."""
+    """Return a call whose arguments were written as texts: those that are no strings to the tool are JSON."""
     wanted = types.get(name, {})
     return ToolCall(name, {key: _value(text, wanted.get(key)) for key, text in given.items()})
 
@@ -301,6 +308,7 @@ def _value(text: str, kind: object) -> object:
     if kind == "string":
         return text
     try:
+        # Python's True and False are common in these formats. Other text is left to the schema's check.
         return strict_json(text.lower() if kind == "boolean" else text)
     except ValueError:
         return text

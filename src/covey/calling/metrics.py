@@ -1,4 +1,4 @@
-"""How tools were used in a step, as metrics."""
+"""Metrics of the use of tools in a step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from covey.types import Group
 from covey_verify.errors import RewardError
 
 MOST_FAULTS = 0.5
-"""Of a step's completions: a model may stumble over an environment, more than that is the environment's."""
+"""Largest fraction of a step's completions with a fault; beyond it the environment is taken to be broken."""
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Turns that were answered and tokens inserted, per completion; fractions that failed.
+    """Return answered turns and inserted tokens per completion, and the fractions that failed.
 
-    Raises RewardError where so many environments have failed that the model cannot be to blame.
+    Raises RewardError if so many environments have failed that the model cannot be the cause.
     """
     completions = [c for g in groups for c in g.completions]
+    # Parts of a completion are drawn or inserted; there is one inserted part per answered turn.
     answered = [sum(not drawn for drawn, _ in c.parts) for c in completions]
     answers = [str(turn["content"]) for c in completions for turn in c.turns if turn["role"] == "tool"]
     faults = [c.fault for c in completions if c.fault]

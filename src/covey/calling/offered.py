@@ -1,12 +1,12 @@
-"""The tools of a run: functions by name, and what the model is told of them.
+"""The tools of a run: functions by name, and the schemas that the model is told.
 
     def look_up(word: str, *, glossary: dict[str, str]) -> str:
         '''The meaning of a word, and an `Args:` section with a line for `word`'''
 
 Annotations and docstring become the JSON schema that the chat template shows the model, as Transformers
-makes it, so that functions written for TRL carry over. Keyword-only arguments, as `glossary`, are columns of
-the row: the model neither sees nor sets them. Of an environment, a class with a method `reset`, all other
-public methods are tools.
+makes it, so that functions written for TRL work unchanged. Keyword-only arguments, such as `glossary`, are
+columns of the row: the model neither sees nor sets them. An environment is a class with a method `reset`;
+all its other public methods are tools.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from covey_verify.errors import ConfigError
 from covey_verify.usercode import load_function
 
 NO_TOOLS = ("reset", "get_reward")
-"""What covey calls of an environment, and the model cannot."""
+"""Methods of an environment that covey calls and the model cannot."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Tool:
     name: str
     function: Callable[..., object]
     home: tuple[str, str]
-    """How a process finds it: module or file, and the function's name there; of a method, its class's."""
+    """Module or file, and the name there, by which a process finds the function, or a method's class."""
     method: bool = False
-    """Whether it is one of the environment's."""
+    """Whether it is a method of the environment."""
 
     @property
     def columns(self) -> Mapping[str, inspect.Parameter]:
-        """Columns of the row that it gets besides what the model gives."""
+        """Columns of the row that it gets besides the model's arguments."""
         return {n: p for n, p in _parameters(self.function).items() if p.kind is p.KEYWORD_ONLY}
 
     @property
     def arguments(self) -> Mapping[str, inspect.Parameter]:
-        """What the model gives."""
+        """Arguments that the model gives."""
         return {n: p for n, p in _parameters(self.function).items() if p.kind is not p.KEYWORD_ONLY}
 
     @cached_property
     def schema(self) -> dict[str, object]:
-        """What the model is told. Raises ConfigError where docstring or annotations do not say enough."""
+        """Schema for the model. Raises ConfigError if docstring or annotations are incomplete."""
         try:
             schema = get_json_schema(_without_columns(self.function))
             return {**schema, "function": {**schema["function"], "name": self.name}}
@@ -68,9 +68,9 @@ class Tool:
             ) from None
 
     def fitting(self, given: Mapping[str, object], told: object = None) -> dict[str, object]:
-        """The arguments of a call as its schema wants them; ``told`` is another that the model was told.
+        """Return the arguments of a call in the types of its schema, and of ``told``, a row's own schema.
 
-        Raises Misfit in words for the model.
+        Raises Misfit, with a message for the model.
         """
         known, name = self.arguments, self.name[:40]
         missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
@@ -90,7 +90,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Environment:
-    """A class of the user, of which each completion has an object of its own."""
+    """A class of the user's; each completion has an object of its own."""
 
     spec: str
     home: tuple[str, str]
@@ -98,7 +98,7 @@ class Environment:
     tools: Sequence[Tool]
 
     def columns(self, row: Mapping[str, object]) -> dict[str, object]:
-        """Those of a row that `reset` asks for."""
+        """Return the columns of a row that `reset` asks for."""
         asked = _parameters(self.reset)
         every = any(p.kind is p.VAR_KEYWORD for p in asked.values())
         return {name: value for name, value in row.items() if every or name in asked}
@@ -110,10 +110,11 @@ class Environment:
 
 
 def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
-    """Tools by name: built-in ones, functions as module.py:function from ``folder``, those of an environment.
+    """Load tools by name: built-in ones, functions as module.py:function from ``folder``, an environment's.
 
     Raises ConfigError.
     """
+    # Schemas are made at once: their errors are the user's, and cost no loading of a model.
     environment = load_environment(tools.environment, folder)
     every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
     found: dict[str, Tool] = {}
@@ -127,7 +128,7 @@ def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
 
 
 def load_environment(spec: str | None, folder: Path) -> Environment | None:
-    """The class ``spec`` names, module.py:Class from ``folder``. Raises ConfigError."""
+    """Load the class that ``spec`` names, module.py:Class from ``folder``. Raises ConfigError."""
     if spec is None:
         return None
     where = f"rollout.tools.environment: {spec}"
@@ -170,7 +171,7 @@ def _home(spec: str, folder: Path) -> tuple[str, str]:
 
 
 def _checked(function: Callable[..., object], spec: str) -> Callable[..., object]:
-    """The function, if the model can call it. Raises ConfigError."""
+    """Return the function if the model can call it. Raises ConfigError."""
     kinds = {p.kind for p in _parameters(function).values()}
     if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
         raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without / and *args")
@@ -192,7 +193,7 @@ def _required(function: Callable[..., object]) -> set[str]:
 
 
 def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
-    """A function that looks like this one to whoever asks for its signature, but for the columns."""
+    """Return a function with this one's name, docstring and signature, but without the columns."""
 
     @functools.wraps(function)
     def shown() -> None: ...

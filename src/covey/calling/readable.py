@@ -1,4 +1,4 @@
-"""The proof that calls can be read: one is made up, written by the chat template and read back."""
+"""A proof that calls can be read: one is made up, written by the chat template and read back."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ASKED: Messages = [{"role": "user", "content": "?"}]
 MADE_UP: Mapping[object, object] = {
     "string": "covey", "integer": 3, "number": 1.5, "boolean": True, "array": ["a"], "object": {"a": "b"},
 }  # fmt: skip
-"""An argument of each JSON type."""
+"""A value of each JSON type."""
 
 
 class WrittenCall(NamedTuple):
-    """A call as a chat template writes it, and what is read of it."""
+    """A call as a chat template writes it, and whether it can be read back."""
 
     name: str
     text: str
-    """Of the turn; empty where the template shows no call."""
+    """The turn's text; empty if the template shows no call."""
     right: bool
     """Whether it was read as it was made."""
 
@@ -35,7 +35,7 @@ class WrittenCall(NamedTuple):
 def written_call(
     policy: Speaker, template: Mapping[str, object], schemas: Sequence[Mapping[str, object]]
 ) -> WrittenCall:
-    """How a template writes a call of the first tool, and whether that is read. Raises ConfigError."""
+    """Let the template write a call of the first tool, and read it back. Raises ConfigError."""
     call = _made_up(schemas[0])
     before = chat_tokens(policy.tokenizer, ASKED, template)
     for message, bare in _messages(call):
@@ -44,8 +44,10 @@ def written_call(
             without = chat_tokens(policy.tokenizer, [*ASKED, bare], template, begin=False)
         except DataError:
             continue
+        # The template shows no call in this form, if the turn looks the same without it.
         if whole == without or not (text := policy.tokenizer.decode(_turn(policy, before, whole))).strip():
             continue
+        # The turn's first token: the rendering with the turn and that without part there.
         start = _shared(before, whole)
         turn, prompt = np.array(_turn(policy, before, whole)), np.array(whole[:start])
         found = reader_of(policy, schemas)(turn, prompt)
@@ -57,7 +59,7 @@ def written_call(
 def prove_readable(
     policy: Speaker, problem: Problem, schemas: Sequence[Mapping[str, object]]
 ) -> Iterator[str]:
-    """A note where a chat template shows no calls. Raises ConfigError where those it shows are not read."""
+    """Yield a note if a chat template shows no calls. Raises ConfigError if calls it shows cannot be read."""
     written = written_call(policy, problem.template, schemas)
     if not written.text:
         yield (
@@ -73,7 +75,7 @@ def prove_readable(
 
 
 def _made_up(schema: Mapping[str, Any]) -> ToolCall:
-    """A call of the schema's function, with an argument for each parameter whose type is known here."""
+    """Return a call of the schema's function, with an argument for each parameter of a known type."""
     function = schema["function"]
     arguments = {}
     for name, accepted in function["parameters"].get("properties", {}).items():
@@ -85,7 +87,7 @@ def _made_up(schema: Mapping[str, Any]) -> ToolCall:
 
 
 def _messages(call: ToolCall) -> Iterator[tuple[Mapping[str, object], Mapping[str, object]]]:
-    """A turn with the call, in the ways templates take it, and the same turn without."""
+    """Yield a turn with the call, in each way that templates accept, and the same turn without the call."""
     for content in ("", None):
         for arguments in (call.arguments, json.dumps(call.arguments)):
             function = {"name": call.name, "arguments": arguments}
@@ -95,12 +97,12 @@ def _messages(call: ToolCall) -> Iterator[tuple[Mapping[str, object], Mapping[st
 
 
 def _turn(policy: Speaker, before: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """What the model would write: from where the prompt ends to the first end."""
+    """Return the tokens that the model would write: from the prompt's end up to the first end token."""
     turn = list(whole[_shared(before, whole) :])
     return turn[: next((n + 1 for n, token in enumerate(turn) if token in policy.end_ids), len(turn))]
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Count the tokens that two sequences begin with in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

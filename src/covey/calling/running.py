@@ -25,14 +25,14 @@ from covey_verify.sandbox.confine import Limits
 from covey_verify.threads import SHARED_SIZE, Executor
 
 ERROR = "error: "
-"""How a result begins that reports one. The model reads it and may try again."""
+"""Beginning of a result that reports an error. The model reads it and may try again."""
 NOT_RUN = f"{ERROR}not run"
 LONGEST_TOKEN = 128
-"""Characters; Qwen and Llama 3 have tokens of so many spaces."""
+"""Most characters of a token; Qwen and Llama 3 have tokens of 128 spaces."""
 MANY_RESETS = 500
-"""Prompts whose beginnings nobody waits for: they take a second or two."""
+"""Number of prompts up to which resets need no message: they take a second or two."""
 ESCAPED = 12
-"""Bytes that a character may take on its way out of a process."""
+"""Most bytes of a character in a process's JSON: two escapes of the form backslash uXXXX."""
 
 
 class Toolbox:
@@ -43,11 +43,12 @@ class Toolbox:
         self.tools, self.functions = tools, load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
         self.most = LONGEST_TOKEN * tools.result_tokens + 1
-        """Characters of a result: one that is cut here has more than `result_tokens`, and gets marked."""
+        """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
         self.output = Limits.output + ESCAPED * self.most
+        # A sandbox is looked for only if a program can be called: on some systems none holds.
         programs = any(tool.function is python for tool in self.functions.values())
         self.chosen = choose(**sandbox.model_dump()) if programs else None
-        """Where the model's programs run, if it may write any."""
+        """The sandbox of the model's programs, if it may write any."""
         self.executor = Executor()
         self.folder = folder.resolve()
         self.server = self._serve()
@@ -58,7 +59,7 @@ class Toolbox:
         )
 
     def _serve(self) -> ForkServer:
-        """A fork server that has imported the user's files."""
+        """Start a fork server that has imported the user's files."""
         places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
         files = [str(Path(place).parent) for place in places if place.endswith(".py")]
         return ForkServer(
@@ -71,17 +72,18 @@ class Toolbox:
 
     @property
     def schemas(self) -> list[dict[str, object]]:
-        """What a chat template tells the model."""
+        """The tools' schemas, for the chat template."""
         return [tool.schema for tool in self.functions.values()]
 
     def episode(self, problem: Problem, seed: int) -> Episode | None:
-        """What a completion will do with its environment; nothing runs yet."""
+        """Return the episode of a completion, None without an environment; nothing runs yet."""
         if self.environments is None:
             return None
         return Episode(self.environments, self.executor, problem, seed)
 
     def openings(self, problems: Sequence[Problem], say: Callable[[str], object]) -> list[str]:
-        """What prompts have to end with. A `reset` that returns None for the first never says anything."""
+        """Return the texts that prompts have to end with; none at all if the first `reset` returns None."""
+        # The first is asked alone: if it returns None, no other process has to be started.
         asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
         if not asked or (first := asked[0].opening()) is None:
             return [""] * len(problems)
@@ -91,17 +93,17 @@ class Toolbox:
         return [first, *(one.result() or "" for one in begun)]
 
     def allowance(self, batch: Waiting) -> Allowance:
-        """Of a completion, in a batch of them."""
+        """Return the time limit of a completion in a batch."""
         return Allowance(self.tools.seconds, batch)
 
     def waiting(self) -> Waiting:
-        """Of a batch of completions."""
+        """Return the time limit of a batch of completions."""
         return Waiting(self.tools.seconds)
 
     def begin(
         self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance
     ) -> Callable[[], list[str]]:
-        """Start the calls of a turn; what is returned waits for their results, texts for the model."""
+        """Start the calls of a turn. -> a function that waits for their results, texts for the model."""
         most = self.tools.calls_per_turn
         run = [partial(self._within, allowance, call, problem, episode) for call in calls[:most]]
         beyond = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
@@ -115,12 +117,12 @@ class Toolbox:
         return lambda: [*(each.result() for each in begun), *beyond]
 
     def _pool(self, call: ToolCall) -> tuple[str, int]:
-        """Where a call waits for its turn, and how many are run at once: for a place, not for the clock."""
+        """Return the queue of a call, and how many of the queue run at once."""
         tool = self.functions.get(call.name)
         return ("programs", SHARED_SIZE) if tool and tool.function is python else ("tools", CALLS_AT_ONCE)
 
     def _within(self, allowance: Allowance, call: ToolCall, problem: Problem, episode: Episode | None) -> str:
-        """What a call comes to in the seconds that are left to it."""
+        """Run a call in the seconds that are left to the completion."""
         seconds = min(self.tools.timeout, allowance.left())
         if seconds <= 0:
             return self._used_up
@@ -134,11 +136,13 @@ class Toolbox:
         episode: Episode | None = None,
         seconds: float | None = None,
     ) -> str:
-        """What a call comes to, an error included, in ``seconds`` or `rollout.tools.timeout`.
+        """Run a call and return its result or error, within ``seconds`` or `rollout.tools.timeout`.
 
         Raises CoveyError if it cannot even be tried.
         """
         seconds = self.tools.timeout if seconds is None else seconds
+        # Where it runs: arithmetic here, a program in the sandbox, a method in its environment's process, any
+        # other function in a forked process.
         tool = self.functions.get(call.name)
         if call.wrong or tool is None:
             return ERROR + (call.wrong or self._unknown(call.name))
@@ -155,6 +159,7 @@ class Toolbox:
             outcome = episode.call(tool.name, _given(tool, call, problem), seconds)
         else:
             outcome = self._in_child(tool, call, problem, seconds)
+        # "lost": the call could not be started, or its end is unknown: no error where little time was left.
         if outcome.kind == "lost" and seconds < self.tools.timeout:
             return self._used_up  # what was left did not suffice to begin
         if outcome.kind == "lost":
@@ -186,7 +191,7 @@ class Toolbox:
 
 
 def _here(tool: Tool, call: ToolCall) -> Outcome:
-    """Arithmetic needs no process of its own: it is bounded, and a fork takes a hundred times as long."""
+    """Calculate in this process: arithmetic is bounded, and a fork would take a hundred times as long."""
     try:
         return Outcome("ok", tool.function(**call.arguments))
     except ValueError as error:
@@ -194,7 +199,7 @@ def _here(tool: Tool, call: ToolCall) -> Outcome:
 
 
 def _told(tool: Tool, problem: Problem) -> object:
-    """The parameters of a tool in a row that tells the model of its tools itself."""
+    """Return a tool's parameters in a row that has schemas of its own; None if it has none."""
     rows = problem.template.get("tools")
     for one in rows if isinstance(rows, Sequence) else ():
         function = one.get("function", one) if isinstance(one, Mapping) else None
@@ -204,13 +209,13 @@ def _told(tool: Tool, problem: Problem) -> object:
 
 
 def _given(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
-    """What a tool gets: the model's arguments, and columns of the row."""
+    """Return the arguments of a tool: the model's, and columns of the row."""
     columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
     return {**call.arguments, **columns}
 
 
 def _text(outcome: Outcome) -> str:
-    """In words for the model."""
+    """Return an outcome in words for the model."""
     if outcome.kind == "ok":
         return str(outcome.value)
     return outcome.text or outcome.kind

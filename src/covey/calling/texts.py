@@ -1,4 +1,4 @@
-"""The calls in a completion of which only the text is known, for rewards that are asked without a model."""
+"""Calls in a completion of which only the text is known, for rewards that run without a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from covey.types import Completion, Problem
 
 
 def calls_by_text(_: Problem, completion: Completion) -> list[dict[str, object]]:
-    """As messages have them, in the form whose mark the text has."""
+    """Return the calls as messages have them, in the format whose mark the text has."""
     from covey.calling.forms import text_calls  # it loads torch, and few rewards ask for calls
 
     return text_calls(completion.text)

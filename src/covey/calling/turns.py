@@ -1,9 +1,9 @@
-"""A sampler of several turns: what tools say to a turn is inserted, and the completion continues.
+"""The sampler of several turns: the results of a turn's calls are inserted, and the completion continues.
 
 A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
 ended, those that were answered continue from their tokens, each with its own random stream. Inserted tokens
-are read and never trained (``Completion.sampled``). Where there is an environment, each completion has an
-object of its own from its first call on, and ends with what that has become.
+are read and never trained (``Completion.sampled``). With an environment, each completion has an object of
+its own from its first call on, and ends with that object's final state.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from covey_verify.texts.structured import CLOSE_CALL
 from covey_verify.threads import Call
 
 MOST_ADDED = 8
-"""How often a turn in plain text is continued that `</tool_call>` has ended inside of a call's text."""
+"""Most continuations of a turn in plain text that `</tool_call>` has ended inside a call's text."""
 
 
 class Called(NamedTuple):
-    """A completion whose last turn ended with calls, and what will be said to them."""
+    """A completion whose last turn ended with calls, and their results to be."""
 
     owner: Owner
     begun: Completion
@@ -50,25 +50,25 @@ class TurnSampler:
         self.read = reader_of(policy, toolbox.schemas)
         self.words = result_words(policy)
         self.waited = 0.0
-        """Seconds for which tools were waited for while nothing was sampled."""
+        """Seconds spent waiting for tools while nothing was sampled."""
 
     @property
     def version(self) -> int:
-        """Of the weights that are sampled from."""
+        """Version of the weights that are sampled from."""
         return self.sampler.version
 
     @property
     def shares(self) -> bool:
-        """As the other."""
+        """Whether each process samples some of the requests, as the inner sampler has it."""
         return self.sampler.shares
 
     @property
     def bit_exact(self) -> bool:
-        """As the other: a turn continues the very tokens that are trained on."""
+        """Whether the inner sampler is bit-exact: a turn continues the very tokens that are trained on."""
         return self.sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
-        """As the other."""
+        """Let the inner sampler follow these weights."""
         self.sampler.sync(weights)
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
@@ -84,6 +84,7 @@ class TurnSampler:
             if self.toolbox.environment is None:
                 yield from finished
             else:
+                # No process runs yet: it starts with the first call, or at the end for the final state.
                 begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
                 yield from _as_they_ended(finished, begun, waiting)
         finally:
@@ -102,12 +103,16 @@ class TurnSampler:
         assert all(r.problem is not NO_PROBLEM for r in requests), (
             "a chat is answered as one, a text as a text"
         )
+        # ``asked``: the requests of this round; ``owners``: which completions each of them brings. In the
+        # first round that is a whole group, later one completion, since their tokens differ then.
         asked = list(requests)
         owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
         allowances = {owner: self.toolbox.allowance(waiting) for owner in episodes}
+        # ``begun``: completions up to their last results; ``turns``: parts of the turn that is being sampled.
         begun: dict[Owner, Completion] = {}
         turns: dict[Owner, list[Completion]] = defaultdict(list)
         while asked:
+            # Calls run while other turns are sampled; their results are waited for at the end of the round.
             called, continued = list[Called](), list[tuple[Owner, Completion]]()
             for place, sample, part in self._turns(asked, params):
                 owner = owners[place][sample]
@@ -115,6 +120,7 @@ class TurnSampler:
                 turns[owner].append(part)
                 turn = self._joined(turns[owner])
                 before = begun.get(owner)
+                # A stop string inside of an argument: the same turn continues in the next round.
                 if len(turns[owner]) <= MOST_ADDED and self._goes_on(problem, before, turn, params):
                     continued.append((owner, turn if before is None else before.then(turn)))
                     continue
@@ -130,6 +136,7 @@ class TurnSampler:
             asked, owners = [], []
             for one in called:
                 whole = self._answered(requests[one.owner[0]], one, waiting)
+                # No room for another turn: it ends with its own last turn, without the results.
                 if params.max_tokens - len(whole.tokens) < 1:
                     yield Sampled(*one.owner, replace(one.begun, finish="length"))
                     continue
@@ -141,7 +148,7 @@ class TurnSampler:
                 owners.append([owner])
 
     def _joined(self, parts: Sequence[Completion]) -> Completion:
-        """A turn of its parts; more than one where a stop string was none."""
+        """Join the parts of a turn; there are several if its stop string was inside an argument."""
         if len(parts) == 1:
             return parts[0]
         whole = reduce(Completion.then, parts)
@@ -150,7 +157,7 @@ class TurnSampler:
     def _goes_on(
         self, problem: Problem, before: Completion | None, turn: Completion, params: SamplingParams
     ) -> bool:
-        """Whether a turn was ended by what stands inside of a call's text, and has room to continue."""
+        """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""
         length = len(turn.tokens) + (0 if before is None else len(before.tokens))
         ended = turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids
         if problem.chat or ended or length >= params.max_tokens or any(s in turn.text for s in params.stop):
@@ -158,7 +165,7 @@ class TurnSampler:
         return ends_inside(turn.text)
 
     def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> list[ToolCall]:
-        """What a turn calls, unless it was not ended or is the last one."""
+        """Return a turn's calls; none if it was truncated, or no more turns may be answered."""
         tools = self.toolbox.tools
         answered = 0 if before is None else sum(not drawn for drawn, _ in before.parts)
         if turn.finish != "stop" or answered >= tools.max_calls:
@@ -166,15 +173,16 @@ class TurnSampler:
         return self.read(turn.tokens, asked.prompt) if asked.problem.chat else calls_in(turn.text)
 
     def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
-        """The next turn of each. In plain text a call's end ends it, in a chat the model has to."""
+        """Sample the next turn of each. In plain text a call's end is a stop string, in chats it is not."""
         in_text = replace(params, stop=(*params.stop, CLOSE_CALL))
+        # Two passes, since a pass has one set of stop strings; ``places`` maps back to numbers in ``asked``.
         for kind, chat in ((params, True), (in_text, False)):
             places = [n for n, request in enumerate(asked) if request.problem.chat is chat]
             for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
                 yield sampled._replace(request=places[sampled.request])
 
     def _answered(self, request: Request, called: Called, waiting: Waiting) -> Completion:
-        """A completion with the results of its calls. Raises CoveyError where one could not be tried."""
+        """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
         most, begun = self.toolbox.tools.result_tokens, called.begun
         with waiting():
             said = called.results()
@@ -182,6 +190,8 @@ class TurnSampler:
         closed = int(begun.tokens[-1]) in self.policy.end_ids
         ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
         tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
+        # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
+        # ``sampled`` is False on all of them (no zero is above 0).
         inserted = Completion(
             tokens,
             nothing,
@@ -199,7 +209,7 @@ class TurnSampler:
 
 
 def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
-    """A turn as a message with its calls."""
+    """Return a turn as a message with its calls."""
     message = _said("assistant", turn.text)
     return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
 
@@ -207,11 +217,12 @@ def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, obj
 def _as_they_ended(
     finished: Iterator[Sampled], episodes: Mapping[Owner, Episode], waiting: Waiting
 ) -> Iterator[Sampled]:
-    """Completions with what their environments have become, which is asked for while others are sampled."""
+    """Yield completions with the final state of their environments, asked for while others are sampled."""
     ending: deque[tuple[Sampled, Call[Ending]]] = deque()
     for one in finished:
         episode = episodes[one.request, one.sample]
         ending.append((one, episode.submit(partial(episode.end, waiting))))
+        # In the order in which completions ended; one whose state is late holds up those after it.
         while ending and ending[0][1].future.done():
             yield _ended(*ending.popleft())
     for sampled, call in ending:
@@ -226,7 +237,7 @@ def _ended(sampled: Sampled, call: Call[Ending]) -> Sampled:
 
 
 def seconds_waited(sampler: Sampler) -> float:
-    """For which a sampler has waited for tools, in all."""
+    """Return the seconds that a sampler has spent waiting for tools."""
     return sampler.waited if isinstance(sampler, TurnSampler) else 0.0
 
 
@@ -235,7 +246,7 @@ def _said(role: str, text: str) -> Mapping[str, str]:
 
 
 def _continued(request: Request, sample: int, whole: Completion, room: int) -> Request:
-    """The request for what follows a completion that has begun: its draws continue where they were."""
+    """Return the request for the rest of a completion: its draws continue where they were."""
     return replace(
         request,
         prompt=np.concatenate([request.prompt, whole.tokens]),
@@ -246,5 +257,5 @@ def _continued(request: Request, sample: int, whole: Completion, room: int) -> R
 
 
 def innermost(sampler: Sampler) -> Sampler:
-    """The sampler of turns, where there are any."""
+    """Return the sampler that draws tokens, without the one of turns around it."""
     return sampler.sampler if isinstance(sampler, TurnSampler) else sampler

@@ -1,4 +1,4 @@
-"""Tools in a run: loaded before its model, told to the model, put around its sampler."""
+"""Tools in a run: loaded before its model, described to the model, put around its sampler."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from covey_verify.errors import ConfigError, DataError
 from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL
 
 PROBE = "42"
-"""A result to look for in what the model would read."""
+"""A result that has to occur in what the template inserts."""
 
 
 def toolbox_of(loaded: Loaded) -> Toolbox | None:
-    """The tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
+    """Return the tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
     config = loaded.config
     if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
         return None
     toolbox = Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
     task = config.data.task or ""
     open_to_programs = toolbox.chosen is not None and not toolbox.chosen.sealed
+    # The puzzles' solvers are importable where reasoning-gym is.
     if task.startswith(PREFIX) and (open_to_programs or "reasoning_gym" in config.sandbox.packages):
         raise ConfigError(
             f"rollout.tools: with the tool python a program could compute the answers of data.task: {task}, "
@@ -44,7 +45,7 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
 
 
 def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
-    """How a problem's environment begins, if there is one. Raises DataError where it cannot."""
+    """Return the state of a problem's environment after `reset`, if there is one. Raises DataError."""
     episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
     return None if episode is None else episode.end().state
 
@@ -52,10 +53,10 @@ def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object]
 def with_schemas(
     source: Source, toolbox: Toolbox | None, say: Callable[[str], object] = lambda _: None
 ) -> Source:
-    """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them.
+    """Add the tools' schemas to the problems' chats; a row that has `tools` of its own keeps them.
 
-    Prompts end with what an environment's `reset` returns. Raises DataError where a tool asks for a column
-    that a row lacks.
+    The text that an environment's `reset` returns is added to the prompts. Raises DataError if a tool asks
+    for a column that a row lacks.
     """
     if toolbox is None:
         return source
@@ -67,6 +68,7 @@ def with_schemas(
         _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
         _refuse_taken(problems)
     given = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
+    # By identity: ids of problems may repeat between training and test.
     openings = dict(zip(map(id, given), toolbox.openings(given, say), strict=True))
 
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
@@ -83,7 +85,7 @@ def with_schemas(
 
 
 def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[str, set[str]]:
-    """Who of the tools reads which columns: name of a tool, or of the environment's class, to columns."""
+    """Return the columns that each tool reads: name of a tool, or of the environment's class -> columns."""
     if toolbox is None:
         return {}
     asked = {name: set(tool.columns) for name, tool in toolbox.functions.items()}
@@ -93,7 +95,7 @@ def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[
 
 
 def _ending_with(problem: Problem, text: str) -> Problem:
-    """Kept completions of an earlier stage have prompts that end so already."""
+    """Add a text to a prompt, unless it ends so already, as those of completions of an earlier stage do."""
     if problem.sampled is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt
@@ -122,10 +124,11 @@ def _refuse_taken(problems: Sequence[Problem]) -> None:
 
 
 def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl") -> Iterator[str]:
-    """What the model is not told of its tools. Raises ConfigError or DataError where nobody can answer it."""
+    """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
     if toolbox is None:
         return
     problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
+    # One problem is enough: the template and the tools are the same for all.
     for problem in [p for p in problems if p.chat][:1]:
         inserted = answer_tokens(policy, problem, [call], [PROBE])
         check_known(policy, inserted, "what the chat template writes around the result of a tool")
@@ -150,5 +153,5 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str 
 
 
 def with_tools(sampler: Sampler, policy: Policy, toolbox: Toolbox | None) -> Sampler:
-    """A sampler whose completions may call tools, where there are any."""
+    """Return a sampler whose completions may call tools, if there are any."""
     return sampler if toolbox is None else TurnSampler(sampler, policy, toolbox)

@@ -1,1 +1,1 @@
-"""Where processes of a run are placed: samplers, reward workers and trainers on a Ray cluster."""
+"""Placing a run's processes: samplers, reward workers and trainers, on this machine or a Ray cluster."""

@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: one that is there, or this machine's own for as long as the process lives."""
+"""Connecting to a Ray cluster: one that runs already, or one that is started here for this process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 MESSAGES = 100 << 20
-"""Bytes of shared memory for what actors and the run say to each other."""
+"""Bytes of shared memory for messages between actors and the run."""
 _placed: list[ActorHandle] = []
-"""What this process has placed and not released."""
+"""Actors that this process has placed and not released."""
 
 
 def connect_ray(address: str) -> None:
-    """Join the cluster at ``address``; `auto`: the one this machine belongs to, else start one here.
+    """Join the cluster at ``address``; `auto`: the one that this machine belongs to, else start one here.
 
     Raises ConfigError.
     """
+    # Before the import, because Ray reads its environment then.
     _take_token()
     try:
         import ray
@@ -44,6 +45,7 @@ def connect_ray(address: str) -> None:
                 raise ConfigError(f"launch.ray: no Ray cluster answers at {address}: {said(error)}") from None
             ray.init(address="local", include_dashboard=False, object_store_memory=MESSAGES, **_QUIET)
         except Exception as error:
+            # Ray raises errors of its own, and these two, for a cluster that refuses; others are bugs.
             if not type(error).__module__.startswith("ray.") and not isinstance(
                 error, RuntimeError | ValueError
             ):
@@ -58,9 +60,9 @@ _QUIET: Mapping[str, object] = {"log_to_driver": False, "configure_logging": Fal
 
 
 def _take_token() -> None:
-    """A token for the processes of a cluster that is started here, unless there is one already.
+    """Set a token for the processes of a cluster that is started here, unless there is one already.
 
-    Ray would make one too, but keep it in the home folder; and it reads this once, when it is imported.
+    Ray would make one too, but keep it in the home folder. It reads the token once, when it is imported.
     """
     os.environ["RAY_AUTH_MODE"] = "token"
     known = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -70,7 +72,8 @@ def _take_token() -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Signals mean afterwards what they meant before: Ray takes SIGTERM for itself."""
+    """Restore the signal handlers after the block: Ray replaces that of SIGTERM."""
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,13 +86,13 @@ def _own_signals() -> Iterator[None]:
 
 
 def keep(actor: ActorHandle) -> ActorHandle:
-    """An actor that is released with the others."""
+    """Add an actor to those that ``release`` ends."""
     _placed.append(actor)
     return actor
 
 
 def release() -> None:
-    """End all that this process has placed."""
+    """End all actors that this process has placed."""
     while _placed:
         end(_placed.pop())
 
@@ -103,13 +106,13 @@ def end(actor: ActorHandle) -> None:
 
 
 def said(error: BaseException) -> str:
-    """What Ray says of a failure, in a line: its first, and its last, which has the cause."""
+    """Return Ray's message of a failure in one line: its first line, and its last, which has the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
 
 
 def node_lost(error: BaseException) -> bool:
-    """Whether an actor ended because of where it was, not because of what it did."""
+    """Whether an actor was lost with its node or process, rather than failing in its constructor."""
     from ray.exceptions import RayActorError
 
     return isinstance(error, RayActorError) and not error.actor_init_failed

@@ -1,4 +1,4 @@
-"""`covey launch`: the files that start a run under torchrun, Slurm or Ray, to be read and changed."""
+"""Files of `covey launch`, which start a run under torchrun, Slurm or Ray; users read and change them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from covey.config.schema import Config
 from covey.insight.usage import shell_word
 
+# The texts are formatted, so braces of the shell are doubled.
 TORCHRUN = """\
 #!/usr/bin/env bash
 # {processes} processes on this machine train together (FSDP2). When one dies, torchrun starts all of them
@@ -86,9 +87,10 @@ esac
 
 
 def launch_files(config: Config, path: Path, settings: Sequence[str], nodes: int) -> Mapping[str, str]:
-    """Name -> text. ``path`` is the YAML file, ``settings`` what is added to it on the command line."""
+    """Return name -> text. ``path`` is the YAML file, ``settings`` the command line's additions to it."""
     launch = config.launch
     placed = {"ray": "auto", "processes": nodes * launch.processes, "samplers": launch.samplers}
+    # Texts are quoted for the shell, since folders and settings may have any characters.
     known = {
         "folder": shell_word(str(Path.cwd())),
         "output": shell_word(str(config.output)),

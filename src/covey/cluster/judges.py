@@ -1,4 +1,4 @@
-"""Reward workers that Ray places: a user's function in a process of its own, on whichever node has room."""
+"""Reward workers that Ray places: a user's function in a process of its own, on any node with room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Failed, Link, Lost
 from covey_verify.errors import RewardError
 
 PLACINGS = 3
-"""How often a worker is placed whose node is lost before it is up."""
+"""Number of times that a worker is placed if its node is lost before it is up."""
 
 
 class RewardHost:
@@ -21,18 +21,19 @@ class RewardHost:
         self.link = Link(setup)
 
     def ready(self) -> None:
-        """It answers when the user's file is imported."""
+        """Return once the user's file is imported: the constructor has ended."""
 
     def ask(self, message: CallRequest) -> tuple[CallReply | None, str]:
-        """What the function said; or nothing, and how its process has ended."""
+        """Call the function. -> its reply; or None, and how its process ended."""
         try:
             return self.link.ask(message).result(), ""
         except Failed as error:
+            # As a value: Ray would wrap an exception into one of its own.
             return None, str(error)
 
 
 class PlacedLink:
-    """To an actor what ``Link`` is to a process."""
+    """The interface of ``Link``, for a process that an actor holds."""
 
     def __init__(self, setup: UserSetup) -> None:
         """Raises RewardError if the user's file cannot be imported there.
@@ -43,6 +44,7 @@ class PlacedLink:
         from ray.exceptions import RayError
 
         self.gone: str | None = None
+        # max_concurrency: an asynchronous reward has as many calls under way as in a run without Ray.
         kind = ray.remote(RewardHost).options(
             num_cpus=0.5, max_concurrency=ASYNC_CALLS, scheduling_strategy="SPREAD"
         )
@@ -52,13 +54,14 @@ class PlacedLink:
                 ray.get(self.actor.ready.remote(), timeout=IMPORT_SECONDS)
             except (RayError, TimeoutError) as error:
                 end(self.actor)
+                # Only a lost node is worth another try; a file that cannot be imported fails everywhere.
                 if not (again and node_lost(error)):
                     raise RewardError(f"reward {setup['reward']}: not placed by Ray: {said(error)}") from None
             else:
                 return
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
-        """Send a request; its answer will be there. Raises Failed if the process has ended."""
+        """Send a request. -> the future answer. Raises Failed if the process has ended."""
         if self.gone is not None:
             raise Failed(self.gone)
         answer = Future[CallReply]()
@@ -66,6 +69,8 @@ class PlacedLink:
         return answer
 
     def _arrived(self, answer: Future[CallReply], reply: Future[tuple[CallReply | None, str]]) -> None:
+        # Runs in a thread of Ray's. An exception is the actor's loss (the call may be repeated elsewhere); an
+        # empty reply is the end of the user's process.
         error = reply.exception()
         if error is not None:
             self.gone = self.gone or said(error)
@@ -79,12 +84,12 @@ class PlacedLink:
             answer.set_result(found)
 
     def close(self, why: str) -> None:
-        """Kill the process; whoever waits is told."""
+        """Kill the process; the calls under way fail."""
         self.gone = self.gone or why
         end(self.actor)
 
 
 def placed_link(address: str, setup: UserSetup) -> PlacedLink:
-    """A worker's process on the cluster at ``address``."""
+    """Place a worker's process on the cluster at ``address``."""
     connect_ray(address)
     return PlacedLink(setup)

@@ -1,8 +1,8 @@
 """`launch.processes`: the processes that train together, started on this machine or by Ray, and watched.
 
-Each is the command that the user gave, with the environment that torchrun gives. When one dies the others
-are ended, and all begin again from the last checkpoint. What a process ends with by itself (a mistake in the
-config, a guard, a stop) is the end of the command.
+Each runs the command that the user gave, in the environment that torchrun sets up. When one dies the others
+are ended, and all start again from the last checkpoint. If a process ends by itself (a mistake in the
+config, a guard, a stop), the command ends with its exit code.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from covey.config.schema import Config
 
 LAST_WORDS = 10.0
-"""Seconds that the others have to end by themselves after one has died."""
+"""Seconds for the others to end by themselves after one has failed."""
 TICK = 0.05
-"""Seconds between two looks at them."""
+"""Seconds between two polls."""
 
 
 def launch(config: Config, as_json: bool = False) -> int:
-    """Give this command to several processes. -> its exit code."""
+    """Run this command in several processes. -> its exit code."""
     restarts = config.launch.restarts
     works_in(config.output)
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         for attempt in range(restarts + 1):
+            # Each attempt has its own file to meet at: an old one holds addresses of processes that are gone.
             job = _Job(config, Path(folder) / f"store-{attempt}")
             code = job.run()
             if job.stopping or not job.died or attempt == restarts:
@@ -51,12 +52,13 @@ def launch(config: Config, as_json: bool = False) -> int:
 
 
 class _Job:
-    """The processes, from their start to their end."""
+    """One attempt: the processes, from their start to their end."""
 
     def __init__(self, config: Config, store: Path) -> None:
         self.processes: Sequence[subprocess.Popen[bytes] | PlacedRank] = []
         self.stopping = self.died = False
         self.last = -TOGETHER
+        # Before the processes start, so that a signal meanwhile is not lost.
         self.before = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
         command = [sys.executable, "-m", "covey", *sys.argv[1:]]
         if config.launch.ray is None:
@@ -66,6 +68,7 @@ class _Job:
 
     def run(self) -> int:
         """Wait for all of them. -> the exit code of the first that failed, 0 if none did."""
+        # Number of a process -> its exit code, in the order in which they were seen to end.
         codes: dict[int, int] = {}
         since = 0.0
         try:
@@ -73,6 +76,7 @@ class _Job:
                 for n, process in enumerate(self.processes):
                     if n not in codes and (code := process.poll()) is not None:
                         codes[n] = code
+                        # When the first failure was seen; 0 while there is none.
                         since = since or time.monotonic() * bool(code)
                 if since and time.monotonic() - since > LAST_WORDS:
                     self._kill()
@@ -101,13 +105,17 @@ class _Job:
 
 
 def has_died(codes: Sequence[int]) -> bool:
-    """Whether a process was lost, by a signal or a crash, and none ended by a mistake or a decision."""
+    """Whether a process was lost by a signal or a crash, so that another attempt may succeed.
+
+    Without one killed by a signal, all others must have ended well, crashed or lost their peers: any other
+    code is a mistake or a decision, which would only repeat.
+    """
     killed = any(code < 0 or code > 128 for code in codes)
     return killed or (PeersLost.code in codes and set(codes) <= {0, PeersLost.code, CRASHED})
 
 
 def _local(count: int, store: Path, command: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    """The command so many times on this machine."""
+    """Start the command ``count`` times on this machine."""
     shared = {
         **os.environ,
         "WORLD_SIZE": str(count),
@@ -115,7 +123,7 @@ def _local(count: int, store: Path, command: Sequence[str]) -> list[subprocess.P
         STORE: str(store),
         LAUNCHER: str(os.getpid()),
     }
-    if sys.platform == "linux":  # nobody else is to reach them
+    if sys.platform == "linux":  # not to be reached from elsewhere
         shared = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **shared}
     return [
         # In a session of its own: Ctrl-C reaches it once, through this process.
@@ -127,7 +135,8 @@ def _local(count: int, store: Path, command: Sequence[str]) -> list[subprocess.P
 
 
 def _code_of(codes: Sequence[int]) -> int:
-    """What the command ends with: what was said rather than what followed from it."""
+    """Return the command's exit code: the first cause, rather than the loss of peers that followed."""
+    # Popen reports signal n as -n, a shell as 128 + n.
     failed = [128 - code if code < 0 else code for code in codes if code]
     said = [code for code in failed if code != PeersLost.code]
     return next(iter(said or failed), 0)

@@ -1,4 +1,4 @@
-"""The processes that train together, placed by Ray: each a child of an actor, with torchrun's environment."""
+"""Training processes that Ray places: each is a child of an actor, with torchrun's environment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 NODE_ANSWERS, PLACING = 20.0, 120.0
-"""Seconds for an actor to answer before its node counts as lost; and for all to have room."""
+"""Seconds for an actor to answer before its node counts as lost; seconds for all actors to get room."""
 
 
 class RankHost:
-    """The actor: one process, what it prints, and what it ends with."""
+    """The actor: it holds one process, its output and its exit code."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -34,14 +34,16 @@ class RankHost:
         self.readers: list[threading.Thread] = []
 
     def place(self) -> tuple[str, int]:
-        """The node's address, and a port of it that nobody listens on."""
+        """Return the node's address, and a port on which nothing listens."""
         import ray
 
+        # Port 0 lets the system choose; it is free again after the block, for the first process to listen on.
         with socket.create_server(("", 0)) as taken:
             return ray.util.get_node_ip_address(), int(taken.getsockname()[1])
 
     def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
-        """Begin."""
+        """Start the process, and threads that read its output."""
+        # Ray sets this per actor; the environment of the run would name the GPUs of another machine.
         own = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
         told = {**environment, **own, LAUNCHER: str(os.getpid())}
         self.process = subprocess.Popen(  # noqa: S603 - the command that the user gave
@@ -59,33 +61,35 @@ class RankHost:
 
     @staticmethod
     def _read(stream: IO[bytes], into: list[bytes]) -> None:
+        # Always drained, or a full pipe would stop the process. List operations need no lock.
         while part := os.read(stream.fileno(), 1 << 16):
             into.append(part)
 
     def look(self) -> tuple[int | None, bytes, bytes]:
-        """The exit code, None while it runs, and what it has printed since the last look."""
+        """Return the exit code, None while it runs, and the output since the last call."""
         assert self.process is not None
         code = self.process.poll()
+        # The last output may still be in the pipe. A grandchild may hold that open: hence a time limit.
         for reader in self.readers if code is not None else ():
             reader.join(5.0)
         out, err = (b"".join(into.pop(0) for _ in range(len(into))) for into in self.printed)
         return code, out, err
 
     def send(self, number: int) -> None:
-        """Pass a signal on."""
+        """Send the process a signal, if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
 
 class PlacedRank:
-    """To such an actor what ``subprocess.Popen`` is to a process; what it prints is printed here."""
+    """The interface of ``subprocess.Popen`` for a process that an actor holds; its output is printed here."""
 
     def __init__(self, actor: ActorHandle) -> None:
         self.actor = actor
         self.code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code; that of SIGKILL where the node is gone."""
+        """Return the exit code, None while it runs; that of SIGKILL if the node is lost."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -94,6 +98,7 @@ class PlacedRank:
                 self.code, out, err = ray.get(self.actor.look.remote(), timeout=NODE_ANSWERS)
             except (RayActorError, TimeoutError) as error:
                 self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
+            # Printed here, since the user reads this process's terminal.
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
                     stream.write(text.decode(errors="replace"))
@@ -101,7 +106,7 @@ class PlacedRank:
         return self.code
 
     def send_signal(self, number: int) -> None:
-        """Pass a signal on."""
+        """Send the process a signal."""
         self.actor.send.remote(number)
 
     def kill(self) -> None:
@@ -111,7 +116,7 @@ class PlacedRank:
 
 
 def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
-    """Start the command as often as processes train together. Raises ConfigError where there is no room."""
+    """Start the command once per training process. Raises ConfigError if there is no room."""
     import ray
     from ray.exceptions import RayError
 
@@ -119,6 +124,7 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     connect_ray(config.launch.ray)
     count, there = config.launch.processes, ray.cluster_resources()
     each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in there)}
+    # Concurrent calls, so that a signal gets through while ``look`` waits for a reader.
     kind = ray.remote(RankHost).options(**each, max_concurrency=4)
     actors = [keep(kind.remote()) for _ in range(count)]
     try:
@@ -131,9 +137,11 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
             f"{each['num_gpus']} GPUs each, it has {there.get('CPU', 0):g} and {there.get('GPU', 0):g} "
             f"({said(error)})"
         ) from None
+    # Rank 0 listens there; the others meet at its address.
     address, port = places[0]
     shared = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
+    # Processes per node, and how many of each node's have a local rank already.
     on_node, seen = Counter(ip for ip, _ in places), Counter[str]()
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
         own = {"RANK": str(rank), "LOCAL_RANK": str(seen[ip]), "LOCAL_WORLD_SIZE": str(on_node[ip])}

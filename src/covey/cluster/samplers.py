@@ -1,7 +1,7 @@
-"""Samplers that Ray places: covey's own engine with the routes of `covey serve`, asked through Ray.
+"""Samplers that Ray places: covey's own engine with the routes of `covey serve`, called through Ray.
 
-No port is opened: who may call an actor is Ray's matter. A sampler whose node is lost is started again
-elsewhere, where there is room, and proves itself to the run as any server does.
+No port is opened: Ray decides who may call an actor. A sampler whose node is lost is started again where
+there is room, and has to pass the run's probes as any server does.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
 
 SCHEME = "ray:"
 SHORT_ANSWER = 5.0
-"""Seconds for an answer that takes no work; one that is being started again has none for longer."""
+"""Seconds for an answer that takes no work; a sampler that is being restarted does not answer within them."""
 _numbers = itertools.count(1)
 
 
 class SamplerHost:
-    """The actor."""
+    """The actor: a model, and the ASGI application of `covey serve` around it."""
 
     def __init__(self, model: str, weights: str, settings: list[str]) -> None:
         self.app = service_of(model, Path(weights), "policy", settings).app()
 
     def ready(self) -> None:
-        """It answers when the model is loaded."""
+        """Return once the model is loaded: the constructor has ended."""
 
     async def answer(self, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Status and body of the reply to a request, as over HTTP."""
+        """Answer a request as over HTTP. -> status and body of the reply."""
+        # An ASGI request without a server: localhost as the host passes the check of callers.
         scope = {
             "type": "http",
             "http_version": "1.1",
@@ -64,6 +65,7 @@ class SamplerHost:
         async def send(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
+            # Two kinds of message come: the first has the status, the others parts of the body.
             parts.append(message.get("body", b""))
 
         await self.app(scope, receive, send)
@@ -71,16 +73,18 @@ class SamplerHost:
 
 
 class PlacedSamplers:
-    """Samplers on a cluster, asked as servers are: ``ask`` has the signature of ``covey_verify.web.ask``."""
+    """Samplers on a cluster, used as servers: ``ask`` has the signature of ``covey_verify.web.ask``."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path) -> None:
         """``folder`` is where weights are written; all nodes see it at the same path. Raises ConfigError."""
         assert config.launch.ray is not None
         connect_ray(config.launch.ray)
+        # A restarted sampler loads these weights too; the run then gives it the current ones.
         start = folder.resolve() / "start"
         with committed_folder(start) as made:
             save_policy(policy, made)
         options = self._options(config)
+        # Samplers compute as this process does, so that log-probs can be bit-exact.
         settings = [
             f"--threads={config.threads or options['num_cpus']}",
             f"--rollout.max_running={config.rollout.max_running}",
@@ -94,12 +98,12 @@ class PlacedSamplers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """What they are called."""
+        """Addresses of the samplers, as ``ask`` takes them."""
         return tuple(self.actors)
 
     @staticmethod
     def _options(config: Config) -> dict[str, int]:
-        """What a sampler takes. Raises ConfigError where the cluster can never have it."""
+        """Return the resources of a sampler. Raises ConfigError if the cluster does not have them."""
         import ray
 
         there, count = ray.cluster_resources(), config.launch.samplers
@@ -113,7 +117,7 @@ class PlacedSamplers:
         return {"num_cpus": wanted["CPU"], "num_gpus": wanted["GPU"]}
 
     def _wait(self, config: Config) -> None:
-        """Until the first of them has loaded its model; the others join as they are ready."""
+        """Wait until the first of them has loaded its model; the others join as they are ready."""
         import ray
         from ray.exceptions import RayError
 
@@ -128,6 +132,7 @@ class PlacedSamplers:
             try:
                 ray.get(up)
             except RayError as error:
+                # Ray starts one again whose node was lost; meanwhile the others are waited for.
                 if not (left and node_lost(error)):
                     raise ConfigError(f"launch.samplers: a sampler did not start: {said(error)}") from None
             else:
@@ -136,13 +141,14 @@ class PlacedSamplers:
     def ask(
         self, url: str, body: object = None, token: str = "", timeout: float = QUICK, largest: int = 1 << 20
     ) -> object:
-        """As ``covey_verify.web.ask``; a sampler that does not answer is an OSError."""
+        """Send a request as ``covey_verify.web.ask`` does. A sampler that does not answer raises OSError."""
         if not url.startswith(SCHEME):
             return ask(url, body, token, timeout, largest)
         import ray
         from ray.exceptions import RayError
 
         name, slash, path = url.partition("/")
+        # As bytes, as over HTTP, so that the routes check it in the same way.
         data = None if body is None else json.dumps(body).encode()
         patience = min(timeout, SHORT_ANSWER) if timeout == QUICK else timeout
         reply = self.actors[name].answer.remote(slash + path, data)
@@ -154,6 +160,7 @@ class PlacedSamplers:
         except RayError as error:
             raise OSError(said(error)) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
+            # The exception that urllib would raise, since the dialects read its status.
             raise HTTPError(url, status, HTTPStatus(status).phrase, HTTPMessage(), io.BytesIO(text))
         if len(text) > largest:
             raise ValueError(f"a reply of more than {largest} bytes")
@@ -165,6 +172,7 @@ def _place(
 ) -> Iterator[tuple[str, ActorHandle]]:
     import ray
 
+    # -1: restarted without limit, on any node.
     kind = ray.remote(SamplerHost).options(**options, max_restarts=-1, scheduling_strategy="SPREAD")
     for _ in range(count):
         yield f"{SCHEME}sampler-{next(_numbers)}", keep(kind.remote(start, weights, settings))

@@ -1,4 +1,4 @@
-"""What a sampler is: requests in, completions with the log-prob of every token out."""
+"""The interface of a sampler: requests in, completions with the log-prob of every token out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from covey.types import NO_PROBLEM, Completion, Problem
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are drawn."""
+    """Settings of how completions are drawn."""
 
     max_tokens: int = 512
     temperature: float = 1.0
-    """0 is greedy."""
+    """Softmax temperature; 0 is greedy."""
     top_p: float = 1.0
     """Keep the smallest set of tokens that holds this probability."""
     top_k: int = 0
@@ -41,16 +41,16 @@ class Request:
     streams: Sequence[int]
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
     begun: int = 0
-    """How many tokens of a completion that was begun elsewhere the prompt ends with."""
+    """Number of tokens at the end of the prompt that belong to a completion begun elsewhere."""
     room: int | None = None
-    """Tokens at most, where that is less than ``SamplingParams.max_tokens``."""
+    """Most tokens of a completion, where that is less than ``SamplingParams.max_tokens``."""
     problem: Problem = NO_PROBLEM
-    """Whose prompt it is, for tools that read its columns."""
+    """The problem that the prompt belongs to, for tools that read its columns."""
     greedy: bool = False
     """Whether the likeliest token is taken each time, whatever the temperature."""
 
     def most(self, params: SamplingParams) -> int:
-        """Tokens of a completion at most."""
+        """Return the most tokens that a completion may have."""
         return params.max_tokens if self.room is None else min(self.room, params.max_tokens)
 
 
@@ -63,14 +63,14 @@ class Sampled(NamedTuple):
 
 
 class Weights(Protocol):
-    """What a sampler follows: a learner."""
+    """The learner, as a sampler sees it: the weights to follow and their version."""
 
     version: int
-    """Optimizer steps that moved the weights."""
+    """Number of optimizer steps that moved the weights."""
 
     @property
     def policy(self) -> Policy:
-        """Whose weights these are."""
+        """The model that has these weights."""
 
 
 class Sampler(Protocol):
@@ -78,15 +78,15 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimizer steps its weights have seen."""
+        """Number of optimizer steps that its weights have seen."""
 
     @property
     def shares(self) -> bool:
-        """Whether each of several processes samples a share of the requests; else the first asks for all."""
+        """Whether each of several processes samples some of the requests; else rank 0 asks for all."""
 
     @property
     def bit_exact(self) -> bool:
-        """Whether the log-probs it records are the bits that the trained policy's ``score`` finds."""
+        """Whether its log-probs are bit-exact: the bits that the trained policy's ``score`` computes."""
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on."""

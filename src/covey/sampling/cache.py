@@ -29,7 +29,7 @@ from covey.sampling.graphs import Replayed, Step, cuda_recorder
 PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
 LEAST_SAVED = 32
-"""Tokens that have to be saved for the beginning that prompts share to be computed apart."""
+"""Fewest tokens saved for which the beginning that prompts share is computed only once."""
 ROUNDING = 64
 """Cache lengths are multiples of this, so that vectors may read past the last token and kernels find
 aligned rows."""
@@ -45,26 +45,31 @@ class CacheEngine:
         longest = max(map(len, prompts), default=0)
         pages = min(slots, len(prompts)) + 1  # the last prompt may wait for its other completions
         self.cache = kind(policy.decoder, slots, pages, longest, max_tokens)
+        # The step holds the cache's buffers and no reference to this engine (see ``_step``).
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
             self.step = Replayed(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
+        # One entry per running slot: the number of its request, and how many tokens its cache holds.
         self.owners: list[int] = []
         self.lengths: list[int] = []
+        # First logits (V,) of prompts that still have completions to start.
         self.logits: dict[int, Tensor] = {}
 
     @property
     def memory(self) -> int:
-        """Bytes of keys, values and what else is kept for sampling."""
+        """Bytes of the cache, and of the weights packed for the compiled operations."""
+        # ``alive_bytes`` counts each storage once, so tensors that are views of others cost nothing.
         kept = [v for v in vars(self.cache).values() if isinstance(v, Tensor)]
         return alive_bytes((*kept, *(m.packed for m in self.decoder.linears)))
 
     def free_slots(self, running: int) -> int:
-        """How many completions may be admitted now."""
+        """Return how many completions may be admitted now."""
         return self.slots - running
 
     def admit(self, requests: Sequence[int]) -> Tensor:
-        """Start a completion of each request in the next slots. -> first logits (n, V)."""
+        """Start one completion of each request in the next slots. -> first logits (n, V)."""
+        # A request occurs once per completion, next to its siblings; its prompt is prefilled once.
         new = [r for r in dict.fromkeys(requests) if r not in self.logits]
         for chunk in self._chunks(new):
             self._prefill(chunk)
@@ -80,7 +85,9 @@ class CacheEngine:
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
+        # ``turning`` refuses a length at which sampling and training would rotate by different angles.
         logits = self.step(tokens, self.decoder.turning(max(self.lengths)))
+        # Only now do the lengths in the cache move on: the step itself may have run twice (``graphs``).
         self.cache.advance(len(self.owners))
         return logits
 
@@ -92,9 +99,11 @@ class CacheEngine:
         self._forget_prompts()
 
     def _forget_prompts(self) -> None:
+        # A prompt is still read while a completion of it runs, or while one waits to start.
         self.cache.keep_prompts(Counter(self.owners).keys() | self.logits.keys())
 
     def _chunks(self, requests: list[int]) -> Iterator[list[int]]:
+        # Whole prompts, in order; one longer than ``PREFILL_TOKENS`` gets a chunk of its own.
         chunk, tokens = list[int](), 0
         for r in requests:
             if chunk and tokens + len(self.prompts[r]) > PREFILL_TOKENS:
@@ -108,14 +117,18 @@ class CacheEngine:
     def _prefill(self, requests: list[int]) -> None:
         prompts = [self.prompts[r] for r in requests]
         shared = common_start(prompts)
-        if shared:  # as a prompt, what follows as its completions, of which the last token is not read
+        # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token
+        # is never read, so each rest gets one more.
+        if shared:
             packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
         else:
             packed = pack(prompts, [[] for _ in prompts])
+        # (start, length) of each prompt's own tokens in the packed row; a shared beginning is the first span.
         own = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
         packed = packed.to(self.policy.device)
         rotations, ops = self.decoder.rotations(packed.positions), self.decoder.ops
         attentions = self.decoder.attentions(packed.sequences)
+        # Keys and values (T, K, E) of each layer, collected by ``attend`` in the order in which layers run.
         layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
@@ -124,32 +137,39 @@ class CacheEngine:
             return attentions[heads.window](q, k, v, heads).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
+        # Only the last token of each prompt needs the head: its logits draw the first token.
         last = torch.tensor([start + length - 1 for start, length in own], device=hidden.device)
         for r, (start, length), first in zip(requests, own, self.policy.head(hidden[last]), strict=True):
+            # A prompt's tokens in the packed row: the shared beginning, then its own.
             places = torch.cat((torch.arange(shared), torch.arange(start, start + length))).to(hidden.device)
             self.cache.add_prompt(r, [(k[places], v[places]) for k, v in layers])
             self.logits[r] = first
 
 
 def common_start(prompts: Sequence[np.ndarray]) -> int:
-    """How many tokens all prompts begin with, a system prompt say; 0 where few would be saved.
+    """Count the tokens that all prompts begin with, a system prompt say; 0 where few would be saved.
 
     >>> common_start([np.arange(40), np.arange(50)]), common_start([np.arange(9), np.arange(9)])
     (39, 0)
     """
+    # At least one token of each prompt stays its own, for its last logits.
     most = min(map(len, prompts)) - 1
+    # (most,) bool: the first False is where the prompts part.
     alike = np.logical_and.reduce([p[:most] == prompts[0][:most] for p in prompts])
     count = most if alike.all() else int(alike.argmin())
+    # Computed once instead of once a prompt, the beginning saves this many tokens.
     return count if count * (len(prompts) - 1) >= LEAST_SAVED else 0
 
 
 def _rounded(count: int) -> int:
+    # Negating twice makes the floor division round up.
     return -(-count // ROUNDING) * ROUNDING
 
 
 def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache) -> Step:
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
     if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
+        # All operations after the embedding are ours, so the step is recorded once and run again from C.
         rest = Recorded(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
         return lambda tokens, _: rest(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
@@ -167,10 +187,12 @@ class _TorchCache:
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
+        # Tokens in each slot, prompt included; on the device, because a CUDA graph reads it there.
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
         self.positions = torch.arange(kv_length, device=weight.device)
         self.ops, self.tables = decoder.ops, decoder.rotations(self.lengths, longest + max_tokens)
+        # Per request the keys and values (P, K, E) of each layer.
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
@@ -182,18 +204,21 @@ class _TorchCache:
         for slot, request in enumerate(requests, start=first):
             layers = self.prompts[request]
             length = len(layers[0][0])
+            # (P, K, E) of each layer into positions 0 to P of the slot.
             for i, (k, v) in enumerate(layers):
                 self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
             self.lengths[slot] = length
 
     def attention(self, rows: int, kv_length: int) -> Attend:
-        """Write a new token into each of the first slots and attend over at most ``kv_length`` positions.
+        """Return the attention of a step: it writes each slot's new token and reads ``kv_length`` positions.
 
         Lengths stay as they are until ``advance``, so that a step can be repeated.
         """
         slots, position = self.rows[:rows], self.lengths[:rows]
         places = self.positions[:kv_length]
+        # (rows, 1, 1, kv_length): true up to the new token itself, which is written before it is read.
         before = (places <= position[:, None])[:, None, None]
+        # Each row turns by its own position: slots are at different lengths.
         rotations = {name: table._replace(positions=position) for name, table in self.tables.items()}
 
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
@@ -202,6 +227,7 @@ class _TorchCache:
             if heads.window is not None:
                 visible = before & (position[:, None] - places < heads.window)[:, None, None]
             keys, values = self.keys[layer], self.values[layer]
+            # (slots, kv_length, K, E) of this layer; the assignment writes into the cache in place.
             keys[slots, position], values[slots, position] = k, v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
@@ -217,6 +243,7 @@ class _TorchCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         lengths = self.lengths[sources]
+        # Only the positions in use are copied; those after them are masked.
         longest = int(lengths.max())
         for store in (self.keys, self.values):
             store[:, targets, :longest] = store[:, sources, :longest]
@@ -246,7 +273,7 @@ class _CompiledCache:
         p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
-        # there before stays until it is written over: keys behind the last token are read, but weigh nothing.
+        # there before stays until it is written over: keys after the last token are read, but weigh nothing.
         self.prompt_keys = torch.empty(layers, pages, k, p // NEIGHBOURS, e, NEIGHBOURS)
         self.prompt_values = torch.empty(layers, pages, k, p, e)
         self.completion_keys = torch.empty(layers, slots, k, s // NEIGHBOURS, e, NEIGHBOURS)
@@ -265,6 +292,7 @@ class _CompiledCache:
         page, length = self.free_pages.pop(), len(layers[0][0])
         self.prompts[request] = (page, length)
         for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
+            # (K, P / 16, E, 16): the transposed blocks of 16 keys described above.
             columns = key_columns(k)
             keys[page, :, : columns.shape[1]] = columns
             values[page, :, :length] = v.transpose(0, 1)
@@ -272,11 +300,13 @@ class _CompiledCache:
     def start(self, first: int, requests: Sequence[int]) -> None:
         pages_and_lengths = torch.tensor([self.prompts[r] for r in requests]).t()
         slots = slice(first, first + len(requests))
+        # Rows 0 and 1 are page and prompt length; a new completion has no tokens of its own yet.
         self.metadata[:2, slots], self.length[slots] = pages_and_lengths, 0
 
     def attention(self, rows: int, _kv_length: int) -> Attend:
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
             out = qkv.new_empty(rows, heads.queries * heads.width)
+            # One call does all of it: norms of queries and keys, rotation, write into the cache, attention.
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
             eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
             slot = (self.page, self.prompt_length, self.length)
@@ -293,6 +323,7 @@ class _CompiledCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         longest = int(self.length[sources].max())
+        # Keys are moved by whole blocks of 16, rounded up.
         blocks = -(-longest // NEIGHBOURS)
         keys, values = self.completion_keys[..., :blocks, :, :], self.completion_values[..., :longest, :]
         for store in (keys, values, self.metadata):

@@ -9,26 +9,27 @@ SlotRow = TypeVar("SlotRow")
 
 
 class Compaction(NamedTuple):
-    """How slots are renumbered so that the running ones stay contiguous."""
+    """A plan of how slots are renumbered so that the running ones stay contiguous."""
 
     sources: list[int]
     targets: list[int]
     running: int
-    """How many remain."""
+    """Number of slots that remain."""
 
     @classmethod
     def after(cls, evicted: Collection[int], running: int) -> Compaction:
-        """Of ``running`` slots some are evicted; slots from the end move into the gaps.
+        """Plan how slots from the end take the places of the evicted ones among ``running`` slots.
 
         >>> Compaction.after([1, 3], running=5)
         Compaction(sources=[4], targets=[1], running=3)
         """
         remaining = running - len(evicted)
+        # As many survivors lie beyond the new end as evicted slots lie before it, so the two lists pair up.
         sources = [slot for slot in range(remaining, running) if slot not in evicted]
         return cls(sources, [slot for slot in evicted if slot < remaining], remaining)
 
     def apply(self, rows: Sequence[SlotRow]) -> list[SlotRow]:
-        """A list with one row per slot, compacted.
+        """Return a list with one row per slot, compacted.
 
         >>> Compaction.after([1, 3], running=5).apply("abcde")
         ['a', 'e', 'c']

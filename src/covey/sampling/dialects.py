@@ -1,8 +1,8 @@
-"""What inference servers understand: the same request in the words of covey, vLLM and SGLang.
+"""Dialects of inference servers: the same request as covey, vLLM and SGLang understand it.
 
 Routes and fields as of vLLM 0.33 and SGLang 0.5.23. A request names every field that changes what is drawn:
 servers fill in what is left out from the model's generation_config.json, or from their own command line. A
-reply is read strictly: what does not fit is no completion.
+reply is read strictly: one with another structure is refused.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ AskServer = Callable[..., object]
 """(path, body or None) -> JSON, of one server."""
 Body = dict[str, object]
 QUESTION = re.compile(r"question-[0-9a-f]{16}")
-"""What a request is called, so that its reply can be told from those to others."""
+"""The id of a request, by which its reply is told from those to others."""
 
 
 class Misbehaved(Exception):
-    """A reply that is no answer to what was asked."""
+    """Raised for a reply that does not answer its request."""
 
 
 class Answer(NamedTuple):
@@ -49,11 +49,11 @@ def _reply_id(reply: object) -> list[object]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a kind of server is spoken to."""
+    """The protocol of one kind of server, as functions."""
 
     name: str
     path: str
-    """Of the route that samples."""
+    """Path of the route that samples."""
     body: Callable[[Request, SamplingParams, str, Sequence[int]], Body]
     """Request, parameters, the server's name of the model, ids that end a completion -> body."""
     read: Callable[[object], list[Answer]]
@@ -61,18 +61,19 @@ class Dialect:
     load: Callable[[AskServer, str, int], None]
     """Take the weights of a folder as a version. Raises Misbehaved."""
     stamp: Callable[[object], object] = lambda _: None
-    """Reply -> what tells this start of the server, with these weights, from others; None: nothing does."""
+    """Reply -> a mark of this start of the server and these weights; None: it gives none."""
     ids: Callable[[object], Sequence[object]] = lambda reply: (
         [reply.get("id")] if isinstance(reply, dict) else []
     )
-    """Reply -> what it says of the request that it answers."""
+    """Reply -> the ids that it gives of the request that it answers."""
     key_field: str = "request_id"
-    """Of a body: what the request is called."""
+    """Field of a body that holds the request's id."""
     streams: bool = False
-    """Whether it draws with the given random streams, says which tokens could be drawn, and always what the
-    request is called that it answers."""
+    """Whether it draws with the given random streams, reports which tokens could be drawn, and always names
+    the request that it answers."""
 
 
+# pydantic reads replies: a missing field or another type raises ValidationError, unknown fields are ignored.
 class _Mask(BaseModel):
     ids: list[int]
     ends: list[int]
@@ -104,6 +105,7 @@ def _covey_stamp(reply: object) -> object:
 
 
 def _read_choices(reply: object) -> list[Answer]:
+    # Servers may list completions as they end; ``index`` says which random stream each belongs to.
     found = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
     return [
         Answer(
@@ -124,6 +126,7 @@ def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequenc
         "prompt": request.prompt.tolist(),
         "n": len(request.streams),
         "streams": list(request.streams),
+        # Where its draws continue: token t of the rest takes the uniform ``begun`` + t of its stream.
         **({"begun": request.begun} if request.begun else {}),
         **_common(params),
         "logprobs": 0,
@@ -141,6 +144,7 @@ def _common(params: SamplingParams) -> Body:
     }
 
 
+# Everything here is sent, or a generation_config.json would decide it (see above).
 VLLM_NEUTRAL: Body = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -185,11 +189,11 @@ SGLANG_NEUTRAL: Body = {
     "spaces_between_special_tokens": False,
     "no_stop_trim": True,
 }
-"""The same; null here takes the place of what --preferred-sampling-params says."""
+"""Such fields of SGLang; null here replaces a value from --preferred-sampling-params."""
 
 
 def _seed(request: Request) -> int:
-    """Of a server that takes one a request; each segment needs its own, or all begin with the same draws."""
+    """Return a request's one seed. Each segment needs its own, or all begin with the same draws."""
     first = request.streams[0]
     return key(first, "segment", request.begun) if request.begun else first
 
@@ -216,10 +220,12 @@ def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Seque
 
 def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
     try:
+        # Requests end first; cached prefixes are of the old weights, so they are dropped before it resumes.
         ask("/pause?mode=wait", {})
         ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         ask("/reset_prefix_cache", {})
         ask("/resume", {})
+    # vLLM has these routes in its development mode only.
     except HTTPError as error:
         if error.code != HTTPStatus.NOT_FOUND:
             raise
@@ -237,6 +243,7 @@ def _sglang_body(request: Request, params: SamplingParams, _: str, ends: Sequenc
         "max_new_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
+        # SGLang writes "all tokens" as -1.
         "top_k": params.top_k or -1,
         "stop": list(params.stop) or None,
         "stop_token_ids": list(ends),
@@ -261,6 +268,7 @@ class _Generated(BaseModel):
 
 
 def _generated(reply: object) -> list[_Meta]:
+    # With n = 1 SGLang answers with an object, else with a list of them.
     several = reply if isinstance(reply, list) else [reply]
     return [_Generated.model_validate(one).meta_info for one in several]
 
@@ -302,10 +310,11 @@ SGLANG = Dialect(
 
 
 def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
-    """What a server speaks, and its name of the model; ``follows``: it has to take weights.
+    """Find out a server's dialect and its name of the model; ``follows``: it has to take weights.
 
-    Raises Misbehaved if it is none that is known, or says that it takes none.
+    Raises Misbehaved if it is of no known kind, or says that it takes no weights.
     """
+    # Each kind has a route that the others lack; vLLM comes last, since all of them have /v1/models.
     info = _there(ask, "/info")
     if isinstance(info, Mapping) and info.get("server") == "covey":
         if follows and info.get("takes_weights") is not True:
@@ -322,10 +331,11 @@ def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
 
 
 def _there(ask: AskServer, path: str) -> object:
-    """What a route answers; None where there is no such route, or it does not speak JSON."""
+    """Return the reply of a route; None where there is no such route, or its reply is no JSON."""
     try:
         return ask(path, None)
     except HTTPError as error:
+        # A missing token is the user's mistake, and has to be said; any other status means "not this kind".
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
         return None
@@ -341,10 +351,11 @@ def answers(
     vocabulary: int,
     ends: Sequence[int],
 ) -> list[Answer]:
-    """The completions of a reply, each proven possible. Raises Misbehaved."""
+    """Return the completions of a reply, each checked to be possible. Raises Misbehaved."""
     try:
         found = dialect.read(reply)
     except ValidationError as error:
+        # The first difference is enough for a message; a reply of another kind of server has hundreds.
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise Misbehaved(f"its reply does not fit: {place}: {first['msg']}") from None
@@ -356,15 +367,16 @@ def answers(
 
 
 def new_question() -> str:
-    """A name that no other request has, the same one asked again included."""
+    """Return an id that no other request has; one that is sent again gets another."""
     return f"question-{secrets.token_hex(8)}"
 
 
 def check_question(dialect: Dialect, reply: object, question: str) -> None:
-    """Whether a reply is one to this request, and not to another of ours. Raises Misbehaved.
+    """Check that a reply answers this request, and not another of ours. Raises Misbehaved.
 
-    vLLM behind a proxy that names requests itself, and SGLang for several completions, say nothing of it.
+    vLLM behind a proxy that renames requests, and SGLang for several completions, do not report the id.
     """
+    # An id of ours may be part of a longer one: vLLM puts "cmpl-" before it.
     named = QUESTION.findall(" ".join(map(str, dialect.ids(reply))))
     if set(named) - {question} or (dialect.streams and not named):
         raise Misbehaved("its reply is one to another request: is there a proxy or a cache in between?")
@@ -378,6 +390,7 @@ def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[
         raise Misbehaved(
             f"a token id that the model does not have ({vocabulary} ids): is it serving another model?"
         )
+    # Rounding may put a log-prob just above 0.
     if not all(math.isfinite(x) and x <= 1e-3 for x in one.logprobs):
         raise Misbehaved("log-probs that are no logarithms of probabilities")
     if any(t in ends for t in one.tokens[:-1]):
@@ -386,6 +399,8 @@ def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[
         raise Misbehaved("a completion is said to have ended and has no end token")
     if one.finish == "length" and count < params.max_tokens:
         raise Misbehaved(f"a completion is said to be truncated at {count} of {params.max_tokens} tokens")
+    # ``ids`` are the tokens that could be drawn, of all places one after another; ``ends`` (T,) is where each
+    # place's end. Every place has at least one, and the last end is the number of all.
     mask = one.sampling_mask
     if params.truncates and (
         mask is None

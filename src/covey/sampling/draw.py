@@ -12,22 +12,22 @@ from covey.models.logprobs import EXCLUDED
 from covey.sampling.base import SamplingParams
 
 GREEDY = -1.0
-"""In place of a uniform: take the likeliest token."""
+"""Value in place of a uniform: take the likeliest token."""
 
 
 class Drawn(NamedTuple):
-    """One token per row."""
+    """The tokens drawn, one per row."""
 
     tokens: Tensor
     """(B,) int64."""
     logprobs: Tensor
     """(B,) float32, nats, under the distribution drawn from (temperature 0: at 1)."""
     kept: Tensor | None
-    """(B, V) bool: what could be drawn; None where everything could."""
+    """(B, V) bool: the tokens that could be drawn; None where all could."""
 
 
 def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
-    """The first token whose cumulative probability exceeds the uniform; the likeliest if greedy.
+    """Draw each row's first token whose cumulative probability exceeds the uniform; the likeliest if greedy.
 
     logits (B, V), uniform (B,) in [0, 1), or ``GREEDY`` for rows that take the likeliest at any temperature.
     Tokens that top_k and top_p exclude get the logit ``EXCLUDED``, so that the log-prob is computed as the
@@ -35,6 +35,7 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
     """
     kept = None
     if params.truncates:
+        # top_p is taken at the temperature: it holds a probability of the distribution that is drawn from.
         kept = kept_tokens(logits.float() / params.temperature, params)
         logits = logits.masked_fill(~kept, EXCLUDED)
     if available(logits.dtype, logits.device):
@@ -44,7 +45,9 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
         tokens = logits.argmax(-1)
     else:
         logits = logits / params.temperature
+        # Scaled by the sum, which rounding keeps from being exactly 1: no draw can exceed the last token.
         cdf = logits.softmax(-1).cumsum(-1)
+        # The index drawn is the number of tokens whose cumulative probability is at most the uniform.
         below = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
         tokens = torch.where(uniform == GREEDY, logits.argmax(-1), below)
     return Drawn(tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], kept)
@@ -52,6 +55,7 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
 
 def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    # The kernel multiplies; 0 means greedy to it.
     inverse = 1.0 / temperature if temperature else 0.0
     inputs = (logits.contiguous(), uniform.contiguous(), inverse)
     call("draw", *inputs, tokens, logprobs, *logits.shape, dtype=logits.dtype)
@@ -59,10 +63,11 @@ def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple
 
 
 def kept_tokens(logits: Tensor, params: SamplingParams) -> Tensor:
-    """What top_k keeps, and of that top_p; ties with the last kept token stay. (B, V) -> (B, V) bool."""
+    """Return the tokens that top_k keeps, and of these top_p; ties stay. (B, V) -> (B, V) bool."""
     kept = torch.ones_like(logits, dtype=torch.bool)
     if params.top_k > 0:
         kth = logits.topk(min(params.top_k, logits.shape[-1])).values[:, -1:]
+        # Negated rather than ``>=``: where the k-th is NaN all tokens stay, instead of none.
         kept = ~(logits < kth)
     if params.top_p < 1:
         kept = nucleus(logits.masked_fill(~kept, EXCLUDED).softmax(-1), params.top_p)
@@ -70,7 +75,7 @@ def kept_tokens(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """The likeliest tokens until they hold ``top_p``. (B, V) -> (B, V) bool.
+    """Return the likeliest tokens that together hold ``top_p``. (B, V) -> (B, V) bool.
 
     All tokens with at most the probability (1 - top_p) / V together hold at most 1 - top_p, so only the
     others need sorting: a few thousand of a large vocabulary. Ties are all kept, so that a row's set does
@@ -78,13 +83,15 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     """
     least = (1 - top_p) / probs.shape[-1]
     ordered = probs.topk(candidates(probs, least)).values
+    # A token is inside while those before it hold less than top_p; the likeliest always is.
     inside = (ordered.cumsum(-1) - ordered < top_p) & (ordered > least)
     inside[:, 0] = True
+    # The smallest probability inside is the threshold of the row.
     return ~(probs < ordered.masked_fill(~inside, torch.inf).amin(-1, keepdim=True))
 
 
 def candidates(probs: Tensor, least: float) -> int:
-    """How many tokens of a row are likelier than ``least``, at most.
+    """Return the largest number of tokens in a row that are likelier than ``least``.
 
     On a GPU everything is sorted: that is faster than waiting for this number.
     """

@@ -1,6 +1,6 @@
-"""A decode step as CUDA graphs: recorded once per bucket of its sizes, replayed on the same buffers.
+"""The decode step as CUDA graphs: recorded once per bucket of its sizes, replayed on the same buffers.
 
-A small model's step is hundreds of short kernels; to start them one by one takes longer than they do.
+A small model's step is hundreds of short kernels; launching them one by one takes longer than running them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEWEST_SLOTS, SHORTEST_KV = 8, 256
 
 
 class Replayed:
-    """A step whose slots and KV length are rounded up to a bucket. Its result lasts until the next call.
+    """A step whose slots and KV length are rounded up to a bucket. The next call overwrites its result.
 
     Padding slots produce unused results; their contents must be finite.
     """
@@ -36,7 +36,8 @@ class Replayed:
         self.recorded: dict[tuple[int, int], Work] = {}
 
     def __call__(self, tokens: Tensor, kv_length: int) -> Tensor:
-        """As ``step``."""
+        """Run the step; arguments and result as of ``Step``."""
+        # A graph reads fixed addresses: the tokens are copied to where it was recorded to look.
         self.tokens[: len(tokens)] = tokens
         rows = bucket(len(tokens), FEWEST_SLOTS, self.most[0])
         length = bucket(kv_length, SHORTEST_KV, self.most[1])
@@ -46,7 +47,7 @@ class Replayed:
 
 
 def bucket(count: int, least: int, most: int) -> int:
-    """The next power of two, between ``least`` and ``most``.
+    """Return the next power of two, between ``least`` and ``most``.
 
     >>> bucket(3, 8, 100), bucket(33, 8, 100), bucket(65, 8, 100)
     (8, 64, 100)
@@ -55,22 +56,25 @@ def bucket(count: int, least: int, most: int) -> int:
 
 
 def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
-    """Turns work on fixed buffers into a CUDA graph and returns its replay. The graphs share their memory."""
+    """Return a function that captures work on fixed buffers as a CUDA graph; all share one memory pool."""
     with torch.cuda.device(device):
         stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def record(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device), _nondeterministic():
+            # Capture needs a stream of its own; it must not overtake what is under way on the current one.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 work()  # libraries initialize at their first call, which cannot be recorded
+            # "thread_local": rewards or trackers in other threads may use CUDA during the capture.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 result = work()
 
         def replay() -> Tensor:
             with torch.cuda.device(device):
                 graph.replay()
+            # Replay writes into the tensor that the capture made.
             return result
 
         return replay
@@ -80,7 +84,7 @@ def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
 
 @contextmanager
 def _nondeterministic() -> Iterator[None]:
-    """Without torch's deterministic algorithms: they would sort the cache's writes, which never collide."""
+    """Switch deterministic algorithms off: they would sort the cache's writes, which never collide."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:

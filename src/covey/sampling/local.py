@@ -1,8 +1,8 @@
 """The local sampler: our own generation loop on the policy's own parameters.
 
 A waiting completion is admitted when a slot is free, running ones gain a token per step, and those that
-end are evicted at once: the last slots move into the gaps, so running slots stay contiguous, and slot b of
-an engine is row b of every tensor. An engine computes logits: ours (``cache``) for the shapes that
+end are evicted at once: the last slots move into theirs, so running slots stay contiguous, and slot b of
+an engine is row b of every tensor. An engine computes logits: ours (``cache``) for the architectures that
 ``models.forward`` knows, the Hugging Face modules (``modules``) for all others.
 
 Shapes: B running completions, V vocabulary.
@@ -35,7 +35,7 @@ from covey.types import Completion, SamplingMask
 
 Engine = CacheEngine | ModulesEngine
 Owner = tuple[int, int]
-"""Number of a request, and of its completion."""
+"""The number of a request, and the number of a completion of it."""
 
 
 class LocalSampler:
@@ -62,18 +62,20 @@ class LocalSampler:
         self.on_fewer = on_fewer
         self.version = 0
         self.most_memory = 0
-        """Bytes that sampling has taken at the most."""
+        """Most bytes that sampling has taken."""
+        # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
+        # sampling takes it again at once: ``_door`` lets ``sync`` in between two tokens (see ``_still``).
         self._door, self._weights = threading.Lock(), threading.Lock()
         self._known = policy.decoder is not None
-        """Whether its engine is known to be right for this architecture."""
+        """Whether its engine is known to be correct for this architecture: ours is, modules are tried."""
 
     @property
     def bit_exact(self) -> bool:
-        """It samples from the trained policy itself: exact where that one is."""
+        """Whether log-probs are bit-exact: where the trained policy is, and no snapshot of it is sampled."""
         return self.policy.bit_exact and not self.lags
 
     def sync(self, weights: Weights) -> None:
-        """Without a snapshot there is nothing to copy: it reads the very tensors that are trained."""
+        """Follow new weights. Without a snapshot nothing is copied: the trained tensors are sampled from."""
         if not self.lags:
             self.version = weights.version
             return
@@ -83,8 +85,8 @@ class LocalSampler:
 
     @contextmanager
     def _still(self) -> Iterator[None]:
-        """The weights do not change inside the block."""
-        with self._door:  # whoever waits for the weights keeps it shut, and comes before the next token
+        """Keep the weights from changing inside the block."""
+        with self._door:  # held by a thread that waits for the weights, which comes before the next token
             pass
         with self._weights:
             yield
@@ -104,9 +106,11 @@ class LocalSampler:
         cannot be sampled from.
         """
         self.check()
+        # A dict as an ordered set: removal is O(1), and a retry keeps the order of requests.
         unfinished = dict.fromkeys(
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )
+        # Completions that new weights interrupted, with what was drawn under the old ones.
         begun: dict[Owner, _Drawn] = {}
         while unfinished:
             full = False
@@ -122,6 +126,7 @@ class LocalSampler:
                 full = True
             # Outside the handler, where the traceback no longer holds the tensors.
             if full and unfinished:
+                # What ran at once is at most what was left, so halving that makes progress.
                 self._halve(min(self.max_running, len(unfinished)))
 
     def _halve(self, running: int) -> None:
@@ -141,10 +146,13 @@ class LocalSampler:
         left: Sequence[Owner],
         begun: dict[Owner, _Drawn],
     ) -> Iterator[Sampled]:
-        """Complete what is left. New weights end it early: what was under way is in ``begun`` then."""
+        """Complete what is left. New weights end the pass early, with what was under way in ``begun``."""
         prompts = [r.prompt for r in requests]
+        # An interrupted completion becomes a prompt of its own, after those of the requests: its prompt and
+        # tokens are prefilled under the new weights. ``place`` is where the engine finds it.
         place = {owner: len(prompts) + i for i, owner in enumerate(begun)}
         prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in begun.items()]
+        # Interrupted ones first: they are the oldest.
         waiting = deque([*begun, *(owner for owner in left if owner not in begun)])
         slots, version = min(self.max_running, len(waiting)), self.version
         engine = self._engine(prompts, params, slots)
@@ -154,9 +162,12 @@ class LocalSampler:
             self.faults.in_memory("memory.sampling")
             finished: list[Sampled] = []
             with self._still(), torch.no_grad(), threads_lent(compiled):
+                # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
                     begun |= running.drawn()
                     return
+                # One step: running ones decode a token, new ones bring the first logits of their prompts.
+                # New slots come after the running ones, so concatenating keeps slot b in row b.
                 logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]
@@ -170,6 +181,7 @@ class LocalSampler:
                     compaction = Compaction.after(ended, running.count)
                     running.evict(compaction)
                     engine.evict(compaction)
+            # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
@@ -178,7 +190,7 @@ class LocalSampler:
 
 
 class _Drawn(NamedTuple):
-    """A completion under way: one value a token, and the ids that could be drawn."""
+    """A completion under way: one value per token, and the ids that could be drawn."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -187,10 +199,11 @@ class _Drawn(NamedTuple):
 
 
 class _Running:
-    """What has been drawn for the running completions: row b belongs to slot b, column t to token t."""
+    """The tokens of the running completions: row b belongs to slot b, column t to token t."""
 
     def __init__(self, policy: Policy, params: SamplingParams, slots: int) -> None:
         self.policy, self.params = policy, params
+        # All on the device, so that a step needs no transfer; the host waits only in ``ended``.
         shape = (slots, params.max_tokens)
         self.owners: list[Owner] = []
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=policy.device)
@@ -200,11 +213,11 @@ class _Running:
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.most = torch.full((slots,), params.max_tokens, device=policy.device)
         self.starts = params.max_tokens * torch.arange(slots, device=policy.device)
-        """Where each slot's tokens begin among all."""
+        """(slots,) index of each slot's first token in the flattened (slots, max_tokens) tensors."""
         self.latest = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
         self.kept: list[list[np.ndarray]] = []
-        """For each slot and each of its tokens the ids that could be drawn; nothing where all could."""
+        """The ids that could be drawn, for each slot and token; empty lists where all could."""
         self.kept_now: Tensor | None = None
         """(B, V) bool: the same for the latest token, not yet copied to the host."""
 
@@ -215,9 +228,10 @@ class _Running:
     def admit(
         self, owners: Sequence[Owner], requests: Sequence[Request], begun: Mapping[Owner, _Drawn]
     ) -> None:
-        """Give completions the next slots; some have tokens already."""
+        """Give completions the next slots; interrupted ones have tokens already."""
         slots, asked = slice(self.count, self.count + len(owners)), [requests[r] for r, _ in owners]
         streams = [request.streams[s] for request, (_, s) in zip(asked, owners, strict=True)]
+        # (n, max_tokens): uniform t of each stream; a completion begun elsewhere starts at its own t.
         draws = uniforms_of(streams, self.params.max_tokens, [request.begun for request in asked])
         draws[[request.greedy for request in asked]] = GREEDY
         self.uniform[slots] = torch.from_numpy(draws)
@@ -232,8 +246,9 @@ class _Running:
         self.owners += owners
 
     def drawn(self) -> dict[Owner, _Drawn]:
-        """What there is of each completion."""
+        """Return copies of what was drawn of each running completion."""
         lengths = self.lengths[: self.count].tolist()
+        # Not strict: the tensors have a row for every slot, and only the first ``count`` are in use.
         every = zip(self.owners, self.tokens, self.logprobs, self.versions, lengths, self.kept, strict=False)
         return {o: _Drawn(t[:n].clone(), p[:n].clone(), v[:n].clone(), k) for o, t, p, v, n, k in every}
 
@@ -242,6 +257,7 @@ class _Running:
         return self.latest[: self.count]
 
     def draw(self, logits: Tensor, version: int) -> None:
+        # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         place = self.starts[: self.count] + self.lengths[: self.count]
         drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[place], self.params)
         self.tokens.view(-1)[place], self.logprobs.view(-1)[place] = drawn.tokens, drawn.logprobs
@@ -251,8 +267,9 @@ class _Running:
         self.kept_now = drawn.kept
 
     def ended(self) -> dict[int, Literal["stop", "length"]]:
-        """Slots whose completion ended with the latest token, and why. Here the host waits for the device."""
+        """Return the slots that ended with the latest token, and why. Here the host waits for the device."""
         if self.kept_now is not None:
+            # nonzero lists the kept ids row by row; the running sum of counts says where each row's end.
             ids = self.kept_now.nonzero()[:, 1].int().cpu().numpy()
             ends = self.kept_now.sum(-1).cumsum(-1).tolist()
             for slot, kept in enumerate(np.split(ids, ends[:-1])):
@@ -263,6 +280,7 @@ class _Running:
                 [self._stop_string(slot) for slot in range(self.count)], device=stopped.device
             )
         full = self.lengths[: self.count] == self.most[: self.count]
+        # One that stops with its last token has stopped: "stop" comes before "length".
         slots = (stopped | full).nonzero()[:, 0]
         return {
             slot: "stop" if stop else "length"
@@ -270,20 +288,24 @@ class _Running:
         }
 
     def _stop_string(self, slot: int) -> bool:
-        most = max(map(len, self.params.stop)) + 8  # a token may hold only a part of a character
+        # Only a tail is decoded, so that the cost of a step does not grow with the completion. It has a token
+        # per character of the longest stop string, and 8 more, since a token may hold a part of a character.
+        most = max(map(len, self.params.stop)) + 8
         tail = self.tokens[slot, : self.lengths[slot]][-most:]
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
 
     def completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
-        """The completions in these slots; with the version of each token if ``by_token``."""
+        """Return the completions in these slots; with the version of each token if ``by_token``."""
         slots, found = list(ended), list[Sampled]()
+        # One transfer for all that ended; ``copy`` below frees completions from the whole array.
         every = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
         for row, length in enumerate(self.lengths[slots].tolist()):
             slot = slots[row]
             tokens, logprobs, versions = (rows[row, :length].copy() for rows in every)
             text = self.policy.decode(tokens.tolist())
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
+            # ``version`` is that of the first token, the oldest.
             of_tokens, first = versions if by_token else None, int(versions[0])
             done = Completion(tokens, logprobs, text, ended[slot], first, mask, versions=of_tokens)
             found.append(Sampled(*self.owners[slot], done))

@@ -1,8 +1,8 @@
 """Decoding through the Hugging Face modules: any architecture, correct and slower.
 
 Prompts are left-padded and repeated; a batch runs until all its completions have ended.
-Architectures differ in what they keep from token to token, and in whether padding leaves traces in it, so
-each is tried before it is sampled from (``check_sampling``).
+Architectures differ in what they keep from token to token, and in whether padding changes it. So each is
+tried before it is sampled from (``check_sampling``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from covey.sampling.compaction import Compaction
 from covey_verify.errors import ConfigError, CoveyError
 
 KEYS, STATES = "past_key_values", "cache_params"
-"""What architectures call their cache: those with attention, and those with states alone."""
+"""Name of the cache argument: of architectures with attention, and of those with states alone."""
 NO_CACHE = "its modules give back no cache of transformers, so it would have to read everything at each token"
 LARGEST_ERROR, LARGEST_ROUNDED = 0.01, 0.25
-"""How far padding and cache may move logits, in standard deviations; and where weights are rounded."""
+"""Largest change of logits by padding and cache, in standard deviations; the second for rounded weights."""
 
 
 class ModulesEngine:
@@ -33,6 +33,7 @@ class ModulesEngine:
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
         self.policy, self.prompts, self.slots = policy, prompts, slots
+        # Rows of the model's batch that still run, in the order of slots; ``decode`` drops the others.
         self.rows: list[int] = []
         self.cache: Cache | None = None
         self.cache_name = _cache_name(policy)
@@ -41,12 +42,13 @@ class ModulesEngine:
     def memory(self) -> int:
         """Bytes of keys, values and states."""
         layers = self.cache.layers if self.cache is not None else ()
+        # Layers differ by kind: they hold tensors as attributes (keys, values), or dicts of them (states).
         kept = [x for layer in layers for x in vars(layer).values()]
         states = [x for each in kept if isinstance(each, dict) for x in each.values()]
         return alive_bytes(x for x in (*kept, *states) if isinstance(x, Tensor))
 
     def free_slots(self, running: int) -> int:
-        """All or none: a new batch starts when the last one is done."""
+        """Return all slots or none: a new batch starts when the last one is done."""
         return 0 if running else self.slots
 
     def admit(self, requests: Sequence[int]) -> Tensor:
@@ -54,12 +56,14 @@ class ModulesEngine:
         longest = max(len(self.prompts[r]) for r in requests)
         shape, device = (len(requests), longest), self.policy.device
         tokens = torch.zeros(shape, dtype=torch.int64)
+        # (n, longest) attention mask: 0 on the padding at the left, 1 on tokens. It grows with each token.
         self.seen = torch.zeros(shape, dtype=torch.int64, device=device)
         for row, r in enumerate(requests):
             tokens[row, longest - len(self.prompts[r]) :] = torch.from_numpy(self.prompts[r])
             self.seen[row, longest - len(self.prompts[r]) :] = 1
         self.cache = None
         self.rows = list(range(len(requests)))
+        # Positions count from the first real token; those of padding are masked, and must only not be < 0.
         return self._forward(tokens.to(device), (self.seen.cumsum(-1) - 1).clamp(min=0))
 
     def decode(self, tokens: Tensor) -> Tensor:
@@ -72,6 +76,7 @@ class ModulesEngine:
             self.seen = self.seen[rows]
             self.rows = list(range(len(rows)))
         self.seen = torch.cat((self.seen, self.seen.new_ones(len(tokens), 1)), dim=1)
+        # A row's position is its number of tokens so far, less one.
         return self._forward(tokens[:, None], self.seen.sum(-1, keepdim=True) - 1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -100,6 +105,7 @@ def check_sampling(policy: Policy) -> None:
     try:
         errors = _trial(policy)
     except Exception as reason:  # of whatever code an architecture has
+        # These are not the architecture's fault: a config's mistake, or too little memory.
         if isinstance(reason, CoveyError) or out_of_memory(reason):
             raise
         what = (str(reason).strip().splitlines() or [""])[0][:300].rstrip(".")
@@ -113,11 +119,13 @@ def check_sampling(policy: Policy) -> None:
 
 @torch.no_grad()
 def _trial(policy: Policy) -> Tensor:
-    """How far the logits of some short texts are from those of each alone, in standard deviations: (7,)."""
+    """Return by how many standard deviations logits in a batch differ from those of each text alone: (7,)."""
     vocabulary = len(policy.model.get_input_embeddings().weight)
+    # Three lengths, so that two rows are padded; the ids only have to differ.
     texts = [torch.arange(start, start + length) % vocabulary for start, length in ((5, 9), (40, 2), (70, 5))]
     engine, errors = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2), list[Tensor]()
     logits = engine.admit(range(len(texts)))
+    # Prefill (3 texts), then a step after the first was evicted (2), then one more (2): 7 comparisons.
     for ended in ([0], [], None):
         for found, text in zip(logits, texts, strict=True):
             alone = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]

@@ -1,8 +1,7 @@
-"""What a server's completions say of it: whether it has the weights, and draws from their distribution.
+"""Probes of a server: whether it has the weights, and whether it draws from their distribution.
 
-Log-probs tell the weights. They cannot tell a penalty, a min_p or a bias that a server applies before it
-draws, for servers report what the model said before. What is drawn tells these: the likeliest tokens, and how
-often each comes.
+Log-probs show the weights. They do not show a penalty, a min_p or a bias, since servers report the model's
+log-probs before these are applied. The tokens that are drawn do: the likeliest ones, and their frequencies.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from covey.sampling.dialects import Answer
 AskFor = Callable[[Request, SamplingParams], Sequence[Answer]]
 """Completions of a request, from the server that is probed."""
 PROBE_TOKENS = 32
-"""Tokens of a probe at most."""
+"""Most tokens of a probe."""
 DRAWS = 512
-"""First tokens drawn of each prompt whose frequencies are compared."""
+"""Number of first tokens that are drawn for each prompt to compare their frequencies."""
 RARE = 1e-6
-"""Frequencies that a right server shows more rarely than this are not those of the policy."""
+"""P-value below which frequencies are taken not to be the policy's."""
 EXPECTED = 5.0
-"""Draws that are expected in a class at least, so that the chi-square distribution holds."""
+"""Fewest expected draws in a class, so that the chi-square distribution holds."""
 LEAST = 1e-9
-"""Nats that a server is off at least which has not the policy's own bits."""
+"""Smallest difference in nats that is recorded for a server without the policy's own bits."""
 TIE = 0.01
-"""Nats: tokens as near to the likeliest tie with it, or ten times the rounding where that is more."""
+"""Nats within which a token ties with the likeliest; ten times the rounding where that is more."""
 ALTERED = (
     "it alters the distribution before it draws: a penalty, min_p, top_k, a bias, a temperature of its own. "
     "See to its command line, and to what stands between; for vLLM add --generation-config vllm"
@@ -48,13 +47,13 @@ class Probe:
     tokens: np.ndarray
     """(T,) int64."""
     logprobs: Sequence[float]
-    """(T,) nats, as the server says."""
+    """(T,) nats, as the server reports."""
 
 
 def sample_probes(
     ask: AskFor, prompts: Sequence[np.ndarray], temperature: float, stream: Callable[..., int]
 ) -> list[Probe]:
-    """A completion of each prompt. ``stream`` makes the key of a draw."""
+    """Ask for a completion of each prompt. ``stream`` makes the key of a draw."""
     params = SamplingParams(PROBE_TOKENS, temperature)
     return [_probe(ask, Request(prompt, [stream("probe", i)]), params) for i, prompt in enumerate(prompts)]
 
@@ -73,10 +72,10 @@ def alters_draws(
     stream: Callable[..., int],
     known: bool,
 ) -> str:
-    """How a server draws from another distribution than it reports; empty: it does not, as far as is seen.
+    """Say how a server draws from another distribution than it reports; empty: no difference was found.
 
-    ``rounding`` in nats. Of one whose frequencies were compared since it started (``known``) one greedy
-    completion is asked for: what alters draws is its command line's, and does not come with new weights.
+    ``rounding`` in nats. A server whose frequencies were compared since it started (``known``) is asked for
+    one greedy completion only: its command line alters draws, and new weights do not change that.
     """
     greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
     for one in probes[:1] if known else probes:
@@ -91,6 +90,7 @@ def alters_draws(
     for i, prompt in enumerate(prompts):
         streams = [stream("frequencies", i, n) for n in range(DRAWS)]
         found = ask(Request(prompt, streams), SamplingParams(1, temperature))
+        # add.at, because ``counts[i][ids] += 1`` would count a repeated id once.
         np.add.at(counts[i], [one.tokens[0] for one in found], 1.0)
     chance = rarity(probabilities, counts)
     if chance >= RARE:
@@ -102,7 +102,7 @@ def alters_draws(
 
 
 def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float) -> float:
-    """Mean difference between a server's log-probs and the policy's, nats."""
+    """Return the mean absolute difference between a server's log-probs and the policy's, nats."""
     with torch.no_grad():
         ours = policy.score(_packed(policy, probes), temperature).logprobs.cpu()
     theirs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
@@ -112,10 +112,10 @@ def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float)
 def nearest(
     policy: Policy, probes: Sequence[Probe], temperature: float, finest: float
 ) -> tuple[Policy, float]:
-    """The policy, or where a server does not round as it does, the same weights without rounding; and how far
-    its log-probs are from the server's. The policy's own rounding would hide a small change of weights.
+    """Return the policy, or its weights without rounding where these are nearer to the server's log-probs.
 
-    ``finest``: nats below which it is the policy itself.
+    The policy's own rounding would hide a small change of weights. The second value is how far its log-probs
+    are from the server's. ``finest``: nats below which the two are taken to be equal.
     """
     off = mean_difference(policy, probes, temperature)
     if off <= finest or not policy.rounds:
@@ -126,12 +126,13 @@ def nearest(
 
 
 def telling_places(policy: Policy, probes: Sequence[Probe], temperature: float) -> list[np.ndarray]:
-    """Each probe's prompt and completion up to where draws say the most: (P + t,) each.
+    """Return each probe's prompt and completion up to the most informative place: (P + t,) each.
 
-    That is where log-probs vary the most. There another temperature moves the most probability, where the
-    policy is certain or indifferent none.
+    That is where log-probs vary the most: there another temperature moves the most probability. Where the
+    policy is certain or uniform, it moves none.
     """
     logprobs = (_logits(policy, probes) / temperature).log_softmax(-1)
+    # Var(log p) under p is the derivative of the entropy with respect to log T.
     mean = (logprobs.exp() * logprobs).sum(-1, keepdim=True)
     varied = (logprobs.exp() * (logprobs - mean) ** 2).sum(-1)
     places = _packed(policy, probes).unpack(varied).argmax(-1).tolist()
@@ -139,29 +140,31 @@ def telling_places(policy: Policy, probes: Sequence[Probe], temperature: float) 
 
 
 def below_likeliest(policy: Policy, probe: Probe) -> float:
-    """By how many nats the least likely token of a greedy completion is behind the likeliest of its place."""
+    """Return the most nats by which a token of a greedy completion is less likely than the likeliest one."""
     logits = _logits(policy, [probe])
     chosen = logits.gather(1, torch.from_numpy(probe.tokens).to(logits.device)[:, None])[:, 0]
     return float((logits.amax(-1) - chosen).max())
 
 
 def first_probabilities(policy: Policy, prompts: Sequence[np.ndarray], temperature: float) -> np.ndarray:
-    """(N, V) float64: of the first token after each of N prompts."""
+    """Return the probabilities of the first token after each of N prompts: (N, V) float64."""
+    # ``_logits`` gives the places where tokens were drawn, so each prompt needs one; which is not read.
     one = np.zeros(1, np.int64)
     logits = _logits(policy, [Probe(prompt, one, ()) for prompt in prompts])
     return (logits.double() / temperature).softmax(-1).cpu().numpy()
 
 
 def rarity(probabilities: np.ndarray, counts: np.ndarray) -> float:
-    """How rarely draws from (N, V) probabilities are as far from them as these (N, V) counts, or further.
+    """Return the p-value of (N, V) counts under (N, V) probabilities.
 
-    The smallest p-value of three tests over all N. Chi-square of single tokens shows a bias, the number of
-    unlikely ones an end that was cut off or a token from nowhere, and the mean log-prob of what was drawn
-    another temperature.
+    It is the smallest of three tests over all N. Chi-square of single tokens shows a bias. The number of
+    unlikely ones shows a truncated tail or a token from nowhere. The mean log-prob shows another temperature.
     """
     pairs = list(zip(probabilities, counts, strict=True))
+    # Chi-squares of independent prompts add up, and so do their degrees of freedom and Poisson numbers.
     statistic, freedom, expected, seen = torch.tensor([_by_token(*pair) for pair in pairs]).double().sum(0)
     found = [
+        # The regularized upper gamma function is the tail of chi-square, and the CDF of a Poisson number.
         torch.special.gammaincc(freedom / 2, statistic / 2) if freedom else 1.0,
         torch.special.gammaincc(seen + 1, expected),  # of a Poisson number: so few
         torch.special.gammainc(seen, expected) if seen else 1.0,  # or so many
@@ -171,14 +174,16 @@ def rarity(probabilities: np.ndarray, counts: np.ndarray) -> float:
 
 
 def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, float]:
-    """Chi-square of classes of tokens, its degrees of freedom; how many unlikely ones were expected and seen.
+    """Return chi-square over classes of tokens, degrees of freedom, and expected and seen unlikely tokens.
 
-    A likely token is a class, and unlikely ones that are about as likely make one together.
+    A likely token is a class of its own; unlikely ones are pooled with others of about the same probability.
     """
+    # From the likeliest on, so that neighbours in the order are about as likely.
     order = np.argsort(-own, kind="stable")
     expected, seen = own[order] * drawn.sum(), drawn[order]
     unlikely = expected < EXPECTED
     others = float(expected[unlikely].sum()), float(seen[unlikely].sum())
+    # Tokens belong to one class while their expected draws begin within the same multiple of EXPECTED.
     classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
     expected, seen = np.bincount(classes, expected), np.bincount(classes, seen)
     into = np.maximum(
@@ -189,9 +194,9 @@ def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, 
 
 
 def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Bernstein's bound on how often log-probs of what was drawn are as far from what is expected.
+    """Return Bernstein's bound on the p-value of the mean log-prob of the tokens drawn.
 
-    Log-probs more than three standard deviations from their mean count as that far, since a bound needs one.
+    Log-probs are clipped at three standard deviations from their mean, since the bound needs bounded values.
     """
     off, variance, widest = 0.0, 0.0, 0.0
     for own, drawn in pairs:
@@ -199,6 +204,7 @@ def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
         mean = float(own @ values)
         width = 3 * float(own @ (values - mean) ** 2) ** 0.5
         values = np.clip(values - mean, -width, width)
+        # Clipping moved the mean; the sum that is bounded has to have mean 0.
         values -= own @ values
         off += float(drawn @ values)
         variance += float(drawn.sum() * (own @ values**2))
@@ -213,6 +219,6 @@ def _packed(policy: Policy, probes: Sequence[Probe]) -> Packed:
 
 
 def _logits(policy: Policy, probes: Sequence[Probe]) -> Tensor:
-    """(M, V) float32, of the places where the probes' tokens were drawn."""
+    """Return the logits (M, V) float32 of the places where the probes' tokens were drawn."""
     with torch.no_grad():
         return policy.head(policy.hidden(_packed(policy, probes))).float()

@@ -1,4 +1,4 @@
-"""What servers drew, as this run's tokenizer reads it: where a completion has to end, and what no word is."""
+"""Servers' tokens as this run's tokenizer reads them: stop strings, and ids without words."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from covey.models.policy import Policy
 from covey.sampling.dialects import Answer, Misbehaved
 
 BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
-"""How a part of a character is read, and how many bytes, and so tokens, a character has at most."""
+"""The decoded form of a part of a character; most bytes, and so tokens, of a character."""
 
 
 def check_stop(policy: Policy, one: Answer, stop: Sequence[str]) -> None:
-    """A completion ends with the first stop string in its text. Raises Misbehaved.
+    """Check that a completion ends with the first stop string in its text. Raises Misbehaved.
 
-    Servers look for it once a character is whole, and where padding is drawn they read its name.
+    Servers look for it once a character is whole, and decode padding as its name.
     """
+    # Up to the token before the last no stop string may have been complete.
     before = policy.decode(_whole_characters(policy, one.tokens[:-1]))
     if any(s in before for s in stop):
         raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
@@ -30,7 +31,7 @@ def check_stop(policy: Policy, one: Answer, stop: Sequence[str]) -> None:
 
 
 def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
-    """Tokens up to the last one with which a character ends."""
+    """Return the tokens up to the last one with which a character ends."""
     end = len(tokens)
     while end and policy.decode.named(tokens[max(0, end - BYTES) : end]).endswith(BROKEN):
         end -= 1
@@ -38,7 +39,7 @@ def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
 
 
 def unread(policy: Policy, drawn: Sequence[np.ndarray]) -> str:
-    """How many tokens of some completions are padding of the embedding, in words; empty where none is."""
+    """Say how many tokens of some completions are padding of the embedding; empty where none is."""
     count = sum(int((tokens >= policy.words).sum()) for tokens in drawn)
     if not count:
         return ""

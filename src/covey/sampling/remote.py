@@ -1,9 +1,9 @@
 """The sampler over HTTP: groups go to servers that have room, and no answer is taken on trust.
 
 After every change of weights each server samples a few completions: their log-probs are compared with the
-trained policy's, and so are the tokens that it draws at all (``probes``). A server that does not answer, or
-whose numbers do not fit, is left out: what it was asked is asked again of the others, with the same random
-streams. It takes part again once it proves itself.
+trained policy's, and so is the distribution of its tokens (``probes``). A server that does not answer, or
+whose log-probs differ, is excluded: its requests go to the others, with the same random streams. It takes
+part again once it passes the probes.
 
 Where weights may change meanwhile (``lags``), each completion is asked for in segments: a server that has new
 weights to take ends its segments first, and what is unfinished continues from its tokens, here or elsewhere.
@@ -52,17 +52,17 @@ from covey_verify.web import ask, reason_of
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""
 MOST_BYTES = 1 << 28
-"""Bytes of a reply."""
+"""Most bytes of a reply."""
 QUICK = 20.0
-"""Seconds for a question that is no sampling."""
+"""Seconds for a request other than sampling."""
 SEGMENT = 256
-"""Tokens that are asked for at a time where weights may change meanwhile."""
+"""Number of tokens per request where weights may change meanwhile."""
 PROBES = 4
-"""Prompts on which a server is compared with the policy."""
+"""Number of prompts on which a server is compared with the policy."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
-"""Nats: mean difference of log-probs that rounding explains, by whether the policy's numbers are rounded."""
+"""Mean difference of log-probs, nats, that rounding explains: of an exact and of a rounded policy."""
 FINEST, AGAIN = 1e-5, 10
-"""Of a server whose rounding is known: nats that are always allowed, and how often its rounding is."""
+"""Once a server's rounding is known: nats that are always allowed, and the multiple of its rounding."""
 
 
 class RemoteSampler:
@@ -82,23 +82,24 @@ class RemoteSampler:
         asking: Asking = ask,
         lags: bool = False,
     ) -> None:
-        """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on;
-        ``asking`` is how a server is reached.
+        """Nothing is sent yet. ``folder`` is where weights are written for the servers.
 
-        ``lags``: ``policy`` is a snapshot, and ``sync`` and ``sample`` are called in different threads.
+        ``probes`` are prompts to compare on; ``asking`` is how a server is reached. ``lags``: ``policy`` is a
+        snapshot, and ``sync`` and ``sample`` are called in different threads.
         """
         self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
         self.asking, self.lags = asking, lags
         self._moving = threading.Lock()
         """Held while servers are given weights and compared: the snapshot must not change meanwhile."""
+        # Held for a moment: whether a server takes requests, and how many it works on, change together.
         self._counting = threading.Lock()
         self.servers = [RemoteServer(url.rstrip("/")) for url in servers.url]
         self.temperature, self.max_running = temperature, max_running
         self.version = 0
         self.say: Callable[[str], None] = lambda _: None
-        """Told what happens to servers, a sentence each."""
+        """Called with a sentence on each event of a server."""
         self.waiting: Callable[[], None] = lambda: None
-        """Called once a second while nothing comes; may raise to stop."""
+        """Called once a second while no result arrives; may raise to stop."""
         self._probes = [p for p in probes[:PROBES] if len(p)]
         self._vocabulary = policy.embedded
         policy.draw_from_all()
@@ -109,9 +110,9 @@ class RemoteSampler:
 
     @property
     def bit_exact(self) -> bool:
-        """Whether every server showed the policy's own bits when they were first asked; then all must.
+        """Whether every server had the policy's own bits at the first probes; from then on all must.
 
-        All processes ask this at once: only the first knows.
+        All processes ask this together: only rank 0 knows.
         """
         return by_first(self._first_exact) and not self.lags
 
@@ -128,7 +129,7 @@ class RemoteSampler:
             self.version = weights.version
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
-        """Yield completions as their groups end. Raises SamplersLost when nobody is left to ask."""
+        """Yield completions as their groups end. Raises SamplersLost when no server is left."""
         if not requests:  # of several processes the first asks for all, and alone gives servers weights
             return
         self._bring_up()
@@ -137,12 +138,13 @@ class RemoteSampler:
                 "rollout.top_p and rollout.top_k: vLLM and SGLang do not say which tokens these left to be "
                 "drawn, so their log-probs cannot be trained on. Set top_p 1 and top_k 0, or use covey serve"
             )
+        # A group is one piece. Where weights may change each completion is: segments end one by one.
         samples = [range(len(request.streams)) for request in requests]
         alone = [(r, [s]) for r, own in enumerate(samples) for s in own]
         pieces = alone if self.lags else list(enumerate(samples))
         work = WorkList(requests, params, deque(Piece(r, own) for r, own in pieces))
         self._join(work)
-        left, since = len(alone), time.monotonic()
+        left, since = len(alone), time.monotonic()  # completions to come; time of the last sign of life
         drawn = list[np.ndarray]()
         try:
             while left:
@@ -152,6 +154,7 @@ class RemoteSampler:
                     result = None
                 if isinstance(result, Exception):
                     raise result
+                # None only wakes this loop: a thread has ended, so a server may need weights or a new try.
                 if result is not None:
                     left, since = left - len(result), time.monotonic()
                     drawn += [one.completion.tokens for one in result]
@@ -165,7 +168,7 @@ class RemoteSampler:
                 elif time.monotonic() - since > self._patience:
                     raise self._nobody()
         finally:
-            with work.changed:
+            with work.changed:  # also if the consumer stops early: threads wait for pieces
                 work.over = True
                 work.changed.notify_all()
         self._tell_unread(drawn)
@@ -177,7 +180,7 @@ class RemoteSampler:
             self.say(said)
 
     def _completion(self, begun: Completion | None, one: Answer, version: int, url: str) -> Completion:
-        """What there is of a completion with the segment that was added to it."""
+        """Return a completion with the segment that was added to it."""
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
         versions = np.full(len(tokens), version) if self.lags else None
@@ -192,7 +195,7 @@ class RemoteSampler:
 
     @property
     def _patience(self) -> float:
-        """Seconds without any server: for one that only hangs, and may answer again, two tries more."""
+        """Seconds without any server until the run stops: two tries more where one only hangs."""
         more = 2 * (self.settings.timeout + TRY_AGAIN) if any(s.hangs for s in self.servers) else 0.0
         return self.settings.patience + more
 
@@ -206,11 +209,13 @@ class RemoteSampler:
     # Asking
 
     def _join(self, work: WorkList) -> None:
-        """Let those present work on a pass, each with as many groups at once as it has room for."""
+        """Let the servers present work on this call, each with as many groups at once as it has room for."""
         sizes = [len(r.streams) for r in work.requests]
         biggest, most = (1, sum(sizes)) if self.lags else (max(sizes, default=1), len(sizes))
+        # A thread per request under way; ``max_running`` completions at once, in groups of the largest size.
         lanes = max(1, self.max_running // biggest)
         for server in self._present():
+            # A server that came back has a new arrival, and needs new threads: its old ones have ended.
             if work.joined.get(server.url) == server.arrivals:
                 continue
             work.joined[server.url] = server.arrivals
@@ -219,38 +224,41 @@ class RemoteSampler:
                 threading.Thread(target=self._lane, args=given, daemon=True).start()
 
     def _lane(self, server: RemoteServer, work: WorkList, version: int) -> None:
+        # A thread: it ends when the work is over, or when its server fails or has weights to take.
         while (piece := self._next(server, work, version)) is not None:
             failure = None
             try:
                 found = self._ask_piece(server, work, piece)
             except FAILURES as error:
                 failure = error
-            except Exception as error:  # in a thread nobody would see it, and its group never come
+            except Exception as error:  # unseen in a thread, and its group would never come
                 work.results.put(error)
                 return
             with self._counting:
-                server.busy -= 1
+                server.busy -= 1  # first: ``_return`` gives weights only to an idle server
             if failure is not None:
                 self._leave_out(server, failure)
+            # Excluded or given other weights meanwhile: its segment is discarded and asked for again.
             if failure is not None or (self.lags and server.version != version):
                 work.again(piece)
                 break
             done = [self._completion(piece.begun, one, version, server.url) for one in found]
             most = work.requests[piece.request].most(work.params)
-            if done[0].finish == "length" and done[0].length < most:
+            if done[0].finish == "length" and done[0].length < most:  # a segment's end
                 work.again(replace(piece, begun=done[0]))
                 continue
             pairs = zip(piece.samples, done, strict=True)
             work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
-        work.results.put(None)
+        work.results.put(None)  # wakes ``sample``, which looks after the servers
 
     def _next(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
-        """The next piece; waits for one that comes back while others are still under way.
+        """Return the next piece; wait for one that comes back while others are still under way.
 
-        None where there will be none for this server: all are done, or it was lost, or has weights to take.
+        None if this server gets no more: all are done, or it was lost, or it has weights to take.
         """
         with work.changed:
             while not work.over:
+                # Counted before the piece is taken, or ``_return`` could give the server weights in between.
                 with self._counting:
                     if server.lost or not server.version == version == self.version:
                         break
@@ -261,7 +269,7 @@ class RemoteSampler:
             return None
 
     def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
-        """A piece from a server, or a segment of it."""
+        """Ask a server for a piece, or for a segment of it."""
         request, begun = work.requests[piece.request], piece.begun
         streams, drawn = [request.streams[s] for s in piece.samples], 0 if begun is None else begun.length
         room = request.most(work.params) - drawn
@@ -273,7 +281,7 @@ class RemoteSampler:
         return self._ask_for(server, asked, replace(work.params, max_tokens=room, temperature=temperature))
 
     def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
-        """A group from a server. One that is busy is asked again, until the time of a request is over."""
+        """Ask a server for a group. One that is busy is asked again, until the time of a request is over."""
         assert server.dialect is not None, "it has answered"
         until = time.monotonic() + self.settings.timeout
         body = server.dialect.body(request, params, server.model, self.policy.end_ids)
@@ -300,7 +308,7 @@ class RemoteSampler:
                 return found
 
     def _same(self, server: RemoteServer, held: object, stamp: object) -> None:
-        """Whether it is still the server that has proven itself: it may have been restarted in between."""
+        """Check that it is still the server that passed the probes: it may have been restarted in between."""
         if held is None:  # it is proving itself
             held = server.stamp = stamp
         if held != stamp:
@@ -322,7 +330,7 @@ class RemoteSampler:
     # Weights
 
     def _bring_up(self) -> None:
-        """Bring every server that can be reached to the present weights. Raises SamplersLost."""
+        """Bring every server that can be reached to the current weights. Raises SamplersLost."""
         begun = time.monotonic()
         while True:
             self._return(now=True)
@@ -337,7 +345,8 @@ class RemoteSampler:
             self._exact = same and self.policy.bit_exact
 
     def _return(self, now: bool = False) -> None:
-        """Let servers that have not the present weights take them and prove it."""
+        """Let servers that lack the current weights take them, and probe them."""
+        # Lost ones every TRY_AGAIN seconds (or now), the others as soon as their version is old.
         due = [
             s
             for s in self.servers
@@ -345,7 +354,7 @@ class RemoteSampler:
         ]
         for server in due:
             with self._moving:
-                with self._counting:  # from here on nobody asks it for completions
+                with self._counting:  # from here on it is not asked for completions
                     if not server.lost and (server.busy or server.version == self.version):
                         continue
                     server.version = None
@@ -363,11 +372,11 @@ class RemoteSampler:
                 self.say(f"{server.url} is back, with the weights of version {self.version}")
 
     def _bring(self, server: RemoteServer) -> None:
-        """Give a server the present weights and let it prove that it has them."""
+        """Give a server the current weights and probe it."""
         new = server.dialect is None or bool(server.lost)
         if new:
             self._recognize(server)
-            if not self._wrong(server):
+            if not self._wrong(server):  # it may have the weights already
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
@@ -378,7 +387,7 @@ class RemoteSampler:
             wrong = self._wrong(server)
         except FAILURES as error:
             wrong, cause = reason_of(error), error
-        if wrong and self.settings.restart:
+        if wrong and self.settings.restart:  # the last resort
             self.say(f"{server.url}: {wrong}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
@@ -393,7 +402,7 @@ class RemoteSampler:
         server.compared = False
 
     def _allowed(self, server: RemoteServer) -> float:
-        """Largest mean difference of log-probs, nats."""
+        """Return the largest allowed mean difference of log-probs, nats."""
         if self._exact:
             return 0.0
         bound = BFLOAT16 if self.policy.rounded else FLOAT32
@@ -402,7 +411,7 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
-        """What is wrong with a server's log-probs or draws; empty: nothing."""
+        """Say how a server's log-probs or draws differ from the policy's; empty: not at all."""
         server.stamp = None  # the first reply says what is to be proven
         ask, stream = partial(self._ask_for, server), partial(key, self.version, server.url)
         probes = sample_probes(ask, self._probes, self.temperature, stream)
@@ -426,12 +435,10 @@ class RemoteSampler:
         )
 
     def _saved(self) -> Path:
-        """The folder with the present weights, written once; others go, those of an earlier process
-        under the same version too.
-        """
+        """Write the current weights once and return their folder; all others there are deleted."""
         target = self.folder / f"version_{self.version:06d}"
         if self._written != self.version or not target.is_dir():
-            part = self.folder / f".{target.name}.part"
+            part = self.folder / f".{target.name}.part"  # renamed once whole, for servers to read
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(self.policy, part)

@@ -13,8 +13,8 @@ from covey_verify.web import ask
 def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     """Run a shell command that restarts the server at ``url`` on a model folder, and wait until it answers.
 
-    The command finds them as COVEY_URL and COVEY_MODEL; it returns once the server is on its way, in
-    ``timeout`` seconds together with the server's start. Raises OSError.
+    The command reads them from COVEY_URL and COVEY_MODEL and returns once the server is starting. Command and
+    start together have ``timeout`` seconds. Raises OSError.
     """
     ends = time.monotonic() + timeout
     told = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}

@@ -1,4 +1,4 @@
-"""What is known of each server, and the work that they share."""
+"""State of each sampling server, and the work that they share."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from covey.sampling.dialects import Dialect, Misbehaved
 from covey.types import Completion
 
 TRY_AGAIN = 5.0
-"""Seconds after which a server that was left out is tried again."""
+"""Seconds after which an excluded server is tried again."""
 Asking = Callable[[str, object, str, float, int], object]
-"""How a server is reached: ``covey_verify.web.ask``, or another way with its signature."""
+"""A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
-"""What asking a server may raise."""
+"""Exceptions that a request to a server may raise."""
 
 
 @dataclass
 class RemoteServer:
-    """One server, and how it fares."""
+    """The state of one server."""
 
     url: str
     dialect: Dialect | None = None
-    """None: it has never answered."""
+    """The kind of the server; None: it has never answered."""
     model: str = ""
     version: int | None = None
-    """Of the weights it has proven to have."""
+    """Version of the weights that it has proven to have."""
     stamp: object = None
-    """What its replies bear since it proved that; another one is of another start, or of other weights."""
+    """Mark of its replies since then; another mark means another start, or other weights."""
     lost: str = ""
-    """Why it is left out; empty: it takes part."""
+    """Why it is excluded; empty: it takes part."""
     tried: float = -TRY_AGAIN
-    """When it was last looked for, on the monotonic clock."""
+    """When it was last tried, on the monotonic clock."""
     hangs: bool = False
     """Whether it was lost because it did not answer in time, after it had proven itself before."""
     compared: bool = False
-    """Whether the frequencies of its draws have been, since it was last recognized."""
+    """Whether the frequencies of its draws have been compared since it was last recognized."""
     spread: float | None = None
-    """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
+    """Mean difference of log-probs, nats, when it first had the correct weights: its rounding."""
     busy: int = 0
-    """Requests for completions that it works on."""
+    """Number of sampling requests that it works on."""
     arrivals: int = 0
-    """How often it has proven to have the weights of the time."""
+    """Number of times that it has proven to have the current weights."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Completions of a request that are asked for together; one that was begun is alone."""
+    """Completions of a request that are asked for together; one that was begun is asked for alone."""
 
     request: int
     samples: Sequence[int]
@@ -62,7 +62,7 @@ class Piece:
 
 @dataclass
 class WorkList:
-    """One call of ``sample``: what is left to ask, and what came back."""
+    """The work of one call of ``sample``: pieces still to be asked for, and results."""
 
     requests: Sequence[Request]
     params: SamplingParams
@@ -70,12 +70,12 @@ class WorkList:
     results: queue.Queue[list[Sampled] | Exception | None] = field(default_factory=queue.Queue)
     """None: a server was lost or has weights to take; an exception: a mistake of ours, to be raised."""
     joined: dict[str, int] = field(default_factory=dict)
-    """Address -> the arrival of a server since which it works on this."""
+    """Address -> number of the server's arrival since which it works on this."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     over: bool = False
 
     def again(self, piece: Piece) -> None:
-        """Somebody has to go on with this, before anything else."""
+        """Put a piece back at the front of the queue."""
         with self.changed:
             self.todo.appendleft(piece)
             self.changed.notify_all()
@@ -83,6 +83,7 @@ class WorkList:
 
 def timed_out(error: BaseException | None) -> bool:
     """Whether an error, or what led to it, is that of a server that did not answer in time."""
+    # urllib wraps the time-out in ``reason``; our own errors have it as their cause.
     while error is not None:
         if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
             return True
@@ -91,6 +92,6 @@ def timed_out(error: BaseException | None) -> bool:
 
 
 def same_complaint(now: str, before: str) -> bool:
-    """Whether two reasons for leaving a server out differ at most in their numbers, as of versions."""
+    """Whether two reasons to exclude a server differ at most in their numbers, versions for instance."""
     bare = partial(re.compile(r"\d[\d.e+-]*").sub, "")
     return bare(now) == bare(before)

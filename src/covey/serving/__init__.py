@@ -1,1 +1,1 @@
-"""A model behind HTTP: `covey serve`."""
+"""Serving a model over HTTP: `covey serve`."""

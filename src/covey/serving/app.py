@@ -1,7 +1,7 @@
 """The routes of `covey serve`: OpenAI's completions with token ids and log-probs, and weights by version.
 
-Nothing of a request is ever run. Bodies, prompts, counts and waiting are bounded; weights come from one
-folder only. A page that a browser shows is answered only if this server sent it.
+Nothing in a request is executed. Bodies, prompts, counts and waiting are bounded; weights come from one
+folder only. A page in a browser is answered only if this server sent it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from covey_verify.errors import ConfigError, CoveyError, DataError
 from covey_verify.web import LOOPBACK, two_lengths
 
 LARGEST_BODY = 16 << 20
-"""Bytes of a request's body."""
+"""Most bytes of a request's body."""
 BODY_SECONDS = 30.0
-"""For a body to arrive."""
+"""Seconds for a body to arrive."""
 Handler = Callable[[HttpRequest], Awaitable[JSONResponse]]
 
 
@@ -44,7 +44,7 @@ StopText = Annotated[str, MinLen(1)]
 
 
 class Refused(CoveyError):
-    """A request that cannot be answered, and the HTTP status that says so."""
+    """Raised for a request that cannot be answered, with the HTTP status of the reply."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -52,8 +52,9 @@ class Refused(CoveyError):
 
 
 class Wanted(BaseModel):
-    """What both kinds of completion take. An unknown field is refused: it might change the result."""
+    """Fields of both kinds of completion. An unknown field is refused: it might change the result."""
 
+    # strict: "1" is no number, and 1.5 no count.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str = ""
@@ -66,19 +67,20 @@ class Wanted(BaseModel):
     stop: StopText | list[StopText] | None = Field(None, max_length=1000)
     seed: int | None = None
     streams: list[int] | None = Field(None, max_length=4096)
-    """Instead of ``seed``: a key for each of the ``n`` completions."""
+    """A key for each of the ``n`` completions, instead of ``seed``."""
     begun: int = Field(0, ge=0, le=2**32)
-    """How many tokens at the end of the prompt were drawn from these streams before."""
+    """Number of tokens at the end of the prompt that were drawn from these streams before."""
     request_id: str = Field("", max_length=200)
-    """What the reply is called."""
+    """The id that the reply gets."""
 
     def params(self) -> SamplingParams:
-        """How to draw."""
+        """Return the sampling parameters."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        # -1 and 0 both mean all tokens: vLLM and SGLang write -1.
         return SamplingParams(self.max_tokens, self.temperature, self.top_p, max(self.top_k, 0), stop)
 
     def keys(self) -> list[int]:
-        """The random stream of each completion."""
+        """Return the key of each completion's random stream. Raises Refused."""
         if self.streams is not None:
             if len(self.streams) != self.n or not all(0 <= s < 2**64 for s in self.streams):
                 raise Refused(400, f"streams: one number of 64 bits for each of the {self.n} completions")
@@ -113,17 +115,17 @@ class NewWeights(BaseModel):
 
 @dataclass(frozen=True)
 class Service:
-    """The routes' common ground."""
+    """The routes, and the model and settings that they share."""
 
     model: SharedModel
     name: str
     token: str = ""
-    """Asked of every caller, unless empty."""
+    """The token that every caller has to send, unless empty."""
     weights: Path | None = None
-    """New weights are taken from folders in this one; None: from nowhere."""
+    """The folder whose subfolders may be loaded as new weights; None: none may."""
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         routes: Mapping[str, tuple[str, Handler]] = {
             "/health": ("GET", self.health),
             "/info": ("GET", self.info),
@@ -135,6 +137,7 @@ class Service:
         return Starlette(routes=[Route(p, self._guarded(h), methods=[m]) for p, (m, h) in routes.items()])
 
     def _guarded(self, handler: Handler) -> Handler:
+        # Every failure becomes a JSON error in OpenAI's form: 4xx for a caller's mistake, 503 for others.
         async def answer(request: HttpRequest) -> JSONResponse:
             try:
                 self._check(request)
@@ -151,17 +154,20 @@ class Service:
                 return _error(400, str(error))
             except CoveyError as error:
                 return _error(503, str(error))
+            # uvicorn cancels the requests under way when it ends.
             except asyncio.CancelledError:
                 return _error(503, "the server was told to end")
 
         return answer
 
     def _check(self, request: HttpRequest) -> None:
-        """Whether this caller may ask at all."""
+        """Check that this caller may ask at all. Raises Refused."""
+        # A proxy and this server could disagree about where the message ends (request smuggling).
         if two_lengths(request.headers):
             raise Refused(400, "Content-Length and Transfer-Encoding: a message has one of them")
         if self.token:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            # In constant time, so that the reply's delay does not reveal how much of the token is correct.
             if not hmac.compare_digest(given.encode(), self.token.encode()):
                 raise Refused(401, "the token is missing or wrong: Authorization: Bearer ...")
         elif request.url.hostname not in LOOPBACK:
@@ -173,11 +179,11 @@ class Service:
             )
 
     async def health(self, _: HttpRequest) -> JSONResponse:
-        """Whether it is there."""
+        """Report that the server is up."""
         return JSONResponse({"status": "ok"})
 
     async def info(self, _: HttpRequest) -> JSONResponse:
-        """What it is: for a trainer that connects."""
+        """Describe the server to a trainer that connects."""
         policy = self.model.policy
         return JSONResponse(
             {
@@ -192,13 +198,13 @@ class Service:
         )
 
     async def models(self, _: HttpRequest) -> JSONResponse:
-        """The one model, as OpenAI lists models."""
+        """List the one model, as OpenAI lists models."""
         return JSONResponse(
             {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "covey"}]}
         )
 
     async def completions(self, request: HttpRequest) -> JSONResponse:
-        """Completions of a text or of token ids."""
+        """Complete a text or token ids."""
         wanted = Text.model_validate_json(await _body(request))
         prompt = wanted.prompt
         if isinstance(prompt, str):
@@ -213,7 +219,7 @@ class Service:
         return self._reply("text_completion", wanted, answered, choices)
 
     async def chat(self, request: HttpRequest) -> JSONResponse:
-        """Answers to messages, through the model's chat template."""
+        """Answer messages, through the model's chat template."""
         wanted = Chat.model_validate_json(await _body(request))
         self._bound([wanted.messages, wanted.chat_template_kwargs])
         messages = messages_of(list(wanted.messages))
@@ -228,15 +234,17 @@ class Service:
         return self._reply("chat.completion", wanted, answered, choices)
 
     async def load(self, request: HttpRequest) -> JSONResponse:
-        """Take new weights, between what was asked before and what is asked later."""
+        """Take new weights: after all requests that came before, and before all that come later."""
         wanted = NewWeights.model_validate_json(await _body(request))
         if self.weights is None:
             raise Refused(403, "this server takes no weights: start it with --weights FOLDER")
+        # Resolved first, so that neither ``..`` nor a link leads out of the folder.
         folder, root = Path(wanted.folder).resolve(), self.weights.resolve()
         if not folder.is_relative_to(root) or not folder.is_dir():
             raise Refused(403, f"weights are only taken from folders in {root}")
 
         def take() -> None:
+            # Before the load: if it fails halfway, the weights are not those of the old instance either.
             self.model.instance = new_instance()
             try:
                 self.model.policy.load_weights(folder)
@@ -249,12 +257,12 @@ class Service:
 
     @cached_property
     def most_characters(self) -> int:
-        """Of a prompt: more are certainly more tokens than the context has."""
+        """Most characters of a prompt: a longer one certainly has more tokens than the context."""
         policy = self.model.policy
         return policy.context * max(map(len, policy.tokenizer.get_vocab()))
 
     def _bound(self, prompt: object) -> None:
-        """Refuse what cannot fit before it is encoded, which may take a minute. Raises Refused."""
+        """Refuse a prompt that cannot fit before it is encoded, which may take a minute. Raises Refused."""
         if _characters(prompt) > self.most_characters:
             raise Refused(
                 400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
@@ -263,11 +271,12 @@ class Service:
     async def _answered(self, wanted: Wanted, encode: Callable[[], Sequence[int]]) -> Answered:
         if wanted.model not in ("", self.name):
             raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
+        # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.
         make = partial(self._request, wanted, wanted.keys(), encode)
         return await asyncio.wrap_future(self.model.ask(make, wanted.n, wanted.params()))
 
     def _request(self, wanted: Wanted, keys: list[int], encode: Callable[[], Sequence[int]]) -> Request:
-        """Raises Refused."""
+        """Encode and check a request. Raises Refused."""
         policy, tokens = self.model.policy, encode()
         size, vocabulary = len(tokens), policy.embedded
         if size + wanted.max_tokens > policy.context:
@@ -303,14 +312,14 @@ class Service:
 
 
 def _foreign(request: HttpRequest) -> bool:
-    """Whether a browser asks for a page that this server did not send."""
+    """Whether a browser sent the request for a page of another server."""
     origin = request.headers.get("origin")
     own = (None, f"{request.url.scheme}://{request.headers.get('host', '')}")
     return origin not in own or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 def _characters(value: object) -> int:
-    """Of all texts in a value; each message or other object counts at least as one.
+    """Count the characters of all texts in a value; each message or other object counts at least as one.
 
     >>> _characters([{"role": "user", "content": "1+2="}])
     20
@@ -323,7 +332,7 @@ def _characters(value: object) -> int:
 
 
 def _details(completion: Completion, wanted: Text) -> dict[str, object]:
-    """Token ids and log-probs, where they were asked for."""
+    """Return token ids and log-probs, if they were asked for."""
     found: dict[str, object] = {}
     if wanted.return_token_ids:
         found["token_ids"] = completion.tokens.tolist()
@@ -340,6 +349,7 @@ async def _body(request: HttpRequest) -> bytes:
     if kind != "application/json":  # which no form of another site can send
         status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         raise Refused(status, "send JSON, and say so: Content-Type: application/json")
+    # Counted while it arrives: Content-Length may be missing or false.
     received = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

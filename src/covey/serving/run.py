@@ -1,4 +1,4 @@
-"""Starting the server of `covey serve`."""
+"""The start of the server of `covey serve`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from covey_verify.web import LOOPBACK
 def serve_http(
     model: str, host: str, port: int, weights: Path | None, name: str, settings: Sequence[str] = ()
 ) -> None:
-    """Answer until the process is told to end, which it does. ``port`` 0 takes a free one, which is printed.
+    """Answer until the process is told to end, and end it. ``port`` 0 takes a free one, which is printed.
 
-    Raises ConfigError for an address that others reach without a token, or that is taken.
+    Raises ConfigError if others could reach the address without a token, or if it is taken.
     """
     token = os.environ.get(TOKEN, "")
     if not token and host not in LOOPBACK:
@@ -60,12 +60,13 @@ def serve_http(
 def service_of(
     model: str, weights: Path | None, name: str, settings: Sequence[str], token: str = ""
 ) -> Service:
-    """A model, loaded and ready to answer; the process computes as the run that it serves, or whose it was.
+    """Load a model to answer with. The process computes as the run that it serves, or that wrote the model.
 
     Raises ConfigError.
     """
     loaded = load_config(None, settings, {"model": model})
     torch.set_num_threads(loaded.config.threads or available_threads())
+    # The run whose folder the weights will come from, else the one that the model was saved by.
     run = (run_around(weights) if weights is not None else None) or run_behind(loaded)
     follow_run(run)
     policy = load_policy(loaded)
@@ -75,9 +76,10 @@ def service_of(
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Taken before the model is loaded: an address that is taken is known at once."""
+    """Listen before the model is loaded, so that an address that is taken is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    # A server that has just ended leaves the port in TIME_WAIT; it may be taken again at once.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -1,4 +1,4 @@
-"""One model for many callers: a thread owns it, and what waits together is sampled together."""
+"""One model for many callers: a thread owns it, and requests that wait together are sampled together."""
 
 from __future__ import annotations
 
@@ -25,48 +25,49 @@ GATHERING = 0.01
 
 
 def new_instance() -> str:
-    """A name that no other start and no other load of weights has."""
+    """Return an id that no other start and no other load of weights has."""
     return secrets.token_hex(8)
 
 
 class TooBusy(CoveyError):
-    """More is waiting than the server may hold."""
+    """Raised when more is waiting than the server may hold."""
 
 
 class Answered(NamedTuple):
     """The answer to a request."""
 
     version: int
-    """Of the weights that sampled."""
+    """Version of the weights that sampled."""
     prompt: np.ndarray
     """(P,) int64."""
     completions: list[Completion]
-    """One a stream."""
+    """One per random stream."""
 
 
 @dataclass
 class _Asked:
-    """One caller's request and its answer to be."""
+    """One caller's request and its future answer."""
 
     request: Callable[[], Request]
-    """Makes it, in the model's thread: to encode a long prompt takes a while."""
+    """Makes the request, in the model's thread: encoding a long prompt takes a while."""
     count: int
-    """Completions."""
+    """Number of completions."""
     params: SamplingParams
     answer: Future[Answered] = field(default_factory=Future)
 
 
 @dataclass
 class _Between(Generic[T]):
-    """Something to do while nothing is sampled."""
+    """Work to do while nothing is sampled."""
 
     work: Callable[[], T]
     answer: Future[T] = field(default_factory=Future)
 
 
 class SharedModel:
-    """Samples for whoever asks. Requests that wait at the same time share a pass if they differ in nothing
-    but how many tokens they want, in which those differ that follow a tool's answer.
+    """Samples for all callers. Requests that wait at the same time share a pass if their parameters agree.
+
+    Only ``max_tokens`` may differ, as it does in requests that continue after a tool's answer.
     """
 
     def __init__(self, policy: Policy, max_running: int, most_waiting: int = 65_536) -> None:
@@ -75,20 +76,20 @@ class SharedModel:
         policy.draw_from_all()
         self.version = 0
         self.instance = new_instance()
-        """Tells these weights, since they were taken, from all others: those of another start, and those that
-        another run has given in between, under the same version perhaps.
+        """Id of these weights since they were loaded. Another start has another id, and so has another load,
+        which may come from another run under the same version.
         """
         self._sampler = LocalSampler(policy, max_running)
         self._sampler.check()
         self._most, self._waiting, self._open = most_waiting, 0, True
         self._lock = threading.Lock()
-        # Not a SimpleQueue: in Python 3.11 its `get` may wait for ever once a short timeout has passed.
+        # Not a SimpleQueue: in Python 3.11 its `get` may wait forever once a short timeout has passed.
         self._queue: queue.Queue[_Asked | _Between[None]] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
     def ask(self, request: Callable[[], Request], count: int, params: SamplingParams) -> Future[Answered]:
-        """Answer a request of ``count`` completions; it is made in the model's thread. Raises TooBusy."""
+        """Queue a request of ``count`` completions; it is made in the model's thread. Raises TooBusy."""
         with self._lock:
             if self._waiting + count > self._most:
                 raise TooBusy(f"{self._waiting} completions are waiting; ask again later")
@@ -98,18 +99,20 @@ class SharedModel:
         return asked.answer
 
     def between(self, work: Callable[[], None]) -> Future[None]:
-        """Do this after all that was asked before, and before all that is asked later."""
+        """Queue work after all earlier requests and before all later ones."""
         between = _Between(work)
         self._queue.put(between)
         return between.answer
 
     def close(self) -> None:
-        """End after what was asked."""
+        """End the thread after all that is queued."""
         self._open = False
+        # Wakes the thread, which then sees that it is to end.
         self.between(lambda: None)
         self._thread.join()
 
     def _work(self) -> None:
+        # In order of arrival. Each round answers the first entry, and with it all that may share its pass.
         held: list[_Asked | _Between[None]] = []
         while self._open or held:
             held += self._arrived(wait=not held)
@@ -118,7 +121,7 @@ class SharedModel:
                 held.pop(0)
                 _answer(first.answer, first.work)
                 continue
-            # Those behind something to do between passes must not overtake it.
+            # Those after work between two passes must not overtake it.
             turn = next((i for i, x in enumerate(held) if not isinstance(x, _Asked)), len(held))
             before = [x for x in held[:turn] if isinstance(x, _Asked)]
             alike = [_but_length(x.params) == _but_length(first.params) for x in before]
@@ -126,7 +129,7 @@ class SharedModel:
             self._sample([x for x, same in zip(before, alike, strict=True) if same])
 
     def _arrived(self, wait: bool) -> Iterator[_Asked | _Between[None]]:
-        """What has come; with ``wait`` something at least, and what comes shortly after it."""
+        """Yield new entries of the queue; with ``wait`` at least one, and those that follow shortly."""
         if wait:
             yield self._queue.get()
         until = time.monotonic() + (GATHERING if wait else 0)
@@ -144,6 +147,7 @@ class SharedModel:
         if not open_:
             return
         found: list[dict[int, Completion]] = [{} for _ in open_]
+        # The pass runs to the longest; ``room`` bounds each request by its own max_tokens.
         requests = [replace(request, room=x.params.max_tokens) for x, request in open_]
         longest = max(x.params.max_tokens for x, _ in open_)
         params = replace(open_[0][0].params, max_tokens=longest)
@@ -151,9 +155,11 @@ class SharedModel:
             for sampled in self._sampler.sample(requests, params):
                 (asked, request), mine = open_[sampled.request], found[sampled.request]
                 mine[sampled.sample] = sampled.completion
+                # A caller is answered once its own completions are there, while others are still sampled.
                 if len(mine) == asked.count:
                     in_order = [mine[i] for i in range(len(mine))]
                     asked.answer.set_result(Answered(self.version, request.prompt, in_order))
+        # Of the sampler, out of memory say: all that are not answered get it, and the thread lives on.
         except Exception as error:
             for asked, _ in open_:
                 if not asked.answer.done():
@@ -161,7 +167,8 @@ class SharedModel:
 
 
 def _made(asked: _Asked) -> Request | None:
-    """The request; None where nobody waits for it any more, or it cannot be made and its caller knows why."""
+    """Make a request. -> None if its caller has gone, or if it cannot be made and the caller was told why."""
+    # False: the caller has cancelled. From here on the future cannot be cancelled any more.
     if not asked.answer.set_running_or_notify_cancel():
         return None
     try:

@@ -1,1 +1,1 @@
-"""The process and its surroundings: signals, ranks, files that others wrote, faults put in on purpose."""
+"""The process and its surroundings: signals, ranks, files that others wrote, injected faults."""

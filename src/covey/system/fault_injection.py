@@ -1,7 +1,7 @@
-"""Failures on purpose: `--inject reward.hang@7,save.enospc@3,grad.nan@5` rehearses them in your own run.
+"""Fault injection: `--inject reward.hang@7,save.enospc@3,grad.nan@5` rehearses failures in your own run.
 
-`place@N` strikes the N-th time that the run comes to the place, counted from 1 in every process;
-`place@N-M` all times from the N-th to the M-th.
+`place@N` injects the fault at the N-th visit of the place, counted from 1 in every process; `place@N-M` at
+all visits from the N-th to the M-th.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ PLACES: Mapping[str, str] = {
     "save.eio": "the disk fails while a checkpoint is written",
     "save.kill": "the process is killed (SIGKILL) while a checkpoint is written",
 }
-"""Where a failure can be had, and what happens there."""
+"""Name of each place -> the fault that can be injected there."""
 
 
 class Faults:
-    """The failures somebody asked for; nothing without."""
+    """The faults of `--inject`; without it, none."""
 
     def __init__(self, wanted: str = "") -> None:
         self.ranges = [_parsed(item) for item in wanted.split(",") if item.strip()]
         self.seen: Counter[str] = Counter()
 
     def hit(self, place: str) -> bool:
-        """Whether the failure of this place is due now. Every call counts as one visit."""
+        """Whether this place's fault is due now. Every call counts as one visit."""
         self.seen[place] += 1
         return any(p == place and first <= self.seen[place] <= last for p, first, last in self.ranges)
 
     def at_step(self) -> None:
-        """Strike at the start of a step."""
+        """Inject faults at the start of a step."""
         if self.hit("step.hang"):
             hang()
         if self.hit("step.kill"):
@@ -70,22 +70,22 @@ class Faults:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def in_memory(self, place: str) -> None:
-        """Strike where memory may run out."""
+        """Inject running out of memory."""
         if self.hit(place):
             raise MemoryError("out of memory on purpose")
 
     def in_gradient(self, weights: Sequence[Tensor]) -> None:
-        """Strike an accumulated gradient, of weights as the optimizer has them."""
+        """Inject a NaN into an accumulated gradient, of weights as the optimizer has them."""
         if self.hit("grad.nan"):
             weights[0].grad = weights[0].detach() * math.nan
 
     def in_weights(self, weights: Sequence[Tensor]) -> None:
-        """Strike after an update."""
+        """Inject a NaN into a weight after an update."""
         if self.hit("weights.nan"):
             weights[0].detach().view(-1)[0] = math.nan
 
     def in_save(self) -> None:
-        """Strike while a checkpoint is written."""
+        """Inject faults while a checkpoint is written."""
         if self.hit("save.enospc"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.hit("save.eio"):
@@ -94,13 +94,14 @@ class Faults:
             die()
 
     def around(self, function: Callable[..., object]) -> Callable[..., object]:
-        """A reward function that fails when it is due; the function itself if none was asked for."""
+        """Return a reward function that fails when a fault is due; the function itself without faults."""
         kinds = sorted({p.partition(".")[2] for p, *_ in self.ranges if p.startswith("reward.")})
         if not kinds:
             return function
 
         @wraps(function)
         def faulty(*arguments: object, **named: object) -> object:
+            # All kinds count the visit, and the first that is due happens.
             due = [kind for kind in kinds if self.hit(f"reward.{kind}")]
             returned = function(*arguments, **named)
             return _FAILURES[due[0]](returned) if due else returned
@@ -125,7 +126,7 @@ def _raise(_: object) -> NoReturn:
 
 
 def _instead(value: object) -> Callable[[object], object]:
-    """``value`` for one completion; for a group of them, in the first place."""
+    """Return a function that replaces a score by ``value``; in the scores of a group, the first one."""
     return lambda returned: [value, *returned[1:]] if isinstance(returned, list) else value
 
 

@@ -1,4 +1,4 @@
-"""What covey wrote is checked when it is read back: records by their own checksum, folders by a manifest.
+"""Integrity of covey's files when they are read back: records have a checksum, folders a manifest.
 
 Any damage, from an emptied file to one flipped bit, is an error that names the file.
 """
@@ -24,19 +24,20 @@ LINE_SEAL = f', "{SEAL}": "'.encode()
 
 
 def digest_of(path: Path) -> str:
-    """sha256 of a file, read in chunks."""
+    """Return the sha256 of a file, read in chunks."""
     with path.open("rb") as file, naming(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sealed(values: Mapping[str, object]) -> str:
-    """A record as JSON, with a checksum of itself."""
+    """Return a record as JSON, with a checksum of itself."""
+    # To JSON and back first: the checksum is of what a reader will see, tuples as lists, keys as strings.
     plain = json.loads(json.dumps(values))
     return json.dumps({**plain, SEAL: _seal(plain)}, indent=1)
 
 
 def unsealed(content: bytes) -> dict[str, object]:
-    """The values of a record that ``sealed`` has written. Raises ValueError if they are not as they were."""
+    """Return the values of a record that ``sealed`` has written. Raises ValueError if they have changed."""
     values = load_json(content)
     if not isinstance(values, dict) or values.pop(SEAL, None) != _seal(values):
         raise ValueError("not as it was written")
@@ -44,13 +45,14 @@ def unsealed(content: bytes) -> dict[str, object]:
 
 
 def sealed_line(record: Mapping[str, object]) -> str:
-    """A record as a line of JSON whose last field is the sha256 of the line without it."""
+    """Return a record as a line of JSON whose last field is the sha256 of the line without it."""
     text = json.dumps(record, ensure_ascii=False)
+    # The field takes the place of the closing brace, which follows it again.
     return f'{text[:-1]}, "{SEAL}": "{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
 
 
 def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None) -> dict[str, Any]:
-    """The record of a line that ``sealed_line`` has written, without its end.
+    """Return the record of a line that ``sealed_line`` has written, without its line break.
 
     Raises ValueError if it is not, byte for byte, as it was written.
     """
@@ -64,12 +66,12 @@ def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None)
 
 
 def sealed_text(text: str) -> str:
-    """A text whose last line is a comment with the sha256 of all before it."""
+    """Return a text with one more line: a comment with the sha256 of all before it."""
     return f"{text}# {SEAL}: {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def unsealed_text(content: bytes) -> bytes:
-    """What ``sealed_text`` was given. Raises ValueError if that is not as it was."""
+    """Return the text that ``sealed_text`` was given. Raises ValueError if it has changed."""
     text, _, digest = content.rpartition(f"# {SEAL}: ".encode())
     if digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise ValueError("not as it was written")
@@ -77,12 +79,13 @@ def unsealed_text(content: bytes) -> bytes:
 
 
 def read_record(path: Path, schema: type[T], remedy: str) -> T:
-    """A record that ``sealed`` has written, as ``schema``.
+    """Read a record that ``sealed`` has written, as ``schema``.
 
     Raises CheckpointError naming the file if it is not as it was written.
     """
     try:
         return TypeAdapter(schema).validate_python(unsealed(read_below(path.parent, path.name, RECORD_BYTES)))
+    # First, because pydantic's error is a ValueError too: unchanged, but of another version of covey.
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
@@ -98,13 +101,13 @@ def read_record(path: Path, schema: type[T], remedy: str) -> T:
 
 
 def manifest_of(folder: Path) -> str:
-    """The manifest of a folder: size and checksum of every file."""
+    """Return the manifest of a folder: size and checksum of every file."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return sealed({"files": {str(p.relative_to(folder)): _fingerprint(p) for p in files}})
 
 
 def damage(folder: Path, required: Collection[str] = ()) -> str | None:
-    """What is wrong with a folder that has a manifest, naming the file; None if it is as it was written.
+    """Say how a folder differs from its manifest, naming the file; None if it is as it was written.
 
     ``required`` files must be among those that the manifest lists. Pages for people may be edited.
     """
@@ -129,7 +132,7 @@ def damage(folder: Path, required: Collection[str] = ()) -> str | None:
 
 
 def _digest(folder: Path, name: str) -> str:
-    """Of a file of the folder; in a hub's cache its files are links, and stay so."""
+    """Return the sha256 of a file of the folder; the links of a hub's cache are followed."""
     cached = folder.parent.name == "snapshots" and Path(name).name == name
     return digest_of(folder / name) if cached else digest_below(folder, name)
 

@@ -1,4 +1,4 @@
-"""How much of the machine this process may use."""
+"""The part of the machine that this process may use."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from covey_verify.machine import available_cpus, group_limits
 
 MOST_THREADS = 1024
-"""Few enough to be started: of too many, whatever asks for a thread next ends the process."""
+"""Most threads that are asked for: with too many, the next thread of any library ends the process."""
 
 
 def available_threads(environment: Mapping[str, str] = os.environ, processes: int = 1) -> int:
-    """Threads to compute with: `asked_threads`, or `available_cpus`, which so many processes share."""
+    """Return the threads to compute with: OMP_NUM_THREADS, or the CPUs, shared by so many processes."""
     return asked_threads(environment) or max(1, available_cpus() // processes)
 
 
 def asked_threads(environment: Mapping[str, str] = os.environ) -> int | None:
-    """OMP_NUM_THREADS, as libraries with OpenMP read it; None where it names no number that can be taken."""
+    """Return OMP_NUM_THREADS as OpenMP reads it; None if it has no number up to ``MOST_THREADS``."""
+    # It may be a list, one number per level of nesting. int refuses texts of thousands of digits, so the
+    # length is checked first.
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip().lstrip("0")
     if not first.isdecimal() or len(first) > len(str(MOST_THREADS)) or int(first) > MOST_THREADS:
         return None
@@ -25,8 +27,9 @@ def asked_threads(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def available_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or less by a limit of a container or job."""
+    """Return the bytes of memory that this process may use: the machine's, or its control group's limit."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    # The names of control groups version 2, then version 1.
     for found in group_limits("memory", ("memory.max",), ("memory.limit_in_bytes",)):
         limits += found
     return min(limits)

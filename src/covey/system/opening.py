@@ -1,8 +1,8 @@
-"""Opening what somebody else may have written: regular files below a folder, no links, bounded in size.
+"""Opening files that others may have written: regular files below a folder, no links, bounded in size.
 
-Every reader of a run's folder comes through here, so that looking at a folder cannot show a file from
-elsewhere (a link), wait for ever (a pipe, a device), or take all memory (a sparse file of terabytes, text
-that is nested without end). Every error names the file.
+Every reader of a run's folder uses it. So looking at a folder cannot show a file from elsewhere (a link) or
+block forever (a pipe, a device). Nor can it take all memory (a sparse file, deeply nested text). Every error
+names the file.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ T = TypeVar("T")
 RECORD_BYTES = 64 << 20
 """Most bytes of a record that is one JSON object or one YAML mapping."""
 DEEPEST = 100
-"""Levels that JSON may be nested; covey writes fewer than ten."""
+"""Most levels of nesting in JSON; covey writes fewer than ten."""
 MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
-"""A string of JSON, or a bracket."""
+"""A string of JSON, or a bracket. Strings come first, so that brackets inside them do not count."""
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
-"""What a network file system may answer once to a read that succeeds when it is tried again."""
+"""Errors of a network file system for a read that may succeed when it is tried again."""
 TRIES, PAUSE = 3, 0.1
 
 
 @cache
 def stream_bytes() -> int:
-    """Most bytes of a log or of a step's arrays: what a quarter of this machine's memory can hold."""
+    """Return the most bytes of a log or of a step's arrays: a quarter of this machine's memory."""
     return max(RECORD_BYTES, available_memory() // 4)
 
 
 def read_below(folder: Path, name: str, most: int) -> bytes:
-    """The content of a file below a folder.
+    """Return the content of a file below a folder.
 
-    Raises FileNotFoundError, CheckpointError as ``open_below``, and OSError, with its name, where a read
-    fails time and again.
+    Raises FileNotFoundError, CheckpointError as ``open_below``, and OSError, with the file's name, if reads
+    keep failing.
     """
 
     def read() -> bytes:
@@ -57,12 +57,12 @@ def read_below(folder: Path, name: str, most: int) -> bytes:
 
 
 def count_lines(folder: Path, name: str) -> int:
-    """The lines of a file below a folder. Raises as ``read_below``."""
+    """Count the lines of a file below a folder. Raises as ``read_below``."""
     return read_below(folder, name, stream_bytes()).count(b"\n")
 
 
 def digest_below(folder: Path, name: str) -> str:
-    """The sha256 of a file below a folder, read in chunks. Raises as ``read_below``."""
+    """Return the sha256 of a file below a folder, read in chunks. Raises as ``read_below``."""
 
     def read() -> str:
         with open_below(folder, name, None) as file:
@@ -73,20 +73,23 @@ def digest_below(folder: Path, name: str) -> str:
 
 @contextmanager
 def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedReader]:
-    """A file below a folder, open to be read; of ``most`` so many bytes (None: any).
+    """Open a file below a folder for reading; it may have ``most`` bytes (None: any number).
 
-    Raises FileNotFoundError, or CheckpointError naming the file if it, or a folder on the way to it, is a
-    link, if it is no regular file, or larger.
+    Raises FileNotFoundError. Raises CheckpointError naming the file if it, or a folder on the way to it, is a
+    link, or if it is larger or no regular file.
     """
     path, parts = folder / name, Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise CheckpointError(f"{path}: {name!r} is no file of {folder}")
+    # One folder after the other, each opened within the last: no link can be swapped in between the check
+    # and the use of a path.
     place = _named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         for part in parts[:-1]:
             inside = _entered(part, os.O_RDONLY | os.O_DIRECTORY, place, path)
             os.close(place)
             place = inside
+        # O_NONBLOCK: opening a pipe without a writer would block before its kind can be checked.
         handle = _entered(parts[-1], os.O_RDONLY | os.O_NONBLOCK, place, path)
     finally:
         os.close(place)
@@ -96,7 +99,7 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The content of a file that a user named, links followed. Raises as ``read_below``."""
+    """Return the content of a file that a user named, links followed. Raises as ``read_below``."""
     handle = _named(path, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     with os.fdopen(handle, "rb") as file, naming(path):
         _check_regular(os.fstat(handle), path, most)
@@ -104,9 +107,9 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) -> Any:
-    """A JSON value; ``parse_int`` as json has it.
+    """Return a JSON value; ``parse_int`` is that of ``json.loads``.
 
-    Raises ValueError, also where it is nested deeper than any that covey writes.
+    Raises ValueError, also if it is nested more deeply than covey ever writes.
     """
     if is_deep(content):
         raise ValueError("nested too deeply")
@@ -114,7 +117,8 @@ def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) 
 
 
 def is_deep(content: bytes) -> bool:
-    """Whether JSON is nested deeper than any that somebody means, found out before it is parsed."""
+    """Whether JSON is nested more than ``DEEPEST`` levels, checked before it is parsed."""
+    # Counting brackets is fast, and enough for nearly all files: the depth cannot exceed their number.
     return content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST
 
 
@@ -130,7 +134,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def patiently(read: Callable[[], T], path: Path) -> T:
-    """What ``read`` gives; a failure that may pass is tried again. Raises OSError naming the file."""
+    """Call ``read``, and again after a failure that may pass. Raises OSError naming the file."""
     with naming(path):
         for _ in range(TRIES - 1):
             try:
@@ -143,10 +147,11 @@ def patiently(read: Callable[[], T], path: Path) -> T:
 
 
 def _entered(part: str, flags: int, place: int, path: Path) -> int:
-    """A file or folder in an open one, unless it is a link."""
+    """Open a file or folder in an open folder, unless it is a link. -> its descriptor."""
     try:
         return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
     except OSError as error:
+        # Systems differ in the error for a link, so what is there is looked at.
         with suppress(OSError):
             if stat.S_ISLNK(os.stat(part, dir_fd=place, follow_symlinks=False).st_mode):
                 raise CheckpointError(
@@ -175,6 +180,7 @@ def _depth(content: bytes) -> int:
     deepest = now = 0
     for mark in MARKS.finditer(content):
         first = mark[0][:1]
+        # A string's mark begins with a quote, and changes nothing.
         now += (first in b"[{") - (first in b"]}")
         deepest = max(deepest, now)
     return deepest

@@ -1,6 +1,6 @@
-"""What a command's process shares with the parent that waits for it: signals, its end, the run's folder.
+"""State that a command's process shares with the parent that waits for it: signals, its end, its folder.
 
-The standard library only: it is imported before anything that takes time.
+It uses the standard library only: it is imported before anything that takes time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 CRASHED = 5
-"""Exit code where the code that a command runs has ended its process."""
+"""Exit code if code that the command ran has ended its process."""
 LAUNCHER = "COVEY_LAUNCHER"
-"""Environment variable with the process that has started this one as one of several, and ends with them."""
+"""Environment variable with the id of the process that started this one as one of several."""
 TOGETHER = 0.1
-"""Signals that arrive within so many seconds are one request: `timeout` sends each of its signals twice."""
+"""Seconds within which signals count as one request: `timeout` sends each of its signals twice."""
 
 # Memory that parent and child share, because user code may close any descriptor: how many signals the parent
 # has forwarded, whether the child ended as it should, its exit code, the run's folder.
@@ -32,6 +32,7 @@ _child = 0
 def fork() -> int:
     """Fork, with memory that both share. -> the child's process id, 0 in the child."""
     global _shared, _child  # noqa: PLW0603 - a process has one parent
+    # Anonymous shared memory survives the fork on both sides: a byte each for the first three, then the path.
     _shared = mmap.mmap(-1, 8192)
     child = os.fork()
     if child == 0:
@@ -40,31 +41,33 @@ def fork() -> int:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """What asks a command to stop; not SIGHUP where `nohup` has it ignored."""
+    """Return the signals that ask a command to stop; without SIGHUP if `nohup` has it ignored."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hang_up]
 
 
 def forwarded() -> int:
-    """Requests to stop that came through the parent; a signal to the whole group reaches it as well."""
+    """Return how many requests to stop the parent has forwarded; it also gets those to the whole group."""
     return _shared[_FORWARDED] if _shared is not None else 0
 
 
 def works_in(folder: Path) -> None:
-    """Tell the parent which run it may have to write the end of."""
+    """Tell the parent the folder of the run, in which it writes how the run ended if the child cannot."""
     if _shared is not None and os.getpid() == _child:
         path = os.fsencode(folder.absolute())[: len(_shared) - _FOLDER - 1]
         _shared[_FOLDER : _FOLDER + len(path) + 1] = path + b"\0"
 
 
 def ended(code: int) -> None:
-    """Tell the parent that this process ends with ``code`` because it wants to. Its forks have no say."""
+    """Tell the parent that this process ends with ``code`` on purpose. Its forks are not listened to."""
     if _shared is not None and os.getpid() == _child:
+        # The code first: the parent reads it only once the flag is set.
         _shared[_CODE], _shared[_ENDED] = code, 1
 
 
 def leave(code: int, last_line: str) -> NoReturn:
-    """End at once, from a signal handler or any thread, with one line."""
+    """End at once, from a signal handler or any thread, with one line on standard error."""
+    # os.write rather than print: the handler may have interrupted a print, which holds its stream's lock.
     with contextlib.suppress(OSError):
         os.write(2, f"error: {last_line}\n".encode(errors="replace"))
     ended(code)
@@ -72,13 +75,13 @@ def leave(code: int, last_line: str) -> NoReturn:
 
 
 def count_forwarded() -> None:
-    """Note a signal that the parent forwards, before it does, so that the child can tell it from its own."""
+    """Count a signal before the parent forwards it, so that the child can tell it from a direct one."""
     if _shared is not None:
         _shared[_FORWARDED] = min(_shared[_FORWARDED] + 1, 255)
 
 
 def end_of_child() -> tuple[int | None, str]:
-    """The exit code that the child has left, None if it did not; and the folder of its run, if it had one."""
+    """Return the exit code that the child left, None if it left none, and the folder of its run, or ''."""
     assert _shared is not None
     folder = os.fsdecode(_shared[_FOLDER:].split(b"\0")[0])
     return (_shared[_CODE] if _shared[_ENDED] else None), folder

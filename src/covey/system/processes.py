@@ -1,8 +1,8 @@
-"""The processes that train together: which of them this is, and what they tell each other.
+"""The processes that train together: the rank of this one, and the exchange between them.
 
-They are started by torchrun, or by `launch.processes`, and know each other from its environment. A run in
-one process has a rank of 0 among 1, and nothing here costs it anything. What a process learns for itself (an
-error, a wish to stop, what memory holds) is exchanged before anybody acts on it, so that none waits for ever.
+They are started by torchrun, or by `launch.processes`, and find each other by its environment. A run in one
+process has rank 0 of 1, and pays nothing for this module. A process's own news (an error, a request to stop,
+its free memory) is exchanged before any process acts on it, so that none waits forever.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENDED = "ended"
-"""Key of torchrun's store with the exit code of a run that is not to be started again."""
+"""Key of torchrun's store for the exit code of a run that is not to be started again."""
 STORE = "COVEY_STORE"
-"""Environment variable with the file where the processes of one machine meet; else MASTER_ADDR says where."""
+"""Environment variable with the file by which processes of one machine meet; else they use MASTER_ADDR."""
 ALL_WEEK = 7 * 24 * 60.0
-"""Minutes that a process waits for the others where no limit is set."""
+"""Minutes that a process waits for the others if no limit is set."""
 
 
 class _Place(NamedTuple):
     rank: int = 0
     size: int = 1
     group: ProcessGroup | None = None
-    """For objects: over gloo whatever the tensors use."""
+    """The group for objects: over gloo, whatever the tensors use."""
     job: Store | None = None
-    """What torchrun's later tries of the same job see, too."""
+    """The store that torchrun's later attempts of the same job see too."""
 
 
 _here = _Place()
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return _here.rank
 
 
 def size() -> int:
-    """How many processes train together."""
+    """Return how many processes train together."""
     return _here.size
 
 
 def first() -> bool:
-    """Whether this process is the one that speaks and writes."""
+    """Whether this is rank 0, which alone prints and writes."""
     return _here.rank == 0
 
 
 def objects_group() -> ProcessGroup | None:
-    """The group that exchanges what is not on a GPU; None in a process of its own."""
+    """Return the group that exchanges data outside of GPUs; None in a run with one process."""
     return _here.group
 
 
 def environment_rank() -> int:
-    """The number that this process was started with, before it has joined the others."""
+    """Return the rank that this process was started with, known before it has joined the others."""
     return int(os.environ.get("RANK", "0"))
 
 
 def on_this_machine(device: str = "cpu") -> int:
-    """How many of the processes share this machine's processors and memory; each has a GPU of its own."""
+    """Return how many of the processes share this machine's CPUs and memory; 1 if they use GPUs, one each."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _here.size > 1 and device == "cpu" else 1
 
 
@@ -79,16 +79,16 @@ def started_together() -> bool:
 
 
 def said_by_another(error: CoveyError) -> bool:
-    """Whether the first process says what has happened, or nobody needs to again."""
+    """Whether this process may leave an error unsaid, because rank 0 reports it or it was reported before."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
     return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, BeginAgain)
 
 
 @contextmanager
 def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
-    """Meet the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: none.
+    """Join the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: no limit.
 
-    Raises PeersLost where one has ended, or does not answer.
+    Raises PeersLost if one has ended, or does not answer.
     """
     global _here  # noqa: PLW0603 - a process is one of a group
     if not started_together() or _here.size > 1:
@@ -102,8 +102,10 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # The rank is known from torchrun's environment before the processes meet.
     ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
     wait = timedelta(minutes=minutes or ALL_WEEK)
+    # Tensors on the CPU travel over gloo, those on GPUs over NCCL.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     try:
         store, job = _meeting_place(ours, count, wait)
@@ -128,8 +130,9 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
 
 
 def tell_end(code: int) -> None:
-    """Let this be the end: torchrun starts a job again after any exit code but 0."""
+    """Record that the run has ended for good: torchrun starts a job again after any exit code but 0."""
     if _here.job is not None:
+        # Only the first process to end sets it: an empty expected value means that the key is not there yet.
         _here.job.compare_set(ENDED, "", str(code))
 
 
@@ -143,7 +146,7 @@ def _refuse_ended(job: Store | None) -> None:
 
 
 def _meeting_place(ours: int, count: int, wait: timedelta) -> tuple[Store, Store | None]:
-    """Where the processes find each other's addresses, and torchrun's store for all tries of a job."""
+    """Return the store for the processes' addresses, and torchrun's store for all attempts of a job."""
     from torch._C._distributed_c10d import FileStore, PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -156,6 +159,7 @@ def _meeting_place(ours: int, count: int, wait: timedelta) -> tuple[Store, Store
 
 
 def _of_peers(error: RuntimeError) -> bool:
+    # torch raises a plain RuntimeError for some of these, so only the words of the backends tell.
     words = str(error)
     return type(error).__name__.startswith("Dist") or any(
         w in words for w in ("onnection closed", "onnection reset", "roken pipe", "imed out", "NCCL", "gloo")
@@ -163,7 +167,7 @@ def _of_peers(error: RuntimeError) -> bool:
 
 
 def gather(value: T) -> list[T]:
-    """The value of every process, in their order, on all of them."""
+    """Return the values of all processes, in the order of ranks, on each of them."""
     if _here.size == 1:
         return [value]
     import torch.distributed as dist
@@ -174,7 +178,7 @@ def gather(value: T) -> list[T]:
 
 
 def add(values: Tensor) -> Tensor:
-    """The sum of a tensor (on the CPU) over all processes, in place."""
+    """Add up a tensor (on the CPU) over all processes, in place."""
     if _here.size > 1:
         import torch.distributed as dist
 
@@ -183,20 +187,21 @@ def add(values: Tensor) -> Tensor:
 
 
 def together(work: Callable[[], T]) -> T:
-    """What ``work`` returns here. If it raises anywhere, the first such process' error is raised on all."""
+    """Do ``work`` in every process. -> the result here. If any raises, all raise the lowest rank's error."""
     kept: list[T] = []
     shared(lambda: kept.append(work()))
     return kept[0]
 
 
 def shared(work: Callable[[], T]) -> list[T]:
-    """What ``work`` returns in every process, in their order. Raises as ``together``."""
+    """Do ``work`` in every process. -> all results, in the order of ranks. Raises as ``together``."""
     if _here.size == 1:
         return [work()]
     outcome: tuple[T | None, Exception | None]
     try:
         outcome = work(), None
     except Exception as error:
+        # A lost peer: the exchange below would fail as well.
         if isinstance(error, RuntimeError) and _of_peers(error):
             raise
         outcome = None, _portable(error)
@@ -209,7 +214,7 @@ def shared(work: Callable[[], T]) -> list[T]:
 
 
 def by_first(work: Callable[[], T]) -> T:
-    """What ``work`` returns in the first process, which alone does it. Raises as ``together``."""
+    """Do ``work`` in rank 0 only. -> its result, in every process. Raises as ``together``."""
     return shared(work if first() else lambda: cast("T", None))[0]
 
 
@@ -219,19 +224,20 @@ def is_joint(error: BaseException) -> bool:
 
 
 def mine(count: int) -> range:
-    """The numbers, of so many, that this process takes."""
+    """Return the numbers below ``count`` that this process takes."""
     return range(_here.rank, count, _here.size)
 
 
 def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
-    """What all processes made of their ``mine``, in order."""
+    """Merge the results of all processes' ``mine`` in the order of the numbers."""
     longest = max(map(len, parts), default=0)
     return [part[n] for n in range(longest) for part in parts if n < len(part)]
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same if it cannot travel to another process."""
+    """Return the error, or one with the same message if it cannot be pickled."""
     try:
+        # Both ways: an exception with arguments of its own often pickles, and fails only when it is read.
         pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
     except Exception:
         return CoveyError(f"{type(error).__name__}: {error}")

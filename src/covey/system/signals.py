@@ -1,4 +1,4 @@
-"""Stopping on request: signals ask the run to end at the next safe point. Being suspended."""
+"""Signals: requests to stop the run at the next safe point, and continuation after a suspension."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from covey.system.parent import TOGETHER, forwarded, leave, stop_signals
 from covey_verify.threads import continued
 
 SAVES = "stopping: what is being computed is finished or given up, and the state is saved"
-"""What the first signal brings in a command that trains."""
+"""Message at the first signal in a command that trains."""
 
 
 class StopSignal:
     """Turns the first SIGINT, SIGTERM or SIGHUP into a flag, the second into an immediate exit.
 
-    ``max_minutes`` after it was made it asks for a stop itself. ``then``: what the first signal brings, for
-    people, who are told at once.
+    ``max_minutes`` after its creation it requests a stop itself. ``then``: the effect of the first signal, in
+    words; it is printed at once.
     """
 
     def __init__(self, max_minutes: float | None = None, then: str = "") -> None:
@@ -38,7 +38,7 @@ class StopSignal:
         self.reason = self.reason or reason
 
     def check(self) -> None:
-        """Raise Stopped if a stop was asked for. Called where nothing has been half done."""
+        """Raise Stopped if a stop was requested. Called at points where no work is half done."""
         if self.max_minutes is not None and time.monotonic() - self.started > 60 * self.max_minutes:
             self.request(f"stopped after {self.max_minutes:g} minutes")
         if self.reason is not None:
@@ -46,7 +46,8 @@ class StopSignal:
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
-        """Handle the signals inside the block; elsewhere they mean what they meant before."""
+        """Handle the signals inside the block; the previous handlers are restored after it."""
+        # Python lets only the main thread set handlers.
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -72,6 +73,6 @@ class StopSignal:
 
 
 def _tell(text: str) -> None:
-    """A line on standard error, from a handler: whatever Python's own streams are in the middle of."""
+    """Write a line to standard error from a handler, bypassing Python's streams, which may be in use."""
     with suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
