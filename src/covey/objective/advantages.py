@@ -188,8 +188,9 @@ def pass_at_k(
 ) -> Tensor:
     """A_i = (E[max of k | i among them] - E[max of k]) / (std[max of k] + eps), over all subsets of k.
 
-    (G,) -> (G,). Rewards the best of k instead of each completion: a correct completion is worth less if
-    k samples would contain one anyway. Pass@k Training, arXiv 2508.10751; for rewards 0 and 1 its closed form.
+    (G,) -> (G,). Rewards the best of k instead of each completion: a correct completion is worth less
+    if k samples would contain one anyway. Pass@k Training, arXiv 2508.10751; for rewards
+    0 and 1 its closed form.
     """
     ordered, order = centered(rewards).sort()
     size = len(rewards)
