@@ -58,7 +58,7 @@ class RewardModel:
         # Without a limit in the config, the tokenizer's holds.
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
         self.words = ControlWords([*turn_words(self.tokenizer)])
-        """Control words that are removed from completions, which could close their message and speak as the user."""
+        """Control words to remove: a completion could close its message and speak as the user."""
         self.context = min(int(positions), int(self.tokenizer.model_max_length))
 
     @cached_property
@@ -87,7 +87,7 @@ cached = cache(RewardModel)
 
 def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
     """Return a reward model, loaded once for all threads."""
-    # ``cache`` alone would let two threads load the model at the same time.
+    # ``cache`` alone would let two threads load a model at the same time; see ``LOADING``.
     with LOADING:
         return cached(kind, name, folder, device)
 
