@@ -1,4 +1,4 @@
-"""From scored groups to training: Groups -> Batch -> minibatches -> MicroBatch.
+"""Batching of scored groups for training: Groups -> Batch -> minibatches -> MicroBatch.
 
 A Batch holds N completions padded to L tokens, on the CPU; a MicroBatch holds some of them packed
 without padding for the model, together with their (N, L) inputs. Any batch can be split anywhere: the

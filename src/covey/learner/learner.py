@@ -147,7 +147,7 @@ class Learner(Generic[M]):
         # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
         rows = torch.zeros(len(TokenScores._fields), *batch.mask.shape)
         for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=size()):
-            # An error or a stop request of one process is raised on all of them here.
+            # An error in one process is raised on all of them here, before they would wait for it.
             together(self.before_micro_batch)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest, span = micro.packed.place.shape[1], slice(micro.numbers[0], micro.numbers[-1] + 1)

@@ -73,8 +73,7 @@ def caller_restored() -> Iterator[None]:
     """Restore what a run sets for the whole process: threads, seed, determinism, arithmetic."""
     threads, mode, choices = torch.get_num_threads(), torch.get_deterministic_debug_mode(), followed()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    # The states of the random generators. Asking for the GPUs' would initialize CUDA, so not before a run
-    # has.
+    # States of the random generators; reading those of GPUs would initialize CUDA if it is not.
     drawn, on_gpus = (
         torch.get_rng_state(),
         torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],

@@ -1,4 +1,4 @@
-"""From rewards to advantages: one group at a time, then (optionally) across the batch.
+"""Advantages from rewards: one group at a time, then (optionally) across the batch.
 
 A group function gets one group's data, of any size, and returns (G,): one advantage per
 completion, or (G, T) per token. A batch function gets the broadcast (N, T) advantages of the whole

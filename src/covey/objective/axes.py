@@ -97,7 +97,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
     "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
 }
 """The functions that a config may name on each axis; ``module.py:function`` names a user's own."""
-# The three that are left out have a term or a score that does not have the advantage as a factor.
+# The three left out have terms that are not proportional to the advantage.
 PROPORTIONAL = frozenset(AXES["surrogate"]) - {
     surrogates.kl_on_selected,
     surrogates.dro,

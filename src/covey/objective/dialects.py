@@ -1,4 +1,4 @@
-"""How other frameworks compute an algorithm of the same name: the conventions in which they differ.
+"""Dialects: the conventions in which other frameworks' algorithms of the same name differ.
 
 The conventions were read in the source code of the versions named; docs/algorithms/dialects.md is the
 table of differences.

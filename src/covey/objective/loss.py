@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loss:
-    """The parts of a micro-batch's share of the loss, scalars; ``total`` is the one to differentiate."""
+    """The terms of a micro-batch's part of the loss, scalars; ``total`` is the one to differentiate."""
 
     total: Tensor
     policy: Tensor

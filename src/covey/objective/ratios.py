@@ -1,4 +1,4 @@
-"""How far the policy has moved from the one that sampled: the importance ratio and its level.
+"""Importance ratios: how far the policy has moved from the one that sampled, at several levels.
 
 Each function maps log_ratio = logprobs - old_logprobs, zero off the mask and bounded, to a ratio
 (N, T). The level decides over which tokens the log-ratios are combined before the exponential.

@@ -18,7 +18,7 @@ class Setting:
     usual: str = ""
     """Values in papers and recipes; a start, not a limit."""
     source: str = ""
-    """Where the usual values come from."""
+    """The source of the usual values."""
     trl: str | tuple[str, ...] = ()
     """TRL's names for it. In a config they mean exactly the same and are translated."""
     resume: Resume | None = None

@@ -187,7 +187,7 @@ def divergence_mask_kl(
     ] = 0.05,
     cap: Annotated[Positive, Setting("Upper bound of the ratio.")] = 20.0,
 ) -> Tensor:
-    """As ``divergence_mask_tv`` with the binary KL(pi_old || pi) of the token as the distance.
+    """``divergence_mask_tv`` with the binary KL(pi_old || pi) of the token as the distance.
 
     DPPO-KL, arXiv 2602.04879: p log(p/q) + (1-p) log((1-p)/(1-q)), p = pi_old, q = pi.
     """

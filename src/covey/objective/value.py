@@ -78,7 +78,7 @@ def gae(
     ``length_adaptive`` alpha sets lam = max(0, 1 - 1/(alpha l)) by completion (VAPO, 2504.05118, .05;
     its critic learns from lam 1). GAE, arXiv 1506.02438.
     """
-    # (N,) lambda of each completion; 0 for lengths up to 1 / alpha.
+    # (N,) lambda of each completion; if adapted, 0 for lengths up to 1 / alpha.
     decay = token_rewards.new_tensor(lam).expand(len(mask))
     if length_adaptive is not None:
         decay = 1 - 1 / (length_adaptive * mask.sum(-1).to(token_rewards.dtype)).clamp(min=1)

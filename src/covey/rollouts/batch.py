@@ -21,7 +21,7 @@ class Position:
     unjudged: Sequence[tuple[int, int]] = ()
     """(failures, scores) of each of the last steps."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """How often in a row a reward has refused a correct canary."""
+    """Number of correct canaries that each reward has refused in a row."""
     means: Mapping[str, float] = field(default_factory=dict)
     """Running means of rewards by role, for an estimator with this baseline."""
 

@@ -29,7 +29,7 @@ class Chosen:
 
     choices: list[Choice]
     passed: int
-    """How far the cursor moves: over these problems and retired ones that were skipped."""
+    """Places that the cursor moves: these problems, and retired ones that were skipped."""
 
 
 class Chooser:

@@ -81,5 +81,5 @@ def with_greedy_twins(draw: DrawGroups) -> DrawGroups:
 
 def _greedy_twin(draw: Draw) -> Draw:
     request = draw.request
-    # A key of its own, so that the twin's draws are independent of the first completion's.
+    # A key of its own, as keys identify completions.
     return draw._replace(request=replace(request, streams=[key(request.streams[0], "greedy")], greedy=True))

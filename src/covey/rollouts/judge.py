@@ -43,7 +43,7 @@ def passes_filter(group: Group, algorithm: Algorithm) -> bool:
     # A filter sees scorable completions only.
     rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
     passes: object = algorithm.filter(FilterData(rewards, correct, group.dead))
-    # A user's filter may return a number of numpy or torch; one truth value is all that counts.
+    # A user's filter may return a truth value of Python, numpy or torch, but only a single one.
     if not isinstance(passes, bool | np.bool_ | torch.Tensor) or np.asarray(passes).size != 1:
         raise CoveyError(
             f"algorithm.filter {algorithm.filter.name} returns {type(passes).__name__} "

@@ -125,7 +125,7 @@ class Rollouts:
         found = self._rounds(step, position.cursor, difficulty, scorer, progress, prefetcher)
         kept, means = with_running_means(found.kept, position.means, self.algorithm)
         groups = [*kept, *found.filtered]
-        # One problem a step, in turn, has its canary judged.
+        # Canaries are made of one problem per step, in turn.
         asked = groups[step % len(groups)].problem
         refused = by_first(partial(ask_canaries, scorer, asked, position.refused))
         elsewhere = by_first(partial(paid_elsewhere, scorer, groups))

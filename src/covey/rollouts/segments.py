@@ -143,7 +143,7 @@ def with_segments(
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
         judged = score(problems, requests, PrefixSampler(sampler, begun, decode), limit)
         for cut, group in zip(alike, judged, strict=True):
-            # Without the kept prefix, which was not sampled anew.
+            # Without the kept prefix, which was not sampled again.
             tokens[cut.group] += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 value = float(group.rewards[group.scorable].mean())

@@ -22,7 +22,7 @@ class Hooks:
     run: Run
 
     def before_micro_batch(self) -> None:
-        """React to the learner's beginning a micro-batch."""
+        """Report progress before each micro-batch of a learner."""
         self.run.watchdog.progress()
         self.run.options.faults.in_memory("memory.full")
 

@@ -82,7 +82,7 @@ def run_pipeline(
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
-        # Each stage sets up the process anew; the caller's settings return after every one.
+        # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
             results.append(done or _run(placed, console, stop, options))
         if done is not None and number == len(stages):
@@ -245,11 +245,10 @@ def run_stage(
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
                 LOOPS[loop](run)
-            # Such a stage writes examples instead of a model.
             if config.method in COLLECTS:
                 return finish_examples(run)
             if run.state.updates:
-                run.save()  # so that more steps can follow, and a lost final/ can be written anew
+                run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.test_set:
                 evaluations["after"] = run.evaluate()
             again = measured_again(run) if run.test_set else None

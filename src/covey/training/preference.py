@@ -205,7 +205,7 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
     known = by_first(lambda: _kept(path.parent, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
-    # Complete examples among the ``known`` answers: a file can end at any example.
+    # The number of whole examples whose log-probs are ``known``.
     done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
     learner = run.learner
     # The policy has moved, so the first model is loaded once more.

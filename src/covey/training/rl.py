@@ -70,13 +70,11 @@ def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
     done, algorithm, config = Updated(), run.loaded.algorithm, run.loaded.config
-    # A list: who learns is decided once for all updates of the step.
-    jobs = list(learners_of(run, step, done))
+    jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, algorithm, config, old, step)):
         for learner, objective, norms in jobs:
             seen = learner.forward_backward(minibatch, objective)
             norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen], number))
-            # Statistics of an update that was skipped are left out.
             done.stats += [s for s in seen if isinstance(s, TokenStats) and isfinite(norms[-1])]
     return done
 
@@ -124,13 +122,11 @@ def prepare(
             old_collision=scores.collision,
         )
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
-        # Recorded or asked for: no forward pass is needed.
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
             batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
     if algorithm.nll:
-        # An empty first part, for a step without groups.
         correct = np.concatenate([np.zeros(0, dtype=bool), *(g.correct for g in groups)])
         batch = replace(batch, correct=torch.from_numpy(correct))
     if "noise" in algorithm.needs:
