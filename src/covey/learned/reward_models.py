@@ -141,6 +141,7 @@ def process_reward_model(
     judge = loaded("process_reward_model", model, config_folder, device)
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
+    # The tokens that the model reads, and the last token of each step's separator.
     read = [
         worked_ids(judge.tokenizer, prompt, [judge.words.removed(text[a:b]) for a, b in cuts], separator)
         for prompt, text, cuts in zip(prompts, texts, spans, strict=True)

@@ -192,6 +192,7 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
     # 0 to 3, by the token's rank among the trained tokens of its completion.
     quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
     metrics = {"value/mean": float(values[mask].double().mean())}
+    # The whole completion first, under the plain name, then its quarters.
     for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
         found = values[where].double()
         due = returns[where].double()
@@ -219,6 +220,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/unscored": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
+        # The three kinds of dead group: all correct, judged but none correct, not judged at all.
         "groups/dead_correct": sum(bool(g.correct.all()) for g in dead) / len(groups),
         "groups/dead_incorrect": sum(bool(g.scorable.any()) and not g.correct.any() for g in dead)
         / len(groups),
@@ -237,10 +239,12 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics[f"reward/{name}/std"] = _std(values)
         metrics[f"reward/{name}/stderr"] = standard_error([g.components[name] for g in groups])
         agree = agreement(groups, name)
+        # A single reward, and the verdict itself, would only be compared with themselves.
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
     of_texts = answers_inside(groups) | text_metrics(texts, correct)
+    # By group, because completions of one problem are not independent.
     mixed = [np.array([mixes_scripts(c.text) for c in g.completions], float) for g in groups]
     of_texts["text/mixed_scripts/stderr"] = standard_error(mixed)
     return metrics | correlations(components) | step_spread(groups) | of_texts

@@ -127,6 +127,7 @@ def with_segments(
     for cut in cuts:
         # The band is the fraction of tokens left, in eighths.
         together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
+    # (group, sample) -> last token of a segment -> value after it.
     found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = [0] * len(groups)
     # Longest limits first, in an order that is the same on all processes.

@@ -55,6 +55,7 @@ def step_metrics(
     train: Train,
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
+    # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups, advantages = [*rollout.groups, *rollout.filtered], by_completion(batch, batch.advantages)
     # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]

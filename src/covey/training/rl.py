@@ -46,7 +46,7 @@ def train(run: Run) -> None:
             with journal.clock("prepare"):
                 batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
             with journal.clock("update"):
-                before, done = run.learner.version, update(run, batch, old, step)
+                before, done = run.learner.version, update(run, batch, old, step)  # version first
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
             metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
@@ -121,6 +121,7 @@ def prepare(
             old_entropy=scores.entropy,
             old_collision=scores.collision,
         )
+    # After the forward pass, whose log-probs it overrides: the pass may be for entropy alone.
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
@@ -154,6 +155,5 @@ def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None
     kl, reference = algorithm.kl, learner.reference
     if kl is None or kl.refresh_every is None or reference is None:
         return
-    # A multiple of refresh_every lies between the updates before and after.
     if learner.version // kl.refresh_every > before // kl.refresh_every:
         reference.refresh(learner.policy, kl.refresh_mix)

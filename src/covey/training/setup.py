@@ -94,6 +94,7 @@ def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Po
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
     config, source, rewards = loaded.config, task.source, task.rewards
     policy, encode_learned = load_trained(loaded, source)
+    # Rewards were loaded before the model; they get its tokenizer's functions here.
     rewards.decode = policy.decode
     rewards.calls = calls_by(policy)
     if config.rollout.sampler is not None or config.launch.samplers:

@@ -35,6 +35,7 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
 
     ``stats`` are those of the updates on these groups, in order.
     """
+    # In the order of the rollout batch, which ``origin`` counts.
     rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
     off, tokens, seen = np.zeros(len(groups)), np.zeros(len(groups)), set[int]()
     for s in stats:
