@@ -1,4 +1,4 @@
-"""Learned rewards: they load torch and are above the models, so that rewards themselves stay light."""
+"""Learned rewards: reward models as rewards. They load torch, which other rewards do without."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def _imported(name: str) -> Callable[..., object]:
 LEARNED: Mapping[str, Callable[[], Callable[..., object]]] = {
     name: partial(_imported, name) for name in ("reward_model", "process_reward_model")
 }
-"""name -> what imports that function, called where a config names it."""
+"""name -> the function that imports the reward, called when a config names it."""
 
 
 def is_learned(reward: Reward) -> bool:
-    """Whether a reward asks a model that it loads."""
+    """Whether a reward is a reward model's."""
     return reward.function.__module__ == f"{__name__}.reward_models"
 
 
 def identity_of(reward: Reward) -> str:
-    """What the model of a learned reward is, wherever it lies; it is loaded if it was not."""
+    """Return the hash of a learned reward's weights, which are loaded if they were not."""
     from covey.learned.reward_models import named_by
 
     return named_by(reward.function.__name__, reward.settings).identity
 
 
 def reward_model_bytes(rewards: Iterable[Reward]) -> int:
-    """Bytes of the weights of the reward models among some rewards, which are loaded if they were not."""
+    """Return the bytes of the reward models among some rewards, which are loaded if they were not."""
     learned = [r for r in rewards if is_learned(r)]
     if not learned:
         return 0
@@ -49,7 +49,8 @@ def reward_model_bytes(rewards: Iterable[Reward]) -> int:
 
 
 def forget() -> None:
-    """Let go of the reward models of what this process did before: their folders may hold others by now."""
+    """Drop cached reward models of earlier runs in this process: their folders may hold others by now."""
+    # Looked up, not imported: an import would load torch just to clear an empty cache.
     module = sys.modules.get(f"{__name__}.reward_models")
     if module is not None:
         module.cached.cache_clear()
@@ -58,13 +59,14 @@ def forget() -> None:
 def rewards_of(
     loaded: Loaded, named: Sequence[object], wrap: Callable[[Function], Function] = lambda function: function
 ) -> Rewards:
-    """Rewards under a config's settings. Raises ConfigError with the line that names them."""
+    """Load rewards under a config's settings. Raises ConfigError with the line that names them."""
     config = loaded.config
     forget()
     try:
         found = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:
         said = str(error)
+        # Only rewards of the config itself have a line there; a task brings its own.
         raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None
     if config.method == "rl" and not any(r.weight for r in found):
         said = "rewards: each has weight 0, so no completion is better than another; weigh one"

@@ -1,7 +1,7 @@
-"""Learned reward models as rewards: one value for a completion, or one for each of its steps.
+"""Reward models as rewards: one value for a completion, or one for each of its steps.
 
-Rewards of the light rooms must not load torch, so `rewards/base.py` imports this file only where a
-config names one of its functions. They run in the trainer's process.
+Other rewards must not load torch, so `rewards/base.py` imports this file only if a config names one of its
+functions. They run in the trainer's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
 from covey_verify.types import Messages, Score
 
 AT_ONCE = 8
-"""Texts in the model at once."""
+"""Number of texts in the model at once."""
 
 
 class RewardModel:
@@ -55,19 +55,20 @@ class RewardModel:
             raise ConfigError(f"{kind}: the tokenizer of {name!r} has no pad_token; set one in its folder")
         model.config.pad_token_id = self.tokenizer.pad_token_id  # where sequence heads look for the end
         self.model = model.eval().to(place)
+        # Without a limit in the config, the tokenizer's holds.
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
         self.words = ControlWords([*turn_words(self.tokenizer)])
-        """What no completion may have in it: it could close its message and speak as the user."""
+        """Control words to remove: a completion could close its message and speak as the user."""
         self.context = min(int(positions), int(self.tokenizer.model_max_length))
 
     @cached_property
     def identity(self) -> str:
-        """What it is, wherever its folder lies: a hash of its weights."""
+        """A hash of the weights, independent of the folder."""
         return weights_hash(self.model.state_dict())
 
     @torch.no_grad()
     def outputs(self, texts: Sequence[list[int]]) -> list[Tensor | None]:
-        """What the model says of each text, float32 on the CPU; None for one it has no room for."""
+        """Return the logits of each text, float32 on the CPU; None for one that does not fit the context."""
         outputs: list[Tensor | None] = [None] * len(texts)
         fitting = [n for n, ids in enumerate(texts) if 0 < len(ids) <= self.context]
         for start in range(0, len(fitting), AT_ONCE):
@@ -85,13 +86,14 @@ cached = cache(RewardModel)
 
 
 def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
-    """A reward model, loaded once for all threads that ask for it."""
+    """Return a reward model, loaded once for all threads."""
+    # ``cache`` alone would let two threads load a model at the same time; see ``LOADING``.
     with LOADING:
         return cached(kind, name, folder, device)
 
 
 def named_by(kind: str, settings: Mapping[str, object]) -> RewardModel:
-    """The model that a reward's settings name."""
+    """Return the model that a reward's settings name."""
     name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
     return loaded(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
 
@@ -105,9 +107,9 @@ def reward_model(
     model: str,
     device: str = "auto",
 ) -> list[Score]:
-    """The number a sequence classifier with one output gives to prompt and completion, as it is.
+    """The logit that a sequence classifier with one output gives to prompt and completion.
 
-    ``model``: a folder or hub id. Texts longer than it can read are not judged.
+    ``model``: a folder or hub id. Texts longer than its context are not judged.
     """
     judge = loaded("reward_model", model, config_folder, device)
     answers = (judge.words.removed(text_of(c)) for c in completions)
@@ -131,14 +133,15 @@ def process_reward_model(
     total: Total = "min",
     device: str = "auto",
 ) -> list[Score]:
-    """The probability a token classifier gives each step of being correct; see ``score_steps``.
+    """The probability that each step is correct, by a token classifier; see ``score_steps``.
 
-    The model reads the prompt and the steps, each followed by ``separator``, and is asked at the last
-    token of each separator: with two outputs the softmax's second, with one its sigmoid.
+    The model reads the prompt and the steps, each followed by ``separator``. The value is read at the last
+    token of each separator: the softmax's second of two outputs, or the sigmoid of one.
     """
     judge = loaded("process_reward_model", model, config_folder, device)
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
+    # The tokens that the model reads, and the last token of each step's separator.
     read = [
         worked_ids(judge.tokenizer, prompt, [judge.words.removed(text[a:b]) for a, b in cuts], separator)
         for prompt, text, cuts in zip(prompts, texts, spans, strict=True)
@@ -150,6 +153,7 @@ def process_reward_model(
         if row is None:
             scores.append(unread(judge, ids))
             continue
+        # (steps, outputs): at the last token of each step's separator.
         logits = row[places]
         correct = logits.sigmoid()[:, 0] if logits.shape[1] == 1 else logits.softmax(1)[:, 1]
         finite = bool(correct.isfinite().all())
@@ -158,10 +162,10 @@ def process_reward_model(
 
 
 def unread(judge: RewardModel, ids: Sequence[int]) -> Score:
-    """For a text that the model has no room for."""
+    """Return the score of a text that does not fit the context."""
     return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {judge.context}")
 
 
 def broken(logits: Tensor) -> Score:
-    """For a model that says no number."""
+    """Return the score of a model's output that is not finite."""
     return Score(None, "infra_error", detail=f"the reward model says {logits.flatten().tolist()[:4]}")

@@ -1,1 +1,1 @@
-"""The weights under training and what moves them; knows no run, no files, no console."""
+"""The learner: the weights under training and their updates; it knows no run, no files, no console."""

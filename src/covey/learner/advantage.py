@@ -1,7 +1,7 @@
-"""Rewards -> advantages: group by group under the algorithm's estimator, then across the batch.
+"""Advantages from rewards: group by group under the algorithm's estimator, then across the batch.
 
-A KL penalty that acts through the reward enters here: by completion before the estimator; by token as rewards
-of tokens where the estimator reads these, as a return-to-go after it elsewhere.
+A KL penalty in the reward is applied here. By completion it enters before the estimator. By token it is part
+of the token rewards if the estimator reads these, or else a return-to-go that is added after it.
 """
 
 from __future__ import annotations
@@ -29,36 +29,40 @@ from covey_verify.errors import CoveyError, DataError
 from covey_verify.types import StepRewards
 
 UNCUT = StepRewards((), ())
-"""A completion that nobody cut: a group that was not sampled for its estimator, as a preview's."""
+"""Segments of a completion without any: its group was not sampled for the estimator, as in a preview."""
 CENTRED = 1e-3
-"""Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""
+"""A group's advantages sum to zero if |sum A| is at most this fraction of sum |A|."""
 
 
 def with_advantages(
     batch: Batch, groups: Sequence[Group], algorithm: Algorithm, *, kl_coef: float | None = None
 ) -> Batch:
-    """Rewards -> (N, L) advantages: group by group, then across the batch.
+    """Compute (N, L) advantages from rewards: group by group, then across the batch.
 
     The rows of a group are in the order of its completions; those of other groups may lie between them.
     Unscored completions are left out of all statistics and get 0; those that are scored but not
-    trained count in their group's and not in the batch's. ``kl_coef`` as for ``policy_loss``.
+    trained count in their group's statistics and not in the batch's. ``kl_coef`` as for ``policy_loss``.
     """
     penalty = _kl_rewards(batch, algorithm, kl_coef)
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
     paid = torch.zeros_like(advantages)
     for g, group in enumerate(groups):
+        # Rows of the scorable completions, in the group's order.
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
         if batch.mask[rows].any():  # else nothing of it can be trained: unscored, or all empty
             _check_steps(group)
             of_group = _KLReward(penalty.response[rows], penalty.token[rows])
             view = _group_view(group, batch.select(rows.tolist()), of_group)
             own = _credited(algorithm.advantage, view, group)
+            # The group is padded to its own longest completion, which may be shorter than L.
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
             advantages[rows, : own.shape[1]] = own.to(advantages)
             paid[rows, : own.shape[1]] = view.token_rewards
     if "token_rewards" not in algorithm.advantage.needs:
+        # Reversed cumulative sum: each token bears the cost of itself and all later ones.
         advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)
     advantages = advantages.where(batch.mask, 0.0)
+    # Completions without a trained token are no part of the batch's statistics.
     trained = torch.nonzero(batch.mask.any(-1))[:, 0]
     if algorithm.whiten is not None and len(trained):
         whole = BatchData(
@@ -73,7 +77,7 @@ def with_advantages(
 
 
 def _with_targets(batch: Batch, paid: Tensor, algorithm: Algorithm) -> Batch:
-    """What the critic learns: its own lambda, the discount of the advantages."""
+    """Add the critic's targets, with its own lambda and the discount of the advantages."""
     assert algorithm.critic is not None and batch.values is not None
     gamma = float(algorithm.advantage.all_settings.get("gamma", 1.0))
     values = batch.values.double()
@@ -83,13 +87,14 @@ def _with_targets(batch: Batch, paid: Tensor, algorithm: Algorithm) -> Batch:
 
 
 def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
-    """One group's advantages, (G,) or (G, T). Raises CoveyError naming what a user's estimator got wrong."""
+    """Return one group's advantages, (G,) or (G, T). Raises CoveyError for a faulty estimator of a user."""
     try:
         found = estimator(view)
         wrong = _misfit(found, view.mask)
     except Exception as error:
         if not estimator.own or isinstance(error, CoveyError):
             raise
+        # The innermost frame: the line of the user's file, as a rule.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         wrong = f"raises {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
     if wrong:
@@ -101,7 +106,7 @@ def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group
 
 
 def _misfit(found: object, mask: Tensor) -> str:
-    """Why this cannot be a group's advantages; empty if it can."""
+    """Return why ``found`` cannot be a group's advantages; empty if it can."""
     if not isinstance(found, Tensor):
         return f"returns {type(found).__name__} {str(found)[:60]}, not a tensor"
     if found.shape not in (mask.shape[:1], mask.shape):
@@ -117,15 +122,16 @@ def _listed(values: Tensor, most: int = 16) -> str:
 
 
 def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | None:
-    """A group whose advantages, one a completion, do not sum to zero; and their sum.
+    """Return a group whose advantages, one per completion, do not sum to zero, and their sum.
 
     Without a baseline common to the group every completion is reinforced alike.
     """
     if not bool(batch.mask.any()):
         return None
+    # (N, 1): each completion's advantage at its first trained token.
     first = batch.advantages.gather(1, batch.mask.int().argmax(1, keepdim=True))
     if not bool(((batch.advantages == first) | ~batch.mask).all()):
-        return None  # by token there is no such rule
+        return None  # advantages by token need not sum to zero
     for g, group in enumerate(groups):
         own = first[(batch.group == g) & batch.mask.any(-1), 0].double()
         if len(own) > 1 and float(own.sum().abs()) > CENTRED * float(own.abs().sum()):
@@ -147,8 +153,9 @@ def _check_steps(group: Group) -> None:
 
 
 def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
-    """One group's data under the names that advantage functions ask for; scorable ones only."""
+    """Return one group's data for advantage functions, scorable completions only."""
     keep = group.scorable
+    # ``rows`` and ``penalty`` hold the scorable completions already; the group's arrays hold all.
     rewards, means = torch.from_numpy(group.rewards[keep]) + penalty.response, group.running_mean
     names = list(group.components)
     components = np.array([group.components[n][keep] for n in names]).reshape(len(names), len(rows))
@@ -171,10 +178,11 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
 
 
 def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) -> Tensor:
-    """What each token is paid: rewards by step where a step ends, the rest at the last token. (G, T) float64.
+    """Return the reward of each token: step rewards where steps end, the rest at the last. (G, T) float64.
 
-    A KL by token is paid token by token.
+    A KL penalty by token is charged at each token.
     """
+    # Every step reward moves from ``rest`` to the step's end; each row keeps its total.
     paid, rest = cost[:, : mask.shape[1]].clone(), rewards.clone()
     for name, steps in group.steps.items() if group.credit in ("step", "token") else ():
         own = [s for s, known in zip(steps, group.scorable, strict=True) if known]
@@ -188,14 +196,14 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
 
 
 def _trained_at(mask: Tensor, place: int) -> int:
-    """The last trained token up to a place, or else the first: what is inserted cannot be paid."""
+    """Return the last trained token up to a place, else the first one: inserted tokens get no reward."""
     trained = torch.nonzero(mask)[:, 0]
     before = trained[trained <= place]
     return int(before[-1]) if len(before) else int(trained[0]) if len(trained) else 0
 
 
 class _KLReward(NamedTuple):
-    """What the pull to the reference costs."""
+    """The costs of a KL penalty in the reward."""
 
     response: Tensor
     """(N,) float64, added to each completion's reward."""
@@ -204,10 +212,11 @@ class _KLReward(NamedTuple):
 
 
 def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLReward:
-    """KL in the reward: taken from each completion (N,) or from each token (N, L)."""
+    """Compute the costs of a KL in the reward, by completion (N,) or by token (N, L)."""
     response = torch.zeros(len(batch), dtype=torch.float64)
     token = torch.zeros(batch.mask.shape, dtype=torch.float64)
     kl = algorithm.kl
+    # Costs are negative rewards and carry no gradient: the log-probs were computed before the update.
     if kl is not None and kl.place == "reward":
         assert batch.ref_logprobs is not None and batch.old_logprobs is not None
         coef = kl.coef if coef is None else coef

@@ -1,4 +1,4 @@
-"""From scored groups to training: Groups -> Batch -> minibatches -> MicroBatch.
+"""Batching of scored groups for training: Groups -> Batch -> minibatches -> MicroBatch.
 
 A Batch holds N completions padded to L tokens, on the CPU; a MicroBatch holds some of them packed
 without padding for the model, together with their (N, L) inputs. Any batch can be split anywhere: the
@@ -29,9 +29,9 @@ class Batch:
     """N completions, right-padded to L tokens."""
 
     prompts: tuple[np.ndarray, ...]
-    """(N,) arrays of ids; completions of a group hold the same object."""
+    """(N,) arrays of token ids; completions of a group hold the same object."""
     tokens: tuple[np.ndarray, ...]
-    """(N,) arrays of ids."""
+    """(N,) arrays of token ids."""
     group: Tensor
     """(N,) int64: the group of each completion."""
     rewards: Tensor
@@ -43,37 +43,38 @@ class Batch:
     advantages: Tensor
     """(N, L) float32."""
     old_logprobs: Tensor | None = None
-    """(N, L) at the start of the updates; None while the ratio is 1 by construction."""
+    """(N, L): log-probs at the start of the updates; None while the ratio is 1 by construction."""
     old_entropy: Tensor | None = None
     old_collision: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
-    """(N, L) as the three above: a critic's, of what was read before each token, before the updates."""
+    """(N, L), like the three above: the critic's value of the text before each token, before the updates."""
     targets: Tensor | None = None
-    """(N, L): what the critic learns."""
+    """(N, L): the critic's targets."""
     returns: Tensor | None = None
-    """(N, L): what was paid from each token on, discounted, which its values are judged by."""
+    """(N, L): the discounted return from each token on, which the critic's values are compared with."""
     selected: Tensor | None = None
     noise: Tensor | None = None
     ref_sums: Tensor | None = None
-    """(N,) log-prob of the whole completion under the reference."""
+    """(N,): log-prob of the whole completion under the reference."""
     origin: Tensor | None = None
-    """(N,) int64: each one's place in the rollout batch it was collated in."""
+    """(N,) int64: each completion's place in the rollout batch."""
     correct: Tensor | None = None
-    """(N,) bool: what the verdict says, where the algorithm asks for it."""
+    """(N,) bool: the verdict, if the algorithm asks for it."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
-    """(N,) what could be drawn at each token; None where everything could."""
+    """(N,): the tokens that could be drawn at each place; None if all could."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def select(self, rows: Sequence[int]) -> Batch:
-        """The batch of some rows, in that order, padded to their longest completion."""
+        """Return the batch of some rows, in that order, padded to their longest completion."""
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
         chosen: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
+            # Tuples and 1-d tensors hold one value per row; (N, L) tensors are narrowed to the longest row.
             if isinstance(value, tuple):
                 chosen[f.name] = tuple(value[i] for i in rows)
             elif isinstance(value, Tensor):
@@ -82,13 +83,14 @@ class Batch:
 
     @property
     def group_tokens(self) -> Tensor:
-        """(N,) trained tokens of each completion's whole group, as far as it is in this batch."""
+        """(N,): trained tokens of each completion's group, counted within this batch."""
         lengths = self.mask.sum(-1)
+        # Group numbers may have holes after ``select``, so the size is the largest one + 1.
         total = lengths.new_zeros(max(self.group.tolist(), default=-1) + 1)
         return total.index_add(0, self.group, lengths)[self.group]
 
     def totals(self, max_tokens: int) -> Totals:
-        """The counts of an optimizer step on this batch."""
+        """Return the counts of an optimizer step on this batch."""
         trained = self.mask.any(-1)
         return Totals(
             tokens=int(self.mask.sum()),
@@ -101,20 +103,22 @@ class Batch:
 
 
 def by_completion(batch: Batch, values: Tensor) -> list[np.ndarray]:
-    """(N, L) values of a batch as those of each completion's tokens, (T,) each."""
+    """Split (N, L) values of a batch into those of each completion's tokens, (T,) each."""
     return [row[: len(tokens)].numpy() for row, tokens in zip(values, batch.tokens, strict=True)]
 
 
 def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
-    """Groups -> Batch, without advantages. ``mask_truncated`` trains no truncated completion."""
+    """Collate groups into a Batch, without advantages. ``mask_truncated``: train no truncated completion."""
     completions = [(g, c) for g, group in enumerate(groups) for c in group.completions]
     lengths = torch.tensor([len(c.tokens) for _, c in completions], dtype=torch.int64)
+    # (L,) < (N, 1) -> (N, L): true on each completion's tokens.
     mask = torch.arange(max(lengths.tolist(), default=0)) < lengths[:, None]
     logprobs = torch.zeros(mask.shape)
     for row, (_, completion) in zip(logprobs, completions, strict=True):
         row[: len(completion.logprobs)] = torch.from_numpy(completion.logprobs)
     rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
     truncated = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
+    # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
     mask &= ~(rewards.isnan() | (truncated & mask_truncated))[:, None]
     for row, (_, completion) in zip(mask, completions, strict=True):
         row[: len(completion.tokens)] &= torch.from_numpy(completion.drawn)
@@ -134,7 +138,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
 
 
 def with_signal(batch: Batch) -> Batch:
-    """The batch, with alternating advantages where its rewards all tie, so that there is a gradient."""
+    """Return the batch, with alternating advantages if its rewards all tie, so that there is a gradient."""
     if batch.advantages.any():
         return batch
     signs = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
@@ -142,27 +146,28 @@ def with_signal(batch: Batch) -> Batch:
 
 
 def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor]) -> Batch:
-    """An optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out."""
+    """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out."""
+    # The fields of SelectionData are a subset of Batch's, by name.
     data = SelectionData(**{f.name: getattr(batch, f.name) for f in fields(SelectionData)})
     return replace(batch, selected=choose(data))
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Completions that go through the model together, with what the loss needs but logprobs."""
+    """Completions that go through the model together, with all inputs of the loss but the log-probs."""
 
     rows: Batch
     packed: Packed
     totals: Totals
     group_tokens: Tensor
-    """(N,) of the optimizer step."""
+    """(N,): trained tokens of each completion's group in the whole optimizer step."""
     numbers: Sequence[int] = ()
-    """Its rows, as they are numbered in the batch it is of, ascending."""
+    """Numbers of its rows in the batch that it is part of, ascending."""
     counts: bool = True
-    """False: another process' or an earlier one again, so that all processes do equally many."""
+    """False: a repetition, so that all processes compute equally many micro-batches."""
 
     def loss_inputs(self, scores: TokenScores) -> LossInputs:
-        """The (N, L) inputs of the loss, on the scores' device."""
+        """Return the (N, L) inputs of the loss, on the scores' device."""
         device = scores.logprobs.device
         unpack = self.packed.unpack
 
@@ -178,6 +183,7 @@ class MicroBatch:
             advantages=self.rows.advantages.to(device),
             totals=self.totals,
             group_tokens=self.group_tokens.to(device),
+            # Without old log-probs the ratio is exp(x - sg(x)): exactly 1, with its gradient.
             old_logprobs=logprobs.detach() if old is None else old,
             sampler_logprobs=move(self.rows.sampler_logprobs),
             ref_logprobs=move(self.rows.ref_logprobs),
@@ -190,7 +196,7 @@ class MicroBatch:
 def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
     """Split whole groups into ``count`` batches of nearly equal size, in the given group order.
 
-    Fewer come back when there are fewer groups.
+    If there are fewer groups, fewer batches are returned.
     """
     rows = {g: torch.nonzero(batch.group == g)[:, 0].tolist() for g in order.tolist()}
     parts = [p for p in np.array_split(order, count) if len(p)]
@@ -213,8 +219,8 @@ def micro_batches(
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
     completions without advantage at any trained token, ``trained_only`` those of which no token is trained:
     their gradient is exactly zero, the totals still count them.
-    ``whole_groups`` never splits a group, whose loss is one of all its completions. One of several
-    ``processes`` gets every so many of the pieces, which are of about equal size then.
+    ``whole_groups`` never splits a group, for losses over all of its completions. With several ``processes``
+    the pieces are of about equal size, and each process gets every ``processes``-th of them.
     """
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
     busy = torch.ones(len(batch), dtype=torch.bool)
@@ -223,27 +229,32 @@ def micro_batches(
     if trained_only:
         busy &= batch.mask.any(-1)
     rows = torch.nonzero(busy)[:, 0].tolist()
+    # Rows that may not be separated: a group, or else each row by itself.
     together: dict[int, list[int]] = {}
     for i in rows:
         together.setdefault(int(batch.group[i]) if whole_groups else i, []).append(i)
     units = list(together.values())
     pieces = _pieces(batch, units, token_budget)
+    # Rounded up: every process runs ``rounds`` micro-batches.
     rounds = -(-len(pieces) // processes)
     if processes > 1 and pieces:
+        # From the even budget upwards, until the pieces fill no more than the rounds.
         budget = sum(_cost(batch, piece) for piece in pieces) // (rounds * processes)
         while len(evenly := _pieces(batch, units, budget)) > rounds * processes:
             budget += budget // 16 + 1
         pieces = evenly
     for number in range(rank, rounds * processes, processes):
+        # Collective operations need all processes: one without a piece repeats the first, uncounted.
         counts = number < len(pieces)
         yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)
 
 
 def _pieces(batch: Batch, units: Sequence[list[int]], token_budget: int) -> list[list[int]]:
-    """Rows of ``units``, which stay together, in pieces of at most so many tokens where that can be."""
+    """Pack ``units``, whose rows stay together, into pieces of ``token_budget`` tokens if they fit."""
     pieces: list[list[int]] = []
     cost = 0
     for unit in units:
+        # The same object: the piece ends with a completion of this prompt, which is packed once.
         shared = bool(pieces) and batch.prompts[unit[0]] is batch.prompts[pieces[-1][-1]]
         added = _cost(batch, unit) - (len(batch.prompts[unit[0]]) if shared else 0)
         if pieces and cost + added <= token_budget:
@@ -256,8 +267,9 @@ def _pieces(batch: Batch, units: Sequence[list[int]], token_budget: int) -> list
 
 
 def _cost(batch: Batch, rows: Sequence[int]) -> int:
-    """Tokens that go through the model for some rows, a prompt once for those that follow one another."""
+    """Count the tokens that go through the model for some rows; consecutive rows share their prompt."""
     prompts = [batch.prompts[i] for i in rows]
+    # Prompts that differ from the one before, by identity.
     new = (p for p, before in zip(prompts, [None, *prompts], strict=False) if p is not before)
     return sum(len(batch.tokens[i]) for i in rows) + sum(map(len, new))
 
@@ -267,6 +279,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
     prompts: list[np.ndarray] = []
     completions: list[list[np.ndarray]] = []
     for prompt, tokens in zip(part.prompts, part.tokens, strict=True):
+        # Consecutive completions of one prompt are packed behind a single copy of it.
         if not prompts or prompt is not prompts[-1]:
             prompts.append(prompt)
             completions.append([])
@@ -276,9 +289,9 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
 
 
 def given_batch(examples: Sequence[Prompted]) -> Batch:
-    """Given answers as completions, those of an example as a group, their labels as rewards.
+    """Return given answers as completions: one group per example, with the labels as rewards.
 
-    Advantages are 1 where a token is trained, or what was said of it.
+    Advantages are 1 where a token is trained, or the value given for the token.
     """
     groups = []
     for example in examples:

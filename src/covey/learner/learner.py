@@ -1,4 +1,4 @@
-"""The learner: a policy, its optimizer and its reference, and the two verbs of training.
+"""The learner: a policy, its optimizer and its reference, and the two operations of training.
 
 ``forward_backward`` adds the gradient of a batch under any objective; ``step`` applies it. Several learners
 may live in one process.
@@ -30,17 +30,17 @@ from covey.models.sharded import own, take
 from covey.system.processes import add, gather, interleaved, is_joint, rank, size, together
 
 WEIGHT = "weight/"
-"""How names of weights begin among those of the optimizer's state."""
+"""Prefix of the names of weights among those of the optimizer's state."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Objective(Protocol[T_co]):
-    """What a batch is trained on: the scalar to differentiate, and what is worth knowing about it."""
+    """The loss of a batch: a scalar to differentiate, and its statistics."""
 
     @property
     def temperature(self) -> float:
-        """Of the distribution whose log-probs are trained."""
+        """The temperature of the distribution whose log-probs are trained."""
 
     @property
     def max_tokens(self) -> int:
@@ -52,14 +52,14 @@ class Objective(Protocol[T_co]):
 
     @property
     def whole_groups(self) -> bool:
-        """Whether the loss is one of all completions of a group, which may not be split then."""
+        """Whether the loss needs all completions of a group, which may not be split then."""
 
     @property
     def needs_reference(self) -> bool:
         """Whether the reference's whole distribution is needed, for the exact KL."""
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, T_co]:
-        """A micro-batch's share of the loss, a scalar, and its statistics."""
+        """Return a micro-batch's part of the loss, a scalar, and its statistics."""
 
 
 class Trainable(Protocol):
@@ -70,25 +70,25 @@ class Trainable(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trained ones of ``model``."""
+        """The trained parameters of ``model``."""
 
     def unsaved(self) -> dict[str, Tensor]:
         """Weights by name that the model folder of a checkpoint does not have."""
 
     def split(self) -> None:
-        """Leave this process its part of the weights; all processes do this at once."""
+        """Keep only this process' part of the weights; all processes do this at once."""
 
     def settle(self) -> None:
-        """Let what needs all of the weights have the present ones; all processes do this at once."""
+        """Update the copies that need all of the weights; all processes do this at once."""
 
     def score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
     ) -> TokenScores:
-        """What it says of every predicted token, (M,)."""
+        """Return log-prob, entropy, ... of every predicted token, (M,) each."""
 
 
 M = TypeVar("M", bound=Trainable)
@@ -99,10 +99,10 @@ def _nothing() -> None:
 
 
 class Learner(Generic[M]):
-    """The weights under training and what moves them.
+    """The weights under training and their optimizer.
 
-    Several processes have a part of the weights each, and a share of the micro-batches; what they are given,
-    and what they return, is the same on all of them.
+    Each of several processes has a part of the weights and of the micro-batches; arguments and results are
+    the same on all of them.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class Learner(Generic[M]):
         when_halved: Callable[[int], None] = lambda _: None,
         when_lost: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``head`` learns at ``pace`` times the rate; ``when_halved`` is told the tokens of a micro-batch
-        after memory ran out; ``when_lost`` those to begin again with, where one of several processes cannot
-        go on.
+        """``head`` learns at ``pace`` times the rate. ``when_halved`` gets the new micro-batch size after
+        memory ran out; ``when_lost`` gets the size for a new start, if one of several processes cannot
+        continue.
         """
         if size() > 1:
             policy.split()
@@ -137,16 +137,19 @@ class Learner(Generic[M]):
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
-        """Log-probs, entropies, ... of a batch's tokens, (N, L) each on the CPU, zero on the padding.
+        """Return log-probs, entropies, ... of a batch's tokens, (N, L) each on the CPU, 0 on the padding.
 
-        ``of``: under another policy, a reference say.
+        ``of``: another model to score under, such as a reference.
         """
         return self._until_it_fits(lambda: self._score(batch, temperature, of or self.policy))
 
     def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
+        # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
         rows = torch.zeros(len(TokenScores._fields), *batch.mask.shape)
         for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=size()):
+            # An error in one process is raised on all of them here, before they would wait for it.
             together(self.before_micro_batch)
+            # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest, span = micro.packed.place.shape[1], slice(micro.numbers[0], micro.numbers[-1] + 1)
             scores = policy.score(micro.packed.to(policy.device), temperature)
             for into, values in zip(rows, scores, strict=True):
@@ -155,31 +158,33 @@ class Learner(Generic[M]):
         return TokenScores(*add(rows))
 
     def forward_backward(self, batch: Batch, objective: Objective[T]) -> list[T]:
-        """Add the gradient of an optimizer step's batch; the statistics of its micro-batches.
+        """Add the gradient of an optimizer step's batch; return the statistics of its micro-batches.
 
-        Where memory runs out the gradient is begun again with micro-batches of half the size: the
+        If memory runs out, the gradient is begun again with micro-batches of half the size: the
         totals of the step travel with every piece, so the result stays the same. Raises OutOfRoom.
         """
         return self._everywhere(lambda: self._forward_backward(batch, objective))
 
     def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T | None]:
         for loss, seen in self._losses(batch, objective):
+            # A repeated micro-batch takes part in the collective operations and adds nothing.
             (loss * 0.0 if seen is None else loss).backward()
             self.optimizer.accumulate()
             yield seen
 
     @torch.no_grad()
     def measure(self, batch: Batch, objective: Objective[T]) -> list[T]:
-        """The statistics of a batch's micro-batches, without a gradient."""
+        """Return the statistics of a batch's micro-batches, without a gradient."""
         return self._everywhere(lambda: (seen for _, seen in self._losses(batch, objective)))
 
     def _everywhere(self, work: Callable[[], Iterator[T | None]]) -> list[T]:
-        """What the processes' micro-batches yield, in the order of the batch."""
+        """Return the results of all processes' micro-batches, in the order of the batch."""
+        # Listed inside, so that running out of memory in any micro-batch repeats all of them.
         found = self._until_it_fits(lambda: list(work()))
         return [seen for seen in interleaved(gather(found)) if seen is not None]
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
-        """Losses and statistics of this process' micro-batches; None for one that does not count."""
+        """Yield losses and statistics of this process' micro-batches; None for one that does not count."""
         skips, whole, most = objective.skips_idle, objective.whole_groups, objective.max_tokens
         for piece in micro_batches(
             batch, self.micro_tokens, most, skips, whole, rank(), size(), trained_only=True
@@ -193,13 +198,14 @@ class Learner(Generic[M]):
             yield loss, seen if piece.counts else None
 
     def step(self, lr: float) -> float:
-        """Apply the accumulated gradient; its norm before clipping.
+        """Apply the accumulated gradient; return its norm before clipping.
 
-        If that is not finite nothing is applied, and the gradient stays for a look until ``clear``.
+        If that is not finite nothing is applied, and the gradient can be inspected until ``clear``.
         """
         with self._threads_lent():
             norm = self.optimizer.step(lr)
         if math.isfinite(norm):
+            # A bool: an update of the head alone does not move the policy.
             self.version += self.optimizer.moved
             self._settle()
         return norm
@@ -209,14 +215,15 @@ class Learner(Generic[M]):
         self.optimizer.clear()
 
     def struck(self) -> list[str]:
-        """Names of the parameters whose accumulated gradient is not finite."""
+        """Return the names of the parameters whose accumulated gradient is not finite."""
         names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
+        # Policy and optimizer list their parameters in the same order; a head comes last.
         masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
         found = [n for n, m in masters if m.grad is not None and not own(m.grad).isfinite().all()]
         return list(dict.fromkeys(name for names in gather(found) for name in names))
 
     def check_finite(self, what: str) -> None:
-        """Raise GuardStop rather than let weights be written that are not finite."""
+        """Raise GuardStop if a weight is not finite, so that it is never written."""
         together(lambda: self._check_finite(what))
 
     def _check_finite(self, what: str) -> None:
@@ -228,7 +235,7 @@ class Learner(Generic[M]):
                 )
 
     def alive(self) -> dict[str, int]:
-        """Bytes by what they are for, as measured: of gradients and activations the most so far."""
+        """Return measured bytes by component; for gradients and activations the most so far."""
         weights = (*self.policy.model.parameters(), *self.policy.unsaved().values())
         return {
             "weights": alive_bytes(weights),
@@ -238,20 +245,20 @@ class Learner(Generic[M]):
         }
 
     def state(self) -> dict[str, Tensor]:
-        """What an exact continuation needs in addition to the model's folder, as named tensors."""
+        """Return what an exact continuation needs besides the model's folder, as named tensors."""
         # Where weights are split the optimizer's state has them all.
         unsaved = self.policy.unsaved().items() if size() == 1 else ()
         weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
 
     def split_as(self, name: str) -> Tensor:
-        """What a tensor of ``state`` is split like, if it is of the same shape."""
+        """Return the tensor that a tensor of ``state`` is split like, if it has the same shape."""
         if name.startswith(WEIGHT):
             return self.policy.unsaved()[name.removeprefix(WEIGHT)]
         return self.optimizer.masters[int(name.rpartition(".")[2])]
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Restore ``state``; the weights are the policy's own business."""
+        """Restore ``state``; the policy restores its own weights."""
         self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
         with torch.no_grad():
             for name, weight in self.policy.unsaved().items():
@@ -269,6 +276,7 @@ class Learner(Generic[M]):
             try:
                 with self._threads_lent():
                     return work()
+            # Torch has no exception of its own for memory on the CPU, so the message decides.
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise

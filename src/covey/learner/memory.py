@@ -1,4 +1,4 @@
-"""Memory of a run before its first step, by what takes it, and the micro-batch that fits into it."""
+"""The memory forecast of a run, by component, and the micro-batch size that fits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from covey.models.policy import Policy
 
 USABLE = 0.9
-"""Share of the memory that a run is planned to fill."""
-
-
-"""Methods whose steps sample completions."""
+"""Fraction of the memory that a run is planned to fill."""
 _PROGRAM: dict[str, int] = {}
+"""Kind of device -> bytes of program and libraries, measured once."""
 
 
 class Shape(NamedTuple):
-    """What a model's memory depends on."""
+    """The sizes that a model's memory depends on."""
 
     parameters: int
     trained: int
@@ -42,12 +40,13 @@ class Shape(NamedTuple):
     exact: bool
     """Whether the compiled operations do the work."""
     states: int = 0
-    """Numbers that a layer without attention keeps of a completion, however long it is."""
+    """Numbers that a layer without attention keeps for a completion of any length."""
 
 
 def shape_of(policy: Policy) -> Shape:
-    """The shape of a policy's model; of layers that differ, each size is the largest."""
+    """Return the shape of a policy's model; if layers differ, each size is the largest one."""
     config, parameters = policy.model.config.get_text_config(), list(policy.model.parameters())
+    # Some models give each layer a config of its own.
     each = list(getattr(config, "per_layer_config", (config,)))
 
     def widest(name: str) -> int:
@@ -73,9 +72,11 @@ def shape_of(policy: Policy) -> Shape:
 
 
 def token_bytes(shape: Shape, recompute: bool) -> int:
-    """What a packed token leaves behind in every layer for the backward pass: the residual stream twice and
-    both norms, the heads before and after their rotation, the attention's output, gate, up and their product,
-    4 D + 2 (H + 2 K) E + H E + 3 F numbers; with ``recompute`` what enters the layer, 2 D.
+    """Return the bytes that all layers keep of a packed token for the backward pass.
+
+    A layer keeps the residual stream twice and both norms, the heads before and after their rotation, the
+    attention's output, gate, up and their product: 4 D + 2 (H + 2 K) E + H E + 3 F numbers. With
+    ``recompute`` it keeps its input, 2 D. D is ``width``, H ``queries``, K ``keys``, E ``head``, F ``inner``.
     """
     return shape.number * shape.layers * (2 * shape.width if recompute else _layer_numbers(shape))
 
@@ -85,11 +86,11 @@ def _layer_numbers(s: Shape) -> int:
 
 
 def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
-    """An update's memory besides weights, gradient and optimizer, for a micro-batch of ``tokens``.
+    """Return an update's bytes besides weights, gradient and optimizer, for a micro-batch of ``tokens``.
 
-    Besides what the layers leave behind: what passes through one layer, forward and back, about 4 F + 6 D +
-    4 (H + 2 K) E numbers a token as measured (with ``recompute`` also the layer's own, built anew), and the
-    logits of a chunk, of which torch's head holds four copies.
+    These are the layers' ``token_bytes``; the temporaries of one layer, forward and back, about 4 F + 6 D +
+    4 (H + 2 K) E numbers a token as measured (with ``recompute`` also the layer's own, computed again); and
+    the logits of a chunk, of which torch's head holds four copies.
     """
     passing = 4 * shape.inner + 6 * shape.width + 4 * (shape.queries + 2 * shape.keys) * shape.head
     if recompute:
@@ -102,12 +103,14 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
 
 
 def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> int:
-    """Keys and values, or states, of ``slots`` completions with prompts of ``prompt`` tokens, and the packed
-    weights.
+    """Return the bytes of the cache for ``slots`` completions, and of the packed weights.
+
+    The cache holds keys and values of ``prompt`` + ``completion`` tokens, or states.
     """
     number = 4 if shape.exact else shape.number  # the compiled operations keep them in float32
     kept = 2 * (prompt + completion) * shape.keys * shape.head + shape.states
     cache = shape.layers * slots * kept * number
+    # The compiled decoder packs all weights but the embedding's.
     packed = (shape.parameters - shape.vocabulary * shape.width) * shape.number if shape.exact else 0
     return cache + packed
 
@@ -116,26 +119,27 @@ class Asked(NamedTuple):
     """Tokens of the largest step of a run."""
 
     prompt: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     step: int
-    """Of the largest step, each prompt once."""
+    """Tokens of the largest step, each prompt once."""
     piece: int
-    """Of the largest part of it that goes through the model whole: a completion with its prompt, a pair."""
+    """Tokens of the largest part that goes through the model whole: a completion with its prompt, a pair."""
 
     def at_once(self, tokens: int) -> int:
-        """Of what goes through the model together where micro-batches are of ``tokens``."""
+        """Return the tokens in the model at once if micro-batches have ``tokens``."""
         return max(min(tokens, self.step), self.piece)
 
 
 def asked_of(
     config: Config, prompts: Sequence[int], examples: Sequence[int], whole_groups: bool = False
 ) -> Asked:
-    """From the lengths of the prompts, and of given examples, their prompt and all their answers.
+    """Compute ``Asked`` from the lengths of prompts, and of given examples (prompt and all answers).
 
-    ``whole_groups``: a loss is one of all completions of a group, which is not split then.
+    ``whole_groups``: the loss needs all completions of a group, so that a group is not split.
     """
     longest = max(prompts, default=0)
     if examples and config.method not in SAMPLES:
+        # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
         return Asked(longest, sum(largest), largest[-1])
     rollout = config.rollout
@@ -155,24 +159,27 @@ def forecast(
     critic: int = 0,
     judges: int = 0,
 ) -> dict[str, int]:
-    """Bytes of a run by what takes them. They add up: allocators keep what sampling has taken.
+    """Forecast the bytes of a run by component. They add up: allocators keep the memory of sampling.
 
-    ``tokens``: the micro-batch, ``program``: what was there before, ``critic``: the parameters of a network
-    for values, all of them trained, ``judges``: bytes of the reward models.
+    ``tokens``: size of the micro-batch; ``program``: bytes of program and libraries; ``critic``: parameters
+    of a value network, all of them trained; ``judges``: bytes of the reward models.
     """
     rollout = config.rollout
     rows = rollout.prompts_per_step * rollout.group_size
     if config.method not in SAMPLES:
         rows = config.eval.problems * config.eval.samples
     slots = min(rollout.max_running, rows)
-    # Then a snapshot is sampled from, and what was begun is a prompt.
+    # The sampler then has a snapshot of the weights, and an unfinished completion continues as a prompt.
     lags = config.method == "rl" and rollout.staleness > 0
-    # Float32 copies of low-precision weights; weights that are split are such, beside a whole copy.
+    # Float32 copies of low-precision weights; split weights are float32 themselves, besides a whole copy.
     masters = 4 if shape.number < 4 and size() == 1 else 0
+    # Bytes per trained weight: two moments, in float32 or in 8 bits.
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
+    # Methods that only sample have no gradient, optimizer or update.
     learns = config.method == "rl" or config.method not in SAMPLES
     return {
         "program": program,
+        # Split: this process' float32 part besides a whole copy.
         "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
         "reference": shape.parameters * shape.number if reference else 0,
         "snapshot": shape.trained * shape.number if lags else 0,
@@ -186,10 +193,10 @@ def forecast(
 
 
 def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, asked: Asked, there: int) -> int:
-    """The micro-batch in tokens whose update fits into ``there`` bytes: the configured one, or halved.
+    """Return the micro-batch in tokens whose update fits into ``there`` bytes, halving the configured one.
 
-    Below the longest prompt nothing is gained: it goes through whole. Below a completion of full length
-    there is, because most of them end earlier; whether one of those fits is what the forecast says.
+    Sizes below the longest prompt save nothing: it goes through whole. Sizes below a completion of full
+    length do, because most completions end earlier; the forecast says whether a full one fits.
     """
     others = sum(roles.values()) - roles["update"]
     tokens, recompute = config.train.tokens_per_micro_batch, config.train.recompute_layers
@@ -201,13 +208,14 @@ def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, asked
 
 
 def program_bytes(device: torch.device, models: int) -> int:
-    """Program and libraries: measured once for all stages of a process, less the models loaded until then."""
+    """Return the bytes of program and libraries, measured once per process; ``models`` is subtracted."""
     return _PROGRAM.setdefault(device.type, max(0, taken(device) - models))
 
 
 def taken(device: torch.device) -> int:
-    """The most bytes this process has taken so far."""
+    """Return the most bytes that this process has taken so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

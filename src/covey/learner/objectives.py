@@ -1,4 +1,4 @@
-"""What a reinforcement step trains, and on what: the policy's loss, a critic's, who learns from which."""
+"""Objectives of a reinforcement step: the policy's loss and a critic's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PolicyObjective:
     max_tokens: int
     coefficients: Coefficients
     values: ValueObjective | None = None
-    """Of a critic on the policy's own hidden states."""
+    """The loss of a critic on the policy's own hidden states."""
 
     @property
     def skips_idle(self) -> bool:
@@ -39,27 +39,28 @@ class PolicyObjective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the KL is exact, over the whole vocabulary."""
+        """Whether the KL is exact, which takes the reference's whole distribution."""
         return "full_kl" in self.algorithm.needs
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
-        """A micro-batch's share of the loss, and its token statistics."""
+        """Return a micro-batch's part of the loss, and its token statistics."""
         inputs, now = micro.loss_inputs(scores), self.coefficients
         loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
         if self.values is not None:
+            # One backward pass serves both losses: they share the trunk.
             loss = replace(loss, total=loss.total + self.values(micro, scores)[0])
         return loss.total, replace(token_stats(self.algorithm, inputs, loss), origin=micro.rows.origin)
 
 
 class ValueStats(NamedTuple):
-    """What a critic's update saw of a micro-batch."""
+    """The statistics of a critic's update."""
 
     loss: Tensor
 
 
 @dataclass(frozen=True)
 class ValueObjective:
-    """A critic's loss: the mean over tokens of the distance from value to target."""
+    """A critic's loss: the mean over tokens of the squared distance from value to target."""
 
     critic: Critic
     max_tokens: int
@@ -69,11 +70,12 @@ class ValueObjective:
     needs_reference: bool = False
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
-        """A micro-batch's share of the loss, and its value."""
+        """Return a micro-batch's part of the loss, and its value for the log."""
         rows = micro.rows
         assert scores.values is not None and rows.values is not None and rows.targets is not None
         values = micro.packed.unpack(scores.values)
         old, targets, mask = (x.to(values.device) for x in (rows.values, rows.targets, rows.mask))
         each = value_loss(values, old, targets, clip_value=self.critic.clip)
+        # Divided by the step's tokens, so that micro-batches add up to the mean.
         loss = each.where(mask, 0.0).sum() / micro.totals.tokens
         return loss, ValueStats(loss.detach().cpu())

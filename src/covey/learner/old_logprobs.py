@@ -1,4 +1,4 @@
-"""Where the log-probs come from that importance ratios divide by."""
+"""Old log-probs: the source of those that importance ratios divide by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from covey.sampling.base import Sampler
 
 
 class OldLogprobs(Enum):
-    """A source, and why it is the right one."""
+    """A source of the old log-probs, and the reason to use it."""
 
     CURRENT = (
         "one update and nothing else reads them: the policy has not moved, the ratio is 1 by construction"
@@ -22,12 +22,12 @@ class OldLogprobs(Enum):
 
     @property
     def starts_at_one(self) -> bool:
-        """Whether the first update's ratio is 1 by definition, so that no rounding may be seen in it."""
+        """Whether the first update's ratio is 1 by definition, so that no rounding may show in it."""
         return self is not OldLogprobs.SAMPLER
 
 
 def old_logprob_source(algorithm: Algorithm, sampler: Sampler, updates: int) -> OldLogprobs:
-    """The source for a rollout batch that gets so many updates."""
+    """Return the source for a rollout batch that gets ``updates`` optimizer steps."""
     if algorithm.old == "sampler":
         return OldLogprobs.SAMPLER
     if updates == 1 and not algorithm.needs_old:

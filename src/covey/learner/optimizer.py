@@ -1,4 +1,4 @@
-"""AdamW, in float32 or with 8-bit moments, with clipping and float32 master weights."""
+"""The optimizer: AdamW, in float32 or with 8-bit moments, with clipping and float32 master weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covey_verify.errors import ConfigError
 
 
 def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
-    """The optimizer a config asks for. Raises ConfigError where its library is missing."""
+    """Build the optimizer that a config asks for. Raises ConfigError where its library is missing."""
     settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
         return torch.optim.AdamW(groups, fused=True, **settings)
@@ -31,8 +31,8 @@ def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.O
 
 
 class Optimizer:
-    """Applies accumulated gradients. bfloat16 weights are accompanied by a float32 copy, because
-    steps of 1e-6 vanish in their rounding.
+    """Applies accumulated gradients. bfloat16 weights have a float32 master copy, because updates of
+    1e-6 vanish in their rounding.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class Optimizer:
         head: Sequence[nn.Parameter] = (),
         pace: float = 1,
     ) -> None:
-        """``head``: parameters clipped on their own, at ``pace`` times the learning rate."""
+        """``head``: parameters that are clipped separately and learn at ``pace`` times the rate."""
         self.parameters = [*parameters, *head]
         self.train = train
+        # A float32 parameter is its own master.
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
         body = len(parameters)
         self.groups = [
@@ -54,16 +55,17 @@ class Optimizer:
             raise ConfigError(f"train.optimizer: {train.optimizer} works in one process; take adamw")
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
         self.gradient_bytes = 0
-        """Of the gradient when a step was taken."""
+        """Most bytes of the gradient at a step so far."""
         self.moved = False
-        """Whether the last step was applied to more than a head: not to weights without a gradient, while one
-        of 0 lets AdamW's memory of others move them.
+        """Whether the last step was applied to more than a head. Weights without a gradient stay; a gradient
+        of 0 still moves them by AdamW's momentum.
         """
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
         for master, parameter in self._copies():
             if parameter.grad is not None:
+                # Micro-batches add up in float32; in bfloat16 small terms would be lost.
                 gradient = parameter.grad.float()
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
@@ -74,12 +76,13 @@ class Optimizer:
             tensor.grad = None
 
     def step(self, lr: float) -> float:
-        """One update at this learning rate; returns the gradient's norm before clipping, the head's apart.
+        """Update once at this learning rate; return the gradient's norm before clipping, the head's excluded.
 
-        A gradient that is not finite is not applied; ``clear`` it.
+        A gradient that is not finite is not applied; the caller has to ``clear`` it.
         """
         self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
+        # Body and head are clipped separately: one's large gradient does not shrink the other's.
         norms = [float(whole(torch.nn.utils.clip_grad_norm_(part, clip))) for part, _ in self.groups]
         self.moved = False
         if not math.isfinite(sum(norms)):
@@ -98,9 +101,9 @@ class Optimizer:
         return norms[0]
 
     def _let_wait(self, norms: Sequence[float]) -> None:
-        """Drop gradients of 0 of what has never learned: AdamW would let it decay and count the steps.
+        """Drop gradients of 0 of weights that have never learned: AdamW would decay them and count steps.
 
-        A policy that waits for its critic has no gradient in one process; where weights are split it has 0.
+        A policy that waits for its critic has no gradient in one process; split over processes it has 0.
         """
         for (part, _), norm in zip(self.groups, norms, strict=True):
             for master in part if norm == 0 else ():
@@ -112,18 +115,19 @@ class Optimizer:
         return [(m, p) for m, p in pairs if m is not p]
 
     def alive(self) -> int:
-        """Bytes of the moments, and of the float32 copies of weights in less."""
+        """Return the bytes of the moments and of the float32 copies of low-precision weights."""
         moments = (v for state in self.adam.state.values() for v in state.values() if isinstance(v, Tensor))
         return alive_bytes((*moments, *(master for master, _ in self._copies())))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything an exact continuation needs, as named tensors."""
+        """Return everything that an exact continuation needs, as named tensors."""
         named: dict[str, Tensor] = {}
         for i, master in enumerate(self.masters):
             for key, value in self.adam.state.get(master, {}).items():
                 # bitsandbytes counts steps in ints, and one table of codes serves all parameters.
                 table = key.startswith("qmap")
                 named[f"{key}.{i}"] = value.clone() if table else torch.as_tensor(value)
+            # Split masters are saved in any case: ``Learner.state`` counts on it.
             if master is not self.parameters[i] or isinstance(master, DTensor):
                 named[f"master.{i}"] = master
         return named
@@ -134,8 +138,10 @@ class Optimizer:
         for name, value in named.items():
             key, _, index = name.rpartition(".")
             master = self.masters[int(index)]
+            # A name is key.index; index counts the masters.
             if key == "master":
                 take(master, value)
+            # The moments of a split weight are split alike: this process takes its part of the whole tensor.
             elif isinstance(master, DTensor) and value.shape == master.shape:
                 take(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
             else:

@@ -1,4 +1,4 @@
-"""What training sets for the whole process, and how a caller gets its own back."""
+"""Process-wide settings of a training run, and how the caller's are restored after it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from covey.system.processes import on_this_machine
 
 
 def set_process(config: Config) -> None:
-    """Threads, seed and determinism, for the whole process: see ``caller_restored``."""
+    """Set threads, seed and determinism for the whole process: see ``caller_restored``."""
     torch.set_num_threads(config.threads or available_threads(processes=on_this_machine()))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    # What is not written of an empty tensor weighs nothing; torch does not declare the attribute's type.
+    # Unwritten parts of an empty tensor take no memory; torch does not declare the attribute's type.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 FROZEN_BY_PYTHON = 1000
-"""Objects that Python 3.12 freezes at its own start, at most: some hundred."""
+"""More objects than Python 3.12 freezes at its own start, which are some hundred."""
 
 
 @contextmanager
 def passed_over() -> Iterator[None]:
-    """What is there already, some 400,000 objects of imported modules, is not looked through for garbage.
+    """Exclude existing objects, some 400,000 of imported modules, from garbage collection.
 
-    That takes a twentieth of a small run's time. Python has one such set: within another call, or a program
-    that has frozen objects itself, this does nothing.
+    Collecting them takes a twentieth of a small run's time. Python has one frozen set: within another call,
+    or in a program that has frozen objects itself, this does nothing.
     """
     if gc.get_freeze_count() > FROZEN_BY_PYTHON:
         yield
         return
-    gc.collect()  # what is garbage by now would be kept
+    gc.collect()  # garbage that is frozen would be kept
     gc.freeze()
     try:
         yield
@@ -47,10 +47,10 @@ def passed_over() -> Iterator[None]:
 
 @contextmanager
 def torch_as_new() -> Iterator[None]:
-    """Torch's modes as in a new process, whatever the caller works in.
+    """Give torch the modes of a new process, whatever the caller has set.
 
-    The compiled operations write float32 where a tensor is made without a dtype, and another default would
-    give them half the memory. What a run computes in is for its config to say.
+    The compiled operations write float32 into tensors made without a dtype; with another default these would
+    have half the memory. The config alone decides the dtype of a run.
     """
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     torch.set_default_dtype(torch.float32)
@@ -61,7 +61,7 @@ def torch_as_new() -> Iterator[None]:
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):
                     modes.enter_context(torch.autocast(kind, enabled=False))
-            if device.type != "cpu":  # not always: it is asked before each of torch's operations
+            if device.type != "cpu":  # not always: each of torch's operations consults the mode
                 modes.enter_context(torch.device("cpu"))
             yield
     finally:
@@ -70,9 +70,10 @@ def torch_as_new() -> Iterator[None]:
 
 @contextmanager
 def caller_restored() -> Iterator[None]:
-    """Give the caller's process back what a run sets for it: threads, seed, determinism, arithmetic."""
+    """Restore what a run sets for the whole process: threads, seed, determinism, arithmetic."""
     threads, mode, choices = torch.get_num_threads(), torch.get_deterministic_debug_mode(), followed()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    # States of the random generators; reading those of GPUs would initialize CUDA if it is not.
     drawn, on_gpus = (
         torch.get_rng_state(),
         torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],

@@ -1,4 +1,4 @@
-"""The learning rate over a run."""
+"""The learning-rate schedule of a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from covey.config.schema import Train
 
 
 def learning_rate(step: int, train: Train, number: int = 0) -> float:
-    """The learning rate of a step's optimizer step ``number``, both counted from 0.
+    """Return the learning rate of a step's optimizer step ``number``, both counted from 0.
 
-    A warm-up rises by the step, and the schedule falls to the end by the optimizer step.
+    The warm-up rises with every step; after it the schedule falls with every optimizer step.
 
     >>> [learning_rate(s, Train(steps=4, lr=1.0, warmup_steps=2, schedule="linear")) for s in range(4)]
     [0.5, 1.0, 1.0, 0.5]
@@ -19,6 +19,7 @@ def learning_rate(step: int, train: Train, number: int = 0) -> float:
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
+    # In steps, the fraction of the present one included.
     done = step + number / (train.inner_epochs * train.updates_per_batch)
     progress = (done - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)
     factors = {

@@ -1,6 +1,6 @@
-"""From rewards to advantages: one group at a time, then (optionally) across the batch.
+"""Advantages from rewards: one group at a time, then (optionally) across the batch.
 
-A group function gets one group's data, ragged groups welcome, and returns (G,): one advantage per
+A group function gets one group's data, of any size, and returns (G,): one advantage per
 completion, or (G, T) per token. A batch function gets the broadcast (N, T) advantages of the whole
 rollout batch. Rewards come as float64; equal rewards give exactly zero, tested by equality,
 because the rounding of their mean would otherwise be divided by eps.
@@ -39,6 +39,7 @@ Eps = Annotated[
 
 def centered(rewards: Tensor) -> Tensor:
     """r - mean(r) over the last dimension, exactly zero where all rewards are equal. (..., G)."""
+    # Tested by equality: the mean of equal numbers may differ from them by rounding.
     unequal = (rewards != rewards[..., :1]).any(-1, keepdim=True)
     return (rewards - rewards.mean(-1, keepdim=True)).where(unequal, 0.0)
 
@@ -50,7 +51,7 @@ def standard_deviation(rewards: Tensor, ddof: int) -> Tensor:
 
 
 def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, and 0 / 0 = 0: a group without spread and without eps says nothing."""
+    """numerator / denominator, and 0 / 0 = 0: a group without spread and without eps has no signal."""
     return numerator / denominator.where(denominator != 0, 1.0)
 
 
@@ -94,10 +95,11 @@ def _keeps(rewards: Tensor, single: Single) -> bool:
 def leave_one_out_zscore(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = (r_i - mean_{j != i} r_j) / (std_{j != i} r_j + eps), undivided where that std is 0.
 
-    (G,) -> (G,), the sample standard deviation. What NeMo-RL computes for GRPO by default: with one
+    (G,) -> (G,), the sample standard deviation. NeMo-RL's default for GRPO: with one
     success among four it gives +1 and three times -1/sqrt(3), not +1.5 and three times -.5.
     """
     size = rewards.shape[-1]
+    # Row i of the (G, G - 1) siblings holds all rewards but the i-th.
     others = rewards.new_ones(size, size).fill_diagonal_(0).bool()
     siblings = rewards.expand(size, size)[others].view(size, size - 1)
     std = standard_deviation(siblings, 1)[:, 0]
@@ -111,6 +113,7 @@ def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero"
     """
     if _keeps(rewards, single):
         return rewards.clone()
+    # The baseline of centred rewards differs by the mean alone, and equal rewards give exactly 0.
     shifted = centered(rewards)
     return shifted - (lengths * shifted).sum() / lengths.sum().clamp(min=1)
 
@@ -148,14 +151,15 @@ def running_baseline(
 ) -> Tensor:
     """A_i = r_i - b_i, b the running mean of earlier rewards: b <- decay b + (1 - decay) r. (G,) -> (G,).
 
-    A mean of its own for each value of the problems' column ``by``, such as a role in self-play. It begins at
-    0 and is that of before the completion, in the order of sampling. RAE, SPIRAL, arXiv 2506.24119.
+    There is one mean for each value of the problems' column ``by``, such as a role in self-play. It begins at
+    0 and includes the rewards before the completion, in the order of sampling. RAE, SPIRAL, arXiv 2506.24119.
     """
     return rewards - running_mean
 
 
 def running_means(rewards: Tensor, mean: float, decay: float) -> tuple[Tensor, float]:
-    """The running mean before each reward, and after all; NaN leaves it as it is. (G,) -> (G,), b."""
+    """Return the running mean before each reward, and after all; NaN leaves it as it is. (G,) -> (G,), b."""
+    # before[i] holds the mean of everything before completion i.
     before = rewards.new_zeros(len(rewards))
     for i, reward in enumerate(rewards.tolist()):
         before[i] = mean
@@ -184,8 +188,9 @@ def pass_at_k(
 ) -> Tensor:
     """A_i = (E[max of k | i among them] - E[max of k]) / (std[max of k] + eps), over all subsets of k.
 
-    (G,) -> (G,). Teaches the best of k instead of each: a correct completion is worth less where k would
-    have found one anyway. Pass@k Training, arXiv 2508.10751; for rewards 0 and 1 its closed form.
+    (G,) -> (G,). Rewards the best of k instead of each completion: a correct completion is worth less
+    if k samples would contain one anyway. Pass@k Training, arXiv 2508.10751; for rewards
+    0 and 1 its closed form.
     """
     ordered, order = centered(rewards).sort()
     size = len(rewards)
@@ -195,8 +200,11 @@ def pass_at_k(
     after = rewards.new_tensor([math.comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
     mean = (ordered * best).sum() / math.comb(size, k)
     std = ((ordered - mean).square() * best).sum().div(math.comb(size, k)).sqrt()
+    # Reversed cumulative sum without its own term: sum_{j > i} r_j after_j, where i is in and j is the best.
     beaten = (ordered * after).flip(0).cumsum(0).flip(0) - ordered * after
+    # E[max of k | i among them]: C(G - 1, k - 1) subsets of k hold completion i.
     among = (ordered * best + beaten) / math.comb(size - 1, k - 1)
+    # Back from sorted order to the completions' own.
     return rewards.new_zeros(size).index_put((order,), divided((among - mean) * (std > 0), std + eps))
 
 
@@ -210,7 +218,7 @@ def component_zscore(
 ) -> Tensor:
     """A_i = sum_k w_k (r_ik - mean_k) / (std_k + eps): each reward normalised before the sum.
 
-    components (K, G), NaN where one does not apply, weights (K,) -> (G,). GDPO, arXiv 2601.05242; its
+    components (K, G), NaN where a reward does not apply, weights (K,) -> (G,). GDPO, arXiv 2601.05242; its
     second step is a batch z-score, over samples (the TRL fork) or over tokens (the verl fork).
     """
     zscore = partial(group_zscore, ddof=ddof, eps=eps, single=single)
@@ -238,12 +246,13 @@ def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tens
 
 
 def _beyond_rounding(mean: Tensor, values: Tensor) -> Tensor:
-    """A mean of float64 values, 0 where only rounding kept it from 0: a group without signal stays at 0."""
+    """Return a mean of float64 values, 0 if only rounding keeps it from 0: without signal it stays 0."""
     return mean.where(mean.abs() > 1e-14 * values.abs().max(), 0.0)
 
 
 def batch_centered(advantages: Tensor, mask: Tensor) -> Tensor:
     """A - mean(A) over all completions. (N, T), (N, T) -> (N, T). REINFORCE with a batch baseline."""
+    # One value per completion, so that long completions do not weigh more.
     values = per_completion(advantages, mask)
     mean = _beyond_rounding(values.mean(), values)
     return (advantages - mean).where(mask & (values != values[:1]).any(), 0.0)
@@ -263,8 +272,8 @@ def batch_std(
 ) -> Tensor:
     """Divide by one standard deviation over all completions. (N, T), (N, T), (N,) -> (N, T).
 
-    ``of="rewards"``: of the raw rewards, spread between prompts included (Lite PPO, arXiv 2508.08221).
-    ``of="advantages"``: of the centred ones (ScaleRL, 2510.13786; REINFORCE++-baseline in ms-swift).
+    ``of="rewards"``: the raw rewards, spread between prompts included (Lite PPO, arXiv 2508.08221).
+    ``of="advantages"``: the centred ones (ScaleRL, 2510.13786; REINFORCE++-baseline in ms-swift).
     """
     values = rewards if of == "rewards" else per_completion(advantages, mask)
     return divided(advantages, standard_deviation(values, ddof) + eps)
@@ -291,11 +300,12 @@ def token_zscore(
 ) -> Tensor:
     """(A - mean) / sqrt(max(var + eps, floor)) over all trained tokens: long completions weigh more.
 
-    (N, T), (N, T) -> (N, T). REINFORCE++, arXiv 2501.03262; GDPO's second step in the verl fork. Codes add
-    eps to the variance (verl) or keep it above a floor (OpenRLHF, NeMo-RL).
+    (N, T), (N, T) -> (N, T). REINFORCE++, arXiv 2501.03262; GDPO's second step in the verl fork. Frameworks
+    add eps to the variance (verl) or keep it above a floor (OpenRLHF, NeMo-RL).
     """
     values = advantages[mask]
     centre = (values - _beyond_rounding(values.mean(), values)).where((values != values[:1]).any(), 0.0)
+    # (tokens,) back to (N, T), 0 off the mask.
     shifted = advantages.new_zeros(mask.shape).masked_scatter(mask, centre)
     variance = (standard_deviation(values, ddof).square() + eps).clamp(min=floor)
     return divided(shifted, variance.sqrt())
@@ -319,6 +329,7 @@ def valid_group_scale(
     """
     if of == "rewards":
         return advantages * len(rewards) / (rewards != 0).sum().clamp(min=1)
+    # A group carries a signal if any of its completions has a nonzero advantage.
     signal = advantages.abs().where(mask, 0.0).sum(-1)
     per_group = signal.new_zeros(int(group.max()) + 1).index_add(0, group, signal)
     alive = (per_group[group] != 0).sum()
@@ -326,10 +337,11 @@ def valid_group_scale(
 
 
 def per_completion(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over each completion's trained tokens. (N, T), (N, T) -> (N,).
+    """Return the mean over each completion's trained tokens. (N, T), (N, T) -> (N,).
 
-    Taken as the first plus the mean distance from it, so that equal values have exactly their mean.
+    It is the first value plus the mean distance from it, so that equal values have exactly their mean.
     """
+    # argmax of a mask is its first true place.
     first = values.gather(-1, mask.int().argmax(-1, keepdim=True))
     distance = (values - first).where(mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
     return first[:, 0] + distance

@@ -1,4 +1,4 @@
-"""Every algorithm of the field as a composition: a function on each axis, one row per name."""
+"""The published algorithms as compositions: one function on each axis, one row per name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OldPolicy = Literal["trainer", "sampler"]
 RECORDED = ("kl", "entropy", "critic", "nll", "old", "paper")
-"""Fields of an algorithm that are no functions."""
+"""Fields of an algorithm that are not functions of the objective."""
 
 
 @dataclass(frozen=True)
@@ -110,18 +110,20 @@ class Algorithm:
     old: Annotated[
         OldPolicy, Setting("Whose log-probs the ratio divides by: the trainer's, or the sampler's.")
     ] = "trainer"
-    """The trainer recomputes them; the sampler's are those it recorded (bypass)."""
+    """``trainer``: recomputed by the trainer; ``sampler``: as the sampler recorded them (bypass)."""
     paper: str = field(default="", compare=False)
     """Source and the settings its authors report."""
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen, so fields are set through ``object``; an axis with several functions is a
+        # tuple.
         for name in (f.name for f in fields(self) if f.name not in RECORDED):
             value = getattr(self, name)
             many = [_bound(v) for v in value] if isinstance(value, tuple) else []
             object.__setattr__(self, name, tuple(many) if isinstance(value, tuple) else _bound(value))
 
     def variant(self, paper: str, **axes: Any) -> Algorithm:
-        """The algorithm of another paper: this one with some axes replaced."""
+        """Return this algorithm with some axes replaced, as another paper has it."""
         return replace(self, paper=paper, **axes)
 
     @property
@@ -137,23 +139,26 @@ class Algorithm:
     @property
     def whole_groups(self) -> bool:
         """Whether a completion's loss depends on its siblings, which then share a micro-batch."""
+        # Advantages are computed before the batch is split, so only functions of the loss matter here.
         return any("group" in c.needs for c in (self.ratio, self.surrogate, *self.policy_weights))
 
     @property
     def moves_reference(self) -> bool:
-        """Whether the reference is renewed on the way."""
+        """Whether the reference is replaced during the run."""
         return self.kl is not None and self.kl.refresh_every is not None
 
     @property
     def needs_old(self) -> bool:
         """Whether log-probs from before the update are read outside the loss."""
+        # These axes run before the loss, which alone can use the current log-probs as the old ones.
         outside: list[AnyBound] = [c for c in (self.advantage, self.whiten, self.select_tokens) if c]
         names = {n for c in outside for n in c.needs if n.startswith("old_")}
         return bool(names) or (self.kl is not None and self.kl.place == "reward")
 
     @property
     def credit(self) -> Credit:
-        """Whether what each token is paid is compared, or steps, each reward, or only a completion's sum."""
+        """The finest unit whose rewards the algorithm reads: token, step, component or completion."""
+        # From the finest unit to the coarsest: the first match decides.
         if {"values", "token_rewards"} & self.needs:
             return "token"
         if "steps" in self.needs:
@@ -168,6 +173,7 @@ class Algorithm:
     @property
     def skips_idle(self) -> bool:
         """Whether a completion with zero advantage has zero gradient, so that it may be left out."""
+        # Terms that have a gradient even where the advantage is 0.
         pulls = (self.kl is not None and self.kl.place == "loss") or self.entropy is not None or self.nll > 0
         return not (pulls or self.values_on_policy) and self.surrogate.function in PROPORTIONAL
 
@@ -190,6 +196,7 @@ class Algorithm:
         """Names of all data that any axis asks for."""
         names = {name for bound in self.functions for name in bound.needs}
         if self.kl is not None:
+            # A KL to the sampler reads recorded log-probs and needs no reference model.
             names |= set(self.kl.estimator.needs) if self.needs_reference else set()
         # Also where the estimator reads none: the guards and the metrics of the KL are by sampled tokens.
         names |= {"ref_logprobs"} if self.needs_reference or "ref_log_ratio" in names else set()
@@ -197,7 +204,7 @@ class Algorithm:
 
 
 def _bound(value: Any) -> Any:
-    """A plain function bound as it is; anything else as it was."""
+    """Return a plain function as a ``Bound`` without settings, anything else unchanged."""
     return bind(value) if callable(value) and not isinstance(value, Bound) else value
 
 
@@ -208,6 +215,7 @@ _GRPO = Algorithm(
     reduce=bind(reductions.sequence_mean),
     kl=KL(bind(penalties.k3), coef=0.04),
 )
+# The rows of ``PRESETS`` are written as differences from these bases.
 _NO_KL = replace(_GRPO, kl=None)
 _BY_TOKEN = replace(_NO_KL, reduce=bind(reductions.token_mean))
 _DAPO = _BY_TOKEN.variant(

@@ -96,7 +96,8 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
     ),
     "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
 }
-"""The functions a config may name on each axis; ``module.py:function`` brings one's own."""
+"""The functions that a config may name on each axis; ``module.py:function`` names a user's own."""
+# The three left out have terms that are not proportional to the advantage.
 PROPORTIONAL = frozenset(AXES["surrogate"]) - {
     surrogates.kl_on_selected,
     surrogates.dro,

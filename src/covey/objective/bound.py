@@ -1,4 +1,4 @@
-"""A function of the objective with its settings bound; it receives its data by parameter name."""
+"""Bound: a function of the objective with its settings; it receives its data by parameter name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Data_contra = TypeVar("Data_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
 
 
+# Cached: called again for every micro-batch.
 @cache
 def data_names(function: Callable[..., object]) -> tuple[str, ...]:
-    """Names of the positional parameters: the data that a function of the objective asks for."""
+    """Return the names of the positional parameters: the data that a function of the objective asks for."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds)
 
 
 @cache
 def setting_defaults(function: Callable[..., object]) -> Mapping[str, Any]:
-    """Keyword-only parameters and their defaults: the settings of a function of the objective."""
+    """Return the keyword-only parameters and their defaults: the settings of a function of the objective."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -31,7 +32,7 @@ class Bound(Generic[Data_contra, Out_co]):
     """A function and its settings; calling it with a record of ``objective.data`` gives a result.
 
     Positional parameters are data, filled by name from that record; keyword-only parameters are
-    settings. So a user's plain function fits an axis as it is. Two are equal if they compute the same:
+    settings. So a user's plain function fits an axis as it is. Two are equal if function and settings are;
     writing out a default makes no difference.
 
     >>> from fractions import Fraction
@@ -54,6 +55,7 @@ class Bound(Generic[Data_contra, Out_co]):
         return (self.function, self.all_settings) == (other.function, other.all_settings)
 
     def __hash__(self) -> int:
+        # Settings may be unhashable; objects that are equal have the same function.
         return hash(self.function)
 
     def __call__(self, data: Data_contra) -> Out_co:
@@ -63,7 +65,7 @@ class Bound(Generic[Data_contra, Out_co]):
 
     @property
     def name(self) -> str:
-        """How a config writes the function: its name if it is built in, else how it was loaded."""
+        """The function's name in a config: its own if it is built in, else the path that it was loaded by."""
         return getattr(self.function, "__covey_name__", self.function.__name__)
 
     @property
@@ -73,12 +75,12 @@ class Bound(Generic[Data_contra, Out_co]):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The data it asks for: this decides whether a reference is kept, an extra pass is made, ..."""
+        """Names of the data it asks for; they decide whether a reference is kept, an extra pass made, ..."""
         return data_names(self.function)
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Defaults overlaid by the bound settings."""
+        """The defaults, overridden by the bound settings."""
         return {**setting_defaults(self.function), **self.settings}
 
 
@@ -88,4 +90,4 @@ def bind(function: Callable[..., Out_co], **settings: object) -> Bound[object, O
 
 
 AnyBound: TypeAlias = Bound[Any, object]
-"""A bound function of any axis: one can ask for its name, needs and settings."""
+"""A bound function of any axis, of which only name, needs and settings are read."""

@@ -1,4 +1,4 @@
-"""Coefficients that follow what a step shows: adaptive KL, adaptive entropy, and the KL guard's."""
+"""Controllers: loss coefficients adapted after every step, by KL, by entropy and by the KL guard."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from covey.objective.algorithms import Algorithm
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Weights in the loss that follow what the steps show."""
+    """Coefficients in the loss that are adapted from step to step."""
 
     kl: float = 0.0
     entropy: float = 0.0
 
 
 def first_coefficients(algorithm: Algorithm) -> Coefficients:
-    """What a run begins with."""
+    """Return the coefficients that a run begins with."""
     kl, entropy = algorithm.kl, algorithm.entropy
     return Coefficients(kl.coef if kl else 0.0, entropy.coef if entropy else 0.0)
 
@@ -26,9 +26,9 @@ def first_coefficients(algorithm: Algorithm) -> Coefficients:
 def next_coefficients(
     now: Coefficients, algorithm: Algorithm, metrics: Mapping[str, float], completions: int, level: int | None
 ) -> Coefficients:
-    """The next step's coefficients, after ``completions`` were sampled.
+    """Return the next step's coefficients, after ``completions`` were sampled.
 
-    ``level`` is that of the KL guard (``guards.kl_level``) where it raises the coefficient, None elsewhere.
+    ``level`` is that of the KL guard (``guards.kl_level``) if it may raise the coefficient, else None.
     """
     coef, bonus = now.kl, now.entropy
     kl, entropy = algorithm.kl, algorithm.entropy
@@ -36,6 +36,7 @@ def next_coefficients(
         coef = raised(coef, kl.coef, level)
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
         coef = adaptive_kl(coef, metrics["kl/completion_k1"], kl.target, completions, kl.horizon)
+    # NaN in a step without trained tokens; the bonus then stays as it is.
     seen = metrics.get("entropy", math.nan)
     if entropy is not None and entropy.target is not None and math.isfinite(seen):
         bonus = adaptive_entropy(bonus, seen, entropy.target)
@@ -50,6 +51,7 @@ def adaptive_kl(coef: float, kl: float, target: float, completions: int, horizon
     >>> round(adaptive_kl(0.1, kl=12.0, target=6.0, completions=1000, horizon=10_000), 4)
     0.102
     """
+    # At most 20 % in a step, however far the KL is from the target.
     error = min(max(kl / target - 1, -0.2), 0.2)
     return coef * (1 + error * min(completions / horizon, 1.0))
 

@@ -1,4 +1,4 @@
-"""Importance corrections: for a sampler that gives tokens another probability than the trainer does.
+"""Importance corrections for a sampler that gives tokens other probabilities than the trainer.
 
 ``mismatch`` is old_logprobs - sampler_logprobs, (N, T), zero off the mask: positive where the trainer
 finds the token likelier than the sampler did. The corrections are detached and multiply the
@@ -84,14 +84,16 @@ def off_policy_mask(
 
     OPSM, DeepSeek-V3.2: negative samples that have become unlikely only do harm.
     """
+    # mismatch + log_ratio = log pi - log of the sampler's probability; 0 off the mask.
     drift = -(mismatch + log_ratio.detach()).sum(-1, keepdim=True)
     drift = drift / mask.sum(-1, keepdim=True).clamp(min=1)
+    # The sign of the sum: a completion's tokens may have different advantages.
     drop = (drift > delta) & (advantages.sum(-1, keepdim=True) < 0)
     return (~drop).to(mismatch.dtype).expand_as(mismatch)
 
 
 def _at_level(mismatch: Tensor, level: str) -> Tensor:
-    """The mismatch itself, or its sum over the completion at every token. (N, T) -> (N, T)."""
+    """Return the mismatch itself, or its sum over the completion at every token. (N, T) -> (N, T)."""
     if level == "sequence":
         mismatch = mismatch.sum(-1, keepdim=True).expand_as(mismatch)
     return bounded(mismatch)

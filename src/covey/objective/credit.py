@@ -1,6 +1,6 @@
-"""Credit finer than the completion: which token earned the reward.
+"""Credit assignment finer than the completion: which tokens earned the reward.
 
-Group functions, as in ``advantages``, that return (G, T): an advantage per token.
+These are group functions, as in ``advantages``, that return (G, T): an advantage per token.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def process_zscore(
 ) -> Tensor:
     """sum_k w_k A^k: each function's step rewards, or values, z-scored over the group. -> (G, T).
 
-    components (K, G), weights (K,), steps (K, G). The value of a function without steps, z-scored as GRPO's,
-    goes to every token. All step rewards of one function are z-scored together, then credited to tokens:
+    components (K, G), weights (K,), steps (K, G). The value of a function without steps is z-scored
+    as in GRPO and goes to every token. All step rewards of one function are z-scored together, then credited
+    to tokens:
     ``sum_to_go``: A_t = sum of the normalised rewards of steps ending at or after t (DeepSeekMath,
     arXiv 2402.03300, 4.1.3): correct steps before a failure are punished too.
     ``own_step``: A_t = the normalised reward of the step t belongs to.
@@ -44,6 +45,8 @@ def process_zscore(
     total = components.new_zeros(mask.shape)
     for values, weight, own in zip(components, weights, steps, strict=True):
         known = ~values.isnan()
+        # (S,) the step rewards of all completions, one after another; a function without steps has its
+        # values.
         flat = values.new_tensor([v for s in own for v in s.values]) if own else values[known]
         scores = weight * group_zscore(flat, ddof=ddof, eps=eps)
         if not own:
@@ -52,6 +55,7 @@ def process_zscore(
         for row, s, part in zip(total, own, scores.split([len(s.values) for s in own]), strict=True):
             start = 0
             for value, end in zip(_credited(part, credit), s.ends, strict=True):
+                # A step reaches from the end of the one before to its own last token.
                 row[start : end + 1] += value
                 start = end + 1
     return total * mask
@@ -67,8 +71,8 @@ def process_leave_one_out(
 ) -> Tensor:
     """sum_k w_k A^k: dense rewards and outcomes, each minus the mean of the other completions. -> (G, T).
 
-    Of a function with steps: A_t = sum of gamma^n (r - mean of the siblings' mean step reward) over the
-    steps ending at or after t, n later each. Of any other: r_i - mean_{j != i} r_j, on every token. PRIME,
+    For a function with steps: A_t = sum of gamma^n (r - mean of the siblings' mean step reward) over the
+    steps ending at or after t, n later each. For any other: r_i - mean_{j != i} r_j, on every token. PRIME,
     arXiv 2502.01456, with its discount by step. Without siblings its own mean is the baseline.
     """
     total = components.new_zeros(mask.shape)
@@ -79,9 +83,11 @@ def process_leave_one_out(
             continue
         first = next((s.values[0] for s in own if s.values), 0.0)  # so that equal rewards give exactly 0
         given = [values.new_tensor(s.values) - first for s in own]
+        # Mean step reward of each completion that has steps.
         means = values.new_tensor([float(r.mean()) for r in given if len(r)])
         count = max(len(means) - 1, 1)
         for row, s, r in zip(total, own, given, strict=True):
+            # The mean of the siblings' means. Where r is empty it is NaN, and no step reads it.
             baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
             start = 0
             for value, end in zip(discounted_sum(r - baseline, gamma), s.ends, strict=True):
@@ -91,11 +97,12 @@ def process_leave_one_out(
 
 
 def _credited(scores: Tensor, credit: str) -> Tensor:
-    """(K,) normalised step rewards -> (K,) advantage of each step's tokens."""
+    """Return the advantage of each step's tokens, (K,), from the normalised step rewards, (K,)."""
     if credit == "own_step" or len(scores) == 0:
         return scores
     if credit == "min_form":
         worst = scores == scores.min()
+        # The reversed cumulative sum is positive up to the last step with the worst reward.
         return scores.min() * (worst.flip(0).cumsum(0).flip(0) > 0)
     return scores.flip(0).cumsum(0).flip(0)
 
@@ -111,10 +118,12 @@ def prefix_values(rewards: Tensor, tokens: Tensor) -> Tensor:
     values[:, 0] = rewards.mean()
     together = rewards.new_ones(size, size).bool()
     for t in range(length):
+        # together[i, j]: completions i and j agree on all tokens up to t. After an end both hold -1.
         together &= tokens[:, t, None] == tokens[None, :, t]
         count = together.sum(-1)
         if (count == 1).all():
-            break  # everybody is alone from here on
+            break  # every completion is alone on its branch from here on
+        # (G, G) @ (G,): the sum of the rewards of those that share the prefix.
         values[:, t + 1] = together.to(rewards.dtype) @ rewards / count
     return values
 
@@ -160,13 +169,14 @@ def segment_difference(
 
     (G,), ``segments`` (G,) with V after each segment but the last -> (G, T). V of the prompt is the group's
     mean, V of the whole completion its reward, so that the gains sum to r_i - mean(r). VinePPO, arXiv
-    2410.01679 (9 continuations at every step); SPO, 2505.23564 (cut where tokens are unlikely).
+    2410.01679 (9 continuations at every step); SPO, 2505.23564 (segments at unlikely tokens).
     """
     gains = rewards.new_zeros(mask.shape)
     mean = rewards[0] + (rewards - rewards[0]).mean()  # that of equal rewards is exactly theirs
     for row, reward, own in zip(gains, rewards, segments, strict=True):
         before = mean
         start = 0
+        # The last segment ends with the row and its value is the completion's reward.
         for value, end in zip((*own.values, reward), (*own.ends, mask.shape[-1] - 1), strict=True):
             row[start : end + 1] = value - before
             before = value
@@ -185,6 +195,7 @@ def discounted_return(
     A later reward counts less, without a critic; gamma 1 is ``advantages.reward``. A KL by token in the
     reward is part of r. REINFORCE++, arXiv 2501.03262, and OpenRLHF's reinforce with a gamma below 1.
     """
+    # With values of 0 and lam 1, GAE is the discounted return.
     return gae(token_rewards, token_rewards.new_zeros(mask.shape), mask, gamma=gamma, lam=1.0)
 
 
@@ -194,9 +205,10 @@ def optimal_token_baseline(
     """A_t = r - sum_i r_i W_it / sum_i W_it, W_t = cumsum(1 - 2 pi + sum_v pi_v^2). -> (G, T).
 
     ``old_collision`` (G, T) is sum_v pi(v)^2. W is the squared norm of the score so far, so the
-    baseline minimises the variance token by token. OTB, arXiv 2602.07078. Where one completion is
-    longer than all others its own reward would be its baseline; there the group's mean is (verl: 0).
+    baseline minimises the variance token by token. OTB, arXiv 2602.07078. At tokens
+    that only one completion reaches its own reward would be the baseline; the group's mean is (verl: 0).
     """
+    # W_t of trained tokens only; at least 0, which rounding could fall below.
     energy = (1 - 2 * old_logprobs.exp() + old_collision).clamp(min=0).where(mask, 0.0).cumsum(-1) * mask
     shifted = centered(rewards)[:, None]
     baseline = (shifted * energy).sum(0) / energy.sum(0).clamp(min=1e-12)

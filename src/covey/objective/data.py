@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from covey.objective.reductions import Totals
 
+# Fields of ``LossInputs`` that keep their gradient; other (N, T) values are detached.
 _CARRY_GRADIENT = {"logprobs", "entropy", "full_kl", "ratio"}
+# Fields that stay as they are: one value per completion or step, or the mask itself.
 _BY_ROW = {"mask", "totals", "group_tokens", "correct", "group"}
 
 
@@ -37,31 +39,32 @@ class LossInputs:
     """bool: the tokens that are trained."""
     advantages: Tensor
     old_logprobs: Tensor
-    """At the start of this rollout batch's updates."""
+    """Log-probs of the policy at the start of this rollout batch's updates."""
     totals: Totals
     group_tokens: Tensor
     """(N,) trained tokens in the whole group of each completion."""
     sampler_logprobs: Tensor | None = None
-    """As recorded by the sampler."""
+    """Log-probs as the sampler recorded them."""
     ref_logprobs: Tensor | None = None
     entropy: Tensor | None = None
-    """Of the policy's distribution at each token, nats."""
+    """Entropy of the policy's distribution at each token, in nats."""
     full_kl: Tensor | None = None
-    """KL(pi || ref) over the vocabulary at each token, nats."""
+    """KL(pi || ref) over the vocabulary at each token, in nats."""
     selected: Tensor | None = None
-    """bool: see ``token_weights``."""
+    """bool: the tokens singled out by ``select_tokens``; see ``token_weights``."""
     correct: Tensor | None = None
-    """(N,) bool: what the run's verdict says."""
+    """(N,) bool: the run's verdict on each completion."""
     group: Tensor | None = None
-    """(N,) int64: the group of each completion; all of its completions are here if this is asked for."""
+    """(N,) int64: the group of each completion. Groups are whole if a function asks for this."""
     ratio: Tensor | None = None
-    """Set by the algorithm's ratio axis."""
+    """The importance ratio; set by the algorithm's ratio axis."""
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name not in _BY_ROW):
             value = getattr(self, name)
             if value is not None:
                 value = value if name in _CARRY_GRADIENT else value.detach()
+                # ``where`` and not a product with the mask: NaN * 0 is NaN.
                 object.__setattr__(self, name, value.where(self.mask, value.new_zeros(())))
         object.__setattr__(self, "group_tokens", self.group_tokens.to(self.advantages.dtype))
 
@@ -83,7 +86,7 @@ class LossInputs:
 
     @property
     def sampler_log_ratio(self) -> Tensor:
-        """log pi - log of the sampler's, as it recorded it."""
+        """log pi - the log-probs that the sampler recorded."""
         assert self.sampler_logprobs is not None
         return self.logprobs - self.sampler_logprobs
 
@@ -103,7 +106,7 @@ class GroupData:
     components: Tensor
     """(K, G) float64: reward by reward; NaN where one does not apply."""
     weights: Tensor
-    """(K,) float64, of the components."""
+    """(K,) float64: the weight of each component."""
     lengths: Tensor
     """(G,) float64: trained tokens."""
     mask: Tensor
@@ -111,21 +114,21 @@ class GroupData:
     tokens: Tensor
     """(G, T) int64, -1 after a completion's end."""
     steps: Sequence[Sequence[StepRewards]]
-    """(K, G): the rewards by step of each function, none of one that gives only values."""
+    """(K, G): step rewards of each function; none for a function that scores whole completions."""
     greedy_reward: float | None
-    """Of a greedy completion, which is sampled if this is asked for."""
+    """Reward of the greedy completion, which is sampled only if a function asks for this."""
     old_logprobs: Tensor | None
     """(G, T) float32."""
     old_collision: Tensor | None
     """(G, T) float32: sum_v pi(v)^2."""
     token_rewards: Tensor
-    """(G, T) float64: what each token is paid; they sum to ``rewards``."""
+    """(G, T) float64: the reward of each token; a row sums to its entry of ``rewards``."""
     values: Tensor | None
-    """(G, T) float64: a critic's, of what was read before the token."""
+    """(G, T) float64: the critic's value of the text before each token."""
     running_mean: Tensor | None = None
-    """(G,) float64: of the rewards before each completion; see ``advantages.running_baseline``."""
+    """(G,) float64: mean of the rewards before each completion; see ``advantages.running_baseline``."""
     segments: Sequence[StepRewards] = ()
-    """(G,): the value after each segment but the last; see ``credit.segment_difference``."""
+    """(G,): the values after each segment but the last; see ``credit.segment_difference``."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class FilterData:
 
 @dataclass(frozen=True)
 class SelectionData:
-    """The completions of an optimizer step before it, for ``select_tokens``."""
+    """The completions of an optimizer step, as known before it, for ``select_tokens``."""
 
     advantages: Tensor
     """(N, T) float32."""
@@ -180,7 +183,7 @@ class SelectionData:
 
 @dataclass(frozen=True)
 class KLData:
-    """What ``kl.estimator`` reads."""
+    """The data that ``kl.estimator`` may ask for."""
 
     ref_log_ratio: Tensor | None = None
     """log pi - log ref, by token (N, T) or, at level response, its sum on every token."""
@@ -188,6 +191,7 @@ class KLData:
     """(N, T), in the loss only."""
 
 
+# Properties may be asked for like fields; ``sampler_log_ratio`` is for ``loss.penalty`` alone.
 _OF_LOSS = frozenset(
     {f.name for f in fields(LossInputs)} | {"lengths", "log_ratio", "mismatch", "ref_log_ratio"}
 )

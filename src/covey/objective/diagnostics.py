@@ -1,4 +1,4 @@
-"""What a step looked like, in numbers: computed next to the loss, never in it, without gradient.
+"""Diagnostics: metrics of a step's tokens, groups and texts, computed outside the loss, without gradient.
 
 ``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
 the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
@@ -40,10 +40,10 @@ PASS_RATE_BUCKETS = 4
 
 @dataclass(frozen=True)
 class TokenStats:
-    """What a micro-batch's update saw, on the CPU: by token (N, L), read on the mask only."""
+    """Statistics of a micro-batch's update, on the CPU; values by token are (N, L), valid on the mask."""
 
     loss: Tensor
-    """() as the other two: the micro-batch's share of the step's loss."""
+    """(), like the next two: the micro-batch's part of the step's loss."""
     policy_loss: Tensor
     kl_loss: Tensor
     mask: Tensor
@@ -59,9 +59,9 @@ class TokenStats:
     """Log-prob of the trainer minus that of the sampler."""
     ref_log_ratio: Tensor | None
     weight: Tensor
-    """(N,): what the reduction multiplies each completion's tokens by."""
+    """(N,): the factor of each completion's tokens in the reduction."""
     origin: Tensor | None = None
-    """(N,) int64: which completions of the rollout batch these are."""
+    """(N,) int64: numbers of these completions in the rollout batch."""
 
 
 def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
@@ -71,6 +71,8 @@ def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
     """
     logprobs = inputs.logprobs.detach().requires_grad_()
     with torch.enable_grad():
+        # The ratio is recomputed from the new leaf, so that its dependence on log pi is differentiated as
+        # well.
         free = replace(inputs, logprobs=logprobs)
         values = policy_values(algorithm, replace(free, ratio=algorithm.ratio(free)))
         return -torch.autograd.grad(values.sum(), logprobs)[0]
@@ -78,11 +80,12 @@ def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
 
 @torch.no_grad()
 def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenStats:
-    """What the update of a micro-batch saw, each value at its token's place."""
+    """Return the statistics of a micro-batch's update."""
 
     def host(values: Tensor) -> Tensor:
         return values.detach().float().cpu()
 
+    # The int 1 where the algorithm has no corrections.
     correction = math.prod(c(inputs) for c in algorithm.correction)
     return TokenStats(
         loss=host(loss.total),
@@ -101,17 +104,19 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
 
 
 def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[str, np.ndarray]:
-    """What a step's updates saw of its tokens, one completion after another, NaN where none did.
+    """Return statistics of a step's tokens, one completion after another, NaN where no update read one.
 
-    ``applied`` sums up -d(policy loss) / d(log pi) over the updates, the reduction's weight included; of
-    ``ratios``, ``entropies`` and ``ref_log_ratios`` it is the last update's value.
+    ``applied`` sums up -d(policy loss) / d(log pi) over the updates, the reduction's weight included;
+    ``ratios``, ``entropies`` and ``ref_log_ratios`` hold the last update's values.
     """
+    # Completion i is flat[ends[i] - lengths[i] : ends[i]].
     ends = np.cumsum(lengths, dtype=np.int64)
     found: dict[str, np.ndarray] = {}
     for s in stats:
         assert s.origin is not None, "they were told apart when the rollout batch was collated"
         trained = s.mask.numpy()
         starts = (ends - lengths)[s.origin.numpy()]
+        # Flat places of the trained tokens, in the order in which boolean indexing lists them.
         places = (starts[:, None] + np.arange(trained.shape[1]))[trained]
         values = {"ratios": s.ratio, "entropies": s.entropy, "ref_log_ratios": s.ref_log_ratio}
         values["applied"] = s.coefficient * s.weight[:, None]
@@ -119,13 +124,14 @@ def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[st
             if rows is None:
                 continue
             flat = found.setdefault(name, np.full(ends[-1], np.nan, np.float32))
+            # ``applied`` adds up over the updates; the others overwrite.
             before = np.nan_to_num(flat[places]) if name == "applied" else 0.0
             flat[places] = before + rows.numpy()[trained]
     return found
 
 
 def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str, float]:
-    """Loss, ratio, clipping, KL, entropy and mismatch over the micro-batches of a training step."""
+    """Return loss, ratio, clipping, KL, entropy and mismatch metrics over a training step's micro-batches."""
     if not stats:
         return {}
 
@@ -135,6 +141,7 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
             return None
         return torch.cat([v[s.mask] for v, s in zip(values, stats, strict=True)])
 
+    # Micro-batch losses are parts of the step's loss, so they are summed, not averaged.
     parts = ("loss", "policy_loss", "kl_loss")
     metrics = {name: float(torch.stack([getattr(s, name) for s in stats]).sum()) for name in parts}
     ratio, advantage, coefficient = trained("ratio"), trained("advantage"), trained("coefficient")
@@ -142,12 +149,14 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     if not len(ratio):
         return metrics
     metrics["ratio/mean"] = float(ratio.mean())
+    # E[rho]^2 / E[rho^2]: the effective fraction of the sample (Kish), 1 on-policy.
     squares = ratio.double().square().mean()
     metrics["ratio/effective_sample"] = float(ratio.double().mean().square() / squares) if squares else 0.0
     for name, level in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
         metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), level))
     settings = algorithm.surrogate.all_settings
     if "clip_low" in settings:
+        # A token is clipped only where the ratio has moved in the direction that its advantage favours.
         low, high = ratio < 1 - settings["clip_low"], ratio > 1 + settings["clip_high"]
         metrics["clip/low"] = float((low & (advantage < 0)).float().mean())
         metrics["clip/high"] = float((high & (advantage > 0)).float().mean())
@@ -166,21 +175,24 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     if log_ratio is not None:
         metrics["kl/token_k1"] = float(log_ratio.mean())
         metrics["kl/token_k3"] = float(((-log_ratio).expm1() + log_ratio).mean())
+        # Off the mask the log-ratio is 0, so this sums the trained tokens of each completion.
         by_completion = [s.ref_log_ratio.sum(-1) for s in stats if s.ref_log_ratio is not None]
         metrics["kl/completion_k1"] = float(torch.cat(by_completion).mean())
     return metrics
 
 
 def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -> dict[str, float]:
-    """How well a critic's values tell what is paid from there on; overall and by quarter of a completion.
+    """Measure how well a critic's values predict the return, overall and by quarter of a completion.
 
     The explained variance is 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for any constant, below 0 for
     one that is worse. (N, T) each.
     """
     if values is None or returns is None or not mask.any():
         return {}
+    # 0 to 3, by the token's rank among the trained tokens of its completion.
     quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
     metrics = {"value/mean": float(values[mask].double().mean())}
+    # The whole completion first, under the plain name, then its quarters.
     for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
         found = values[where].double()
         due = returns[where].double()
@@ -195,7 +207,7 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, dead groups, lengths, truncation and texts of a step's groups."""
+    """Return metrics of the rewards, dead groups, lengths, truncation and texts of a step's groups."""
     rewards = np.concatenate([g.rewards for g in groups])
     correct = np.concatenate([g.correct for g in groups])
     lengths = np.array([c.length for g in groups for c in g.completions])
@@ -208,6 +220,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/unscored": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
+        # The three kinds of dead group: all correct, judged but none correct, not judged at all.
         "groups/dead_correct": sum(bool(g.correct.all()) for g in dead) / len(groups),
         "groups/dead_incorrect": sum(bool(g.scorable.any()) and not g.correct.any() for g in dead)
         / len(groups),
@@ -226,29 +239,32 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics[f"reward/{name}/std"] = _std(values)
         metrics[f"reward/{name}/stderr"] = standard_error([g.components[name] for g in groups])
         agree = agreement(groups, name)
+        # A single reward, and the verdict itself, would only be compared with themselves.
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
     of_texts = answers_inside(groups) | text_metrics(texts, correct)
+    # By group, because completions of one problem are not independent.
     mixed = [np.array([mixes_scripts(c.text) for c in g.completions], float) for g in groups]
     of_texts["text/mixed_scripts/stderr"] = standard_error(mixed)
     return metrics | correlations(components) | step_spread(groups) | of_texts
 
 
 LONGEST_ANSWER = 32
-"""Characters of a reference answer that may be looked for in a text: a longer one is a text itself."""
+"""Longest reference answer, in characters, that texts are searched for; a longer one is a text itself."""
 
 
 def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
-    """How often a completion has its problem's answer in it, and how often that of another problem.
+    """Return how often a completion contains its problem's answer, and how often another problem's.
 
-    Read by itself, as a number or a word, wherever it stands: what no verdict has to agree with. Nothing
-    where no problem has a short `answer`.
+    The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. Empty if no
+    problem has a short `answer`.
     """
     own = list[bool]()
     other = list[bool]()
     answers = [_short_answer(g) for g in groups]
     for n, group in enumerate(groups):
+        # The next problem with another answer, round the end: how often an answer occurs by chance.
         later = (*answers[n + 1 :], *answers[:n])
         elsewhere = next((a for a in later if a and a != answers[n]), "")
         texts = [c.text for c in group.completions]
@@ -260,26 +276,29 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _with(answer: str, texts: Sequence[str]) -> list[bool]:
-    """Which texts have it, as a number or a word of its own; nothing without an answer."""
+    """Return which texts contain the answer as a number or word of its own; nothing without an answer."""
+    # No match inside a longer word or number: 4 is not in 14, 4.5, -4 or x4.
     pattern = re.compile(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)")
     return [bool(pattern.search(text)) for text in texts] if answer else []
 
 
 def _short_answer(group: Group) -> str:
-    """The reference answer, what follows the last #### where there is one; empty where it is long."""
+    """Return the reference answer, the part after the last #### if there is one; empty if it is long."""
     answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
     return answer if len(answer) <= LONGEST_ANSWER else ""
 
 
 def step_spread(groups: Sequence[Group]) -> dict[str, float]:
-    """How evenly completions are split into the reasoning steps that are judged; nothing without steps.
+    """Measure how evenly completions are split into judged reasoning steps; empty without steps.
 
     The longest step's fraction of a completion is 1 where it was not split at all.
     """
     counts = []
     sizes = []
     longest = []
+    # Each is the steps of one completion under one function.
     for own in (s for g in groups for of_function in g.steps.values() for s in of_function if s.ends):
+        # Ends are the last tokens of steps, so the first step starts after -1.
         lengths = np.diff(own.ends, prepend=-1)
         counts.append(len(lengths))
         sizes.extend(lengths.tolist())
@@ -293,15 +312,16 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def agreement(groups: Sequence[Group], name: str) -> float:
-    """Of the pairs of a correct and an incorrect completion of a problem, the fraction a reward ranks so.
+    """Return the fraction of pairs (correct, incorrect) of a problem that a reward ranks in this order.
 
-    Ties count half; NaN where there are no such pairs. At 0.5 the reward knows nothing of the verdict.
+    Ties count half; NaN where there are no such pairs. At 0.5 the reward is unrelated to the verdict.
     """
     ranked = list[np.ndarray]()
     for group in groups:
         values = group.components[name]
         known = ~np.isnan(values)
         good, bad = values[known & group.correct], values[known & ~group.correct]
+        # (correct, incorrect): every pair of the group.
         difference = good[:, None] - bad[None, :]
         ranked.append(((difference > 0) + 0.5 * (difference == 0)).ravel())
     every = np.concatenate(ranked)
@@ -309,7 +329,7 @@ def agreement(groups: Sequence[Group], name: str) -> float:
 
 
 def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Fractions of each reward's statuses other than `ok`, means of its metrics, and what users logged."""
+    """Return fractions of each reward's statuses other than `ok`, means of its metrics and of users' logs."""
     metrics: dict[str, float] = {}
     for name in groups[0].scores:
         scores = [score for group in groups for score in group.scores[name]]
@@ -322,18 +342,19 @@ def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]
 
 
 def sampled_entropy(groups: Sequence[Group]) -> float:
-    """-log p of the sampled tokens, mean over all of them: the entropy they were drawn with, unbiased.
+    """Return the mean of -log p over all sampled tokens: an unbiased estimate of the sampling entropy.
 
-    It needs no forward pass, so that completions without advantage count too. NaN where none was sampled.
+    It needs no forward pass, so completions without advantage count too. NaN where none was sampled.
     """
     drawn = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
+    # 0.0 - x and not -x, which would be -0.0 for a deterministic sampler.
     return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else math.nan
 
 
 def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Pearson's r of every two rewards over the completions that both scored, where both vary.
+    """Return Pearson's r of every two rewards over the completions that both scored, if both vary.
 
-    Near 1 two rewards say the same, and their weights add up; below 0 each is paid at the other's cost.
+    Near 1 two rewards measure the same and their weights add up; below 0 one is earned at the other's cost.
     """
     found = {}
     for (a, x), (b, y) in combinations(sorted(components.items()), 2):
@@ -344,13 +365,14 @@ def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, float]:
-    """How the gradient is spread over groups by their pass rate: shares of ``mass`` that sum to 1.
+    """Return the fractions of ``mass`` in groups of each range of pass rates; they sum to 1.
 
     ``mass`` (N,) is the summed absolute advantage of each completion's tokens.
     """
     if not mass.sum() > 0:
         return {}
     rates = np.concatenate([np.full(len(g.completions), g.pass_rate) for g in groups])
+    # A pass rate of 1 belongs to the last bucket.
     bucket = np.minimum((rates * PASS_RATE_BUCKETS).astype(int), PASS_RATE_BUCKETS - 1)
     shares = np.bincount(bucket, weights=mass, minlength=PASS_RATE_BUCKETS) / mass.sum()
     bounds = [b / PASS_RATE_BUCKETS for b in range(PASS_RATE_BUCKETS + 1)]
@@ -359,7 +381,7 @@ def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, floa
 
 
 def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
-    """Cheap signs of how the model writes: reflection, script mixing, repetition, duplicates.
+    """Measure how the model writes: reflection, script mixing, repetition, duplicates.
 
     ``correct`` (N,) bool splits the signs of reflection by whether the answer was correct.
     """
@@ -377,21 +399,22 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
 
 
 def _mean(values: np.ndarray) -> float:
-    """Of those that are known; NaN, which no record and no tracker is given, where none is."""
+    """Return the mean of the known values; NaN, which is never recorded, if there are none."""
     known = values[~np.isnan(values)] if len(values) else values
     return float(known.mean()) if len(known) else math.nan
 
 
 def standard_error(by_group: Sequence[np.ndarray]) -> float:
-    """Of the mean over all completions, where those of a group are no more independent than their problem.
+    """Return the standard error of the mean over all completions, clustered by problem.
 
-    (G,) groups of (n,) values, NaN where there is none. NaN of less than two groups.
+    ``by_group`` holds (n,) values for each group, NaN where unknown. NaN for fewer than two groups.
     """
     known = [values[~np.isnan(values)] for values in by_group]
     known = [values for values in known if len(values)]
     if len(known) < 2:
         return math.nan
     every = np.concatenate(known)
+    # Cluster-robust: residuals are summed within a group and squared between groups.
     off = np.array([float((values - every.mean()).sum()) for values in known])
     return float(np.sqrt(len(known) / (len(known) - 1) * (off**2).sum())) / len(every)
 

@@ -1,6 +1,7 @@
-"""How other frameworks compute an algorithm of the same name: the conventions in which they differ.
+"""Dialects: the conventions in which other frameworks' algorithms of the same name differ.
 
-Read in their sources, at the versions named; docs/algorithms/dialects.md is the table of differences.
+The conventions were read in the source code of the versions named; docs/algorithms/dialects.md is the
+table of differences.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ Axes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Framework:
-    """One framework's readings."""
+    """One framework's conventions, as read in its source code."""
 
     read: str
-    """What was read."""
+    """Name and version of the framework."""
     conventions: Mapping[Callable[..., object], AnyBound]
-    """A function -> what the framework computes in its place."""
+    """covey's function -> the bound function that the framework computes in its place."""
     kl: KL
-    """Its KL where none is said: estimator, place, gradient, bound."""
+    """The framework's default KL: estimator, place, gradient and bound."""
     algorithms: Mapping[str, Axes]
-    """Preset -> the axes in which the framework's own defaults differ, beside the conventions."""
+    """Preset -> the axes in which the framework's own defaults differ, besides the conventions."""
 
     def convention(self, function: Callable[..., object], settings: Axes) -> AnyBound:
-        """A function with settings as the framework computes it; the conventions win over the settings."""
+        """Return a function as the framework computes it; conventions override ``settings``."""
         found = self.conventions.get(function, Bound(function))
+        # A function that replaces another has settings of its own: the preset's do not apply to it.
         kept = settings if found.function is function else {}
         return Bound(found.function, {**kept, **found.settings})
 
     def algorithm(self, name: str) -> Algorithm:
-        """A preset as the framework computes it. Raises KeyError for one that was not read there."""
+        """Return a preset as the framework computes it. Raises KeyError for one that was not read there."""
         preset = PRESETS[name]
         axes: dict[str, object] = {
             axis: self.convention(value.function, value.settings)
@@ -47,8 +49,10 @@ class Framework:
         }
         if preset.kl is not None:
             axes["kl"] = replace(preset.kl, gradient=self.kl.gradient, bound=self.kl.bound)
+            # In the reward the KL is detached, so only its bound matters.
             if preset.kl.place == "reward":
                 axes["kl"] = replace(preset.kl, bound=self.kl.bound)
+        # The framework's own defaults win over the conventions, and these over the preset.
         return replace(
             preset, **{**axes, **self.algorithms[name]}, paper=f"{preset.paper} As {self.read} computes it."
         )
@@ -59,14 +63,14 @@ def _by_function(functions: Iterable[AnyBound]) -> dict[Callable[..., object], A
 
 
 def _as_is(*names: str) -> dict[str, Axes]:
-    """Presets to which nothing but the conventions applies."""
+    """Return rows for presets to which only the conventions apply."""
     return {name: {} for name in names}
 
 
 _BY_TOKEN: Axes = {"kl": None, "reduce": bind(reductions.token_mean)}
 _CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2)
 _PLAIN_LOGPROB = bind(surrogates.cispo, cap=1.0, floor=1.0)
-"""-A log pi, whose gradient is that of the ratio of 1."""
+"""The loss -A log pi, whose gradient is that of -rho A at rho = 1."""
 
 _TRL = Framework(
     read="TRL 1.16.0",
@@ -97,6 +101,7 @@ _TRL = Framework(
 )
 
 _VERL_CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+# verl chooses the policy loss apart from the advantage: estimators whose papers have no clip get PPO's.
 _VERL_LOSS: Axes = {**_BY_TOKEN, "ratio": bind(ratios.token), "surrogate": _VERL_CLIP}
 _VERL = Framework(
     read="verl 0.9.1",
@@ -131,6 +136,7 @@ _VERL = Framework(
 )
 
 _OPENRLHF_KL = KL(bind(penalties.k1), coef=0.01, place="reward", bound=10.0)
+# As in verl, one policy loss serves all estimators.
 _OPENRLHF_LOSS: Axes = {
     "ratio": bind(ratios.token),
     "surrogate": _CLIP,
@@ -195,4 +201,4 @@ DIALECTS: Mapping[str, Framework] = {
     "openrlhf-0.11": _OPENRLHF,
     "nemo-rl-0.7": _NEMO_RL,
 }
-"""name -> what the framework does."""
+"""name -> the framework's conventions."""

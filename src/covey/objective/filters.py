@@ -1,7 +1,7 @@
 """Group filters: whether a scored group is worth training on.
 
-Data by name: (G,) ``rewards``; (G,) bool ``correct``, what the run's verdict says (``Group.correct``); and
-``dead``, whether everything that the algorithm compares is equal (``Group.dead``).
+Data by name: (G,) ``rewards``; (G,) bool ``correct``, the run's verdict (``Group.correct``); and
+``dead``, whether all the rewards that the algorithm compares are equal (``Group.dead``).
 """
 
 from __future__ import annotations

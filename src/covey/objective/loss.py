@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loss:
-    """The parts of a micro-batch's share of the loss, scalars; ``total`` is the one to differentiate."""
+    """The terms of a micro-batch's part of the loss, scalars; ``total`` is the one to differentiate."""
 
     total: Tensor
     policy: Tensor
@@ -39,7 +39,9 @@ def policy_loss(
     gradients of micro-batches add up to those of the step. The coefficients default to the
     algorithm's; controllers pass their current ones.
     """
+    # Later axes may ask for the ratio, so it is computed first.
     inputs = replace(inputs, ratio=algorithm.ratio(inputs))
+    # (N,) -> (N, T), 0 off the mask.
     weight = algorithm.reduce(inputs)[:, None] * inputs.mask
     policy = (policy_values(algorithm, inputs) * weight).sum()
     kl = entropy = policy.new_zeros(())
@@ -56,14 +58,15 @@ def policy_loss(
 
 
 def imitation(inputs: LossInputs) -> Tensor:
-    """-sum of log pi over the tokens of correct completions / their number in the step. ()."""
+    """The negative log-likelihood of correct completions, over the number of their tokens in the step. ()."""
     assert inputs.correct is not None
+    # The count is the whole step's, so that the terms of its micro-batches add up to the mean.
     chosen = inputs.mask & inputs.correct[:, None]
     return -(inputs.logprobs * chosen).sum() / max(inputs.totals.correct_tokens, 1)
 
 
 def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
-    """What each token adds to the policy loss before the reduction. (N, T)."""
+    """Return each token's term of the policy loss before the reduction. (N, T)."""
     values = algorithm.surrogate(inputs)
     for weight in algorithm.policy_weights:
         values = values * weight(inputs).detach()
@@ -71,7 +74,8 @@ def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
 
 
 def penalty(kl: KL, inputs: LossInputs) -> Tensor:
-    """The KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
+    """Return the KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
+    # Only the exact KL reads no log-ratio; it is differentiated as it is.
     if "ref_log_ratio" not in kl.estimator.needs:
         return bounded_value(kl.estimator(KLData(full_kl=inputs.full_kl)), kl.bound)
     assert inputs.ratio is not None

@@ -1,4 +1,4 @@
-"""The pull towards the reference policy, estimators of KL(pi || ref) and how they act; the entropy bonus.
+"""The KL penalty towards the reference policy, its estimators and gradients, and the entropy bonus.
 
 ``ref_log_ratio`` is log pi - log ref, (N, T), zero off the mask. Value and gradient are separate
 questions (arXiv 2506.09477, 2510.01555): on-policy, the expected gradient of k1 as a loss is zero,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from covey.objective.data import KLData
 
 Estimator: TypeAlias = "Bound[KLData, Tensor]"
-"""A string, because configs evaluate the annotations of ``KL`` without loading torch."""
+"""The type is a string, because configs evaluate the annotations of ``KL`` without loading torch."""
 
 
 def k1(ref_log_ratio: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def full(full_kl: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KL:
-    """One reading of "KL to the reference": what is estimated, where it acts, how it is differentiated."""
+    """One meaning of "KL to the reference": its estimator, the place where it acts, and its gradient."""
 
     estimator: Annotated[Estimator, Setting("k1, k2, k3, absolute or full: see docs/algorithms/kl.md.")] = (
         field(default_factory=lambda: bind(k3))
@@ -74,8 +74,8 @@ class KL:
     place: Annotated[
         Literal["loss", "reward"], Setting("In the loss, or taken from the reward before the advantage.")
     ] = "loss"
-    """In the reward the penalty is detached: by response it is taken off before the baseline, by token after
-    it, and each token bears the cost of itself and all later ones."""
+    """In the reward the penalty is detached. By response it is subtracted before the baseline; by token after
+    it, and each token bears its own cost and that of all later tokens."""
     level: Annotated[Literal["token", "response"], Setting("For each token, or for the whole response.")] = (
         "token"
     )
@@ -87,17 +87,17 @@ class KL:
             "or of pi / sg(pi) times value (score)."
         ),
     ] = "formula"
-    """pi / sg(pi) is 1 and adds the gradient of having been sampled."""
+    """pi / sg(pi) is 1; its gradient is that of the probability of sampling the token."""
     bound: Annotated[
         Positive | None,
         Setting("Largest size of a token's penalty; 10 in verl, OpenRLHF and NeMo-RL."),
     ] = None
-    """Beyond it there is no gradient."""
+    """Beyond the bound there is no gradient."""
     to: Annotated[
         Literal["reference", "sampler"],
         Setting("To the reference, or to the policy that sampled, which needs none."),
     ] = "reference"
-    """``sampler`` is prime-rl's, with k2 and a coefficient of 2e-3."""
+    """``sampler`` is prime-rl's choice, with k2 and a coefficient of 2e-3."""
     target: Annotated[
         Positive | None, Setting("KL in nats per completion that the coefficient is adapted to.")
     ] = None
@@ -141,21 +141,23 @@ class Entropy:
 
 
 def at_level(ref_log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
-    """The log-ratio to the reference per token, or its sum over the response on each. (N, T)."""
+    """Return the log-ratio to the reference per token, or its sum over the response on each. (N, T)."""
     return ref_log_ratio.sum(-1, keepdim=True) * mask if level == "response" else ref_log_ratio
 
 
 def with_gradient(
     value: Tensor, ref_log_ratio: Tensor, ratio: Tensor, mode: str, bound: float | None = None
 ) -> Tensor:
-    """A bounded KL value with its own gradient, k2's, or that of value times a ratio. (N, T) -> (N, T)."""
+    """Return a bounded KL value with its own gradient, k2's, or that of value times a ratio. (N, T)."""
     if mode == "straight_through":
+        # x - sg(x) is 0 and keeps its gradient: the value is the estimator's, the gradient k2's.
         gradient = k2(ref_log_ratio)
         return bounded_value(value, bound).detach() + gradient - gradient.detach()
+    # exp(d - sg(d)) is pi / sg(pi): 1 in the value, the score function in the gradient. None: ``formula``.
     weight = {"ratio": ratio, "score": (ref_log_ratio - ref_log_ratio.detach()).exp()}.get(mode)
     return bounded_value(value if weight is None else value * weight, bound)
 
 
 def bounded_value(value: Tensor, bound: float | None) -> Tensor:
-    """A penalty within [-bound, bound]."""
+    """Clamp a penalty to [-bound, bound]."""
     return value if bound is None else value.clamp(-bound, bound)

@@ -22,14 +22,14 @@ Beta = Annotated[Positive, Setting("How much a margin counts: larger stays neare
 PairNoise = Annotated[
     float,
     Ge(0),
-    Lt(0.5),  # where half of the pairs are the wrong way round, nothing can be learned
+    Lt(0.5),  # with half of the pairs swapped nothing can be learned
     Setting("Fraction of the pairs that are taken to be the wrong way round."),
 ]
 
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """What a preference loss may ask for by name: of pairs, or of answers judged alone. (B,)."""
+    """The data that a preference loss may ask for by name: pairs, or answers judged alone. (B,) each."""
 
     chosen: Tensor | None = None
     rejected: Tensor | None = None
@@ -38,7 +38,8 @@ class PreferenceData:
     chosen_lengths: Tensor | None = None
     rejected_lengths: Tensor | None = None
     nll: Tensor | None = None
-    """Of prompt and chosen answer; its mean over the pairs of a step is that of all their tokens."""
+    """Negative log-likelihood of prompt and chosen answer, scaled so that its mean over the pairs of a step
+    is the mean over all their tokens."""
     log_ratio: Tensor | None = None
     desirable: Tensor | None = None
     reference_point: Tensor | None = None
@@ -48,6 +49,7 @@ class PreferenceData:
 
 def log_sigmoid(x: Tensor) -> Tensor:
     """log(1 / (1 + e^-x)) without overflow."""
+    # logaddexp(-x, 0) = log(1 + e^-x).
     return -(-x).logaddexp(x.new_zeros(()))
 
 
@@ -84,7 +86,7 @@ def robust_dpo(
 ) -> Tensor:
     """(-(1 - e) log sig(beta D) + e log sig(-beta D)) / (1 - 2 e). (B,) -> (B,).
 
-    Without bias where a fraction e of the pairs is the wrong way round. Robust DPO, arXiv 2403.00409.
+    Unbiased if a fraction e of the pairs has its labels swapped. Robust DPO, arXiv 2403.00409.
     """
     pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
     loss = -(1 - label_smoothing) * log_sigmoid(pull) + label_smoothing * log_sigmoid(-pull)
@@ -139,6 +141,7 @@ def kto(
     mean KL of mismatched pairs, is detached and clamped at 0. KTO, arXiv 2402.01306.
     """
     z0 = reference_point.detach().clamp(min=0)
+    # +1 where the answer is desirable, -1 where not; the weights likewise.
     sign = log_ratio.new_ones(()).where(desirable, -1.0)
     weight = log_ratio.new_tensor(desirable_weight).where(desirable, undesirable_weight)
     return weight * (1 - (sign * beta * (log_ratio - z0)).sigmoid())
@@ -161,6 +164,7 @@ def orpo(
     odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691, whose authors train the prompt too.
     """
     up, down = chosen / chosen_lengths, rejected / rejected_lengths
+    # log odds(p) = log p - log(1 - p), here of p = e^up and e^down.
     log_odds = (up - down) - (_log1mexp(up) - _log1mexp(down))
     return nll - lam * log_sigmoid(log_odds)
 

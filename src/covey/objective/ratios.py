@@ -1,4 +1,4 @@
-"""How far the policy has moved from the one that sampled: the importance ratio and its level.
+"""Importance ratios: how far the policy has moved from the one that sampled, at several levels.
 
 Each function maps log_ratio = logprobs - old_logprobs, zero off the mask and bounded, to a ratio
 (N, T). The level decides over which tokens the log-ratios are combined before the exponential.
@@ -25,6 +25,7 @@ def bounded(log_ratio: Tensor) -> Tensor:
 
 def on_policy(logprobs: Tensor) -> Tensor:
     """rho = pi / sg(pi) = 1, its gradient that of log pi: no off-policy correction. (N, T)."""
+    # x - sg(x) is 0 and keeps the gradient of x.
     return (logprobs - logprobs.detach()).exp()
 
 
@@ -38,6 +39,7 @@ def sequence(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
     GSPO, arXiv 2507.18071.
     """
+    # log_ratio is 0 off the mask, so this is the sum over trained tokens.
     mean = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     return mean.exp().expand_as(log_ratio)
 
@@ -67,7 +69,7 @@ def geometric_clipped(
         Positive, Setting("Bound of each token's log-ratio before the mean; smaller: more cautious.")
     ] = 0.4,
 ) -> Tensor:
-    """exp(mean_t clipped(log rho_t)), each token clipped on the side its advantage pushes to.
+    """exp(mean_t clipped(log rho_t)), each token clipped on the side its advantage favours.
 
     (N, T) -> (N, T). GMPO, arXiv 2507.20673: clipping before the mean keeps one outlier token
     from deciding for the response.

@@ -25,7 +25,7 @@ RowCount = Annotated[
 
 @dataclass(frozen=True)
 class Totals:
-    """What one optimizer step trains on, summed over all its micro-batches and processes."""
+    """The counts of one optimizer step, summed over all its micro-batches and processes."""
 
     tokens: int
     """Trained tokens (mask true)."""
@@ -36,12 +36,12 @@ class Totals:
     max_tokens: int
     """The limit on a completion's length, the default of ``constant_length``."""
     rows: int = 0
-    """Completions, those of which nothing is trained included."""
+    """All completions, including those without a trained token."""
     correct_tokens: int = 0
     """Trained tokens of correct completions."""
 
     def count(self, rows: RowCount) -> int:
-        """How many completions a mean over them divides by."""
+        """Return the number of completions that a mean over them divides by."""
         return self.completions if rows == "trained" else self.rows
 
 
@@ -96,10 +96,11 @@ def token_sum(lengths: Tensor) -> Tensor:
 def prompt_mean(group_tokens: Tensor, totals: Totals) -> Tensor:
     """1 / (prompts * tokens of the prompt's group): every prompt weighs the same. (N,) -> (N,).
 
-    ScaleRL, arXiv 2510.13786. ``group_tokens`` (N,) counts the trained tokens of each one's group.
+    ScaleRL, arXiv 2510.13786. ``group_tokens`` (N,) counts the trained tokens of each completion's group.
     """
     return _inverse(group_tokens * totals.prompts)
 
 
 def _inverse(counts: Tensor, eps: float = 0.0) -> Tensor:
+    # A count of 0 has no trained token to weigh, so its weight only has to be finite.
     return 1 / (counts.clamp(min=1) + eps)

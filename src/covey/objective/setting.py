@@ -1,4 +1,4 @@
-"""How a setting describes itself, where it is defined: ``Annotated[float, Setting("...")] = 0.2``."""
+"""Setting: how a setting describes itself at its definition, ``Annotated[float, Setting("...")] = 0.2``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Resume: TypeAlias = Literal["safe", "breaks exactness", "refused"]
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a function, a record or the config. All that is said of it anywhere is read from here."""
+    """A setting of a function, a record or the config. Every description of it is read from here."""
 
     effect: str = ""
-    """What it does, in a sentence; empty where a user's own function says nothing."""
+    """Its effect in one sentence; empty if a user's own function gives none."""
     usual: str = ""
     """Values in papers and recipes; a start, not a limit."""
     source: str = ""
-    """Where the usual values come from."""
+    """The source of the usual values."""
     trl: str | tuple[str, ...] = ()
-    """TRL's names for it. In the config they mean exactly the same and are translated."""
+    """TRL's names for it. In a config they mean exactly the same and are translated."""
     resume: Resume | None = None
-    """What a change of it does to a run that is resumed; None: as its section, or "breaks exactness"."""
+    """The effect of changing it when a run is resumed; None: its section's, or "breaks exactness"."""
     read_by: Collection[str] | None = None
-    """The methods that read it; None: as its section, or all that have a model."""
+    """The methods that read it; None: those of its section, or all that have a model."""
 
     @property
     def trl_names(self) -> tuple[str, ...]:
@@ -36,5 +36,5 @@ NOTHING_SAID = Setting()
 
 
 def setting_of(metadata: Iterable[object]) -> Setting:
-    """The Setting among the metadata of a type; one that says nothing where there is none."""
+    """Return the Setting in a type's metadata, or an empty one."""
     return next((m for m in metadata if isinstance(m, Setting)), NOTHING_SAID)

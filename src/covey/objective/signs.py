@@ -1,7 +1,7 @@
-"""Signs of trouble in a step's groups, as numbers for the findings: no model is asked, nothing is trained.
+"""Signs of trouble in a step's groups, as metrics for the findings; they need no model.
 
-Each reads what was sampled and paid, and the advantages that followed. docs/metrics.md says what each
-metric means, docs/findings.md what is made of it.
+Each is computed from completions, rewards and advantages. docs/metrics.md says what each
+metric means, docs/findings.md how the findings use it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import numpy as np
 from covey.types import Group
 
 COPIED = 0.75
-"""A group has collapsed when this fraction of its completions is one and the same text."""
+"""A group has collapsed if at least this fraction of its completions is one text."""
 NEAR = 0.05
-"""Rewards of a group nearly tie within this fraction of the step's range of rewards."""
+"""Rewards of a group nearly tie if they differ by at most this fraction of the step's range of rewards."""
 
 
 def group_signs(groups: Sequence[Group]) -> dict[str, float]:
-    """Why groups are dead, and what those that are not rest on."""
+    """Measure why groups are dead, and how little separates the rewards of the others."""
     rewards = np.concatenate([g.rewards for g in groups])
     known = rewards[~np.isnan(rewards)]
     span = float(np.ptp(known)) if len(known) else 0.0
     live = [g for g in groups if not g.dead]
+    # Dead with a known reward and not all correct: either one text over and over, or different texts that
+    # tie.
     tied = [g for g in groups if g.dead and g.scorable.any() and not g.correct.all()]
     collapsed = [g for g in tied if _collapsed(g)]
     ended = [len(c.tokens) for g in groups for c in g.completions if c.finish == "stop"]
@@ -35,6 +37,7 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
         "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= NEAR * span for g in live),
         "groups/one_against_all": _fraction(lone(g) is not None for g in live),
         "reward/inconsistent": _disagreeing(groups, _by_completion),
+        # Truncated after an answer could be extracted: the text continued beyond it.
         "length/truncated_done": _fraction(
             any(own[i].extracted is not None for own in g.scores.values())
             for g in groups
@@ -47,12 +50,13 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> dict[str, float]:
-    """Where the gradient falls: between groups by the std, within completions on what siblings share.
+    """Measure where the gradient goes: to which groups, and to prefixes that siblings share.
 
     ``advantages`` has (T,) for each completion of the groups, in their order.
     """
     given = iter(advantages)
     by_group = [[next(given) for _ in g.completions] for g in groups]
+    # (groups,) size of each group in the gradient, and what it would be without dividing by the std.
     size = np.array([sum(float(np.abs(a).mean()) for a in own if len(a)) for own in by_group])
     apart = np.array([np.abs(known - known.mean()).sum() for known in map(_known, groups)])
     blamed = shared = 0.0
@@ -68,8 +72,9 @@ def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) ->
 
 
 def lone(group: Group) -> int | None:
-    """The completion whose reward differs from all the others, which tie; None where there is none."""
+    """Return the completion whose reward differs from all the others, which tie; None if there is none."""
     rewards = group.rewards
+    # Two values, one of them once. In a group of two both occur once; the first is taken.
     counts = Counter(rewards[group.scorable].tolist())
     single = [r for r, n in counts.items() if n == 1]
     if len(counts) != 2 or not single:
@@ -78,12 +83,13 @@ def lone(group: Group) -> int | None:
 
 
 def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int, int]:
-    """Completion that is blamed -> its first tokens that a praised sibling begins with as well."""
+    """Return how many first tokens each completion of negative advantage shares with a positive one."""
     sums = [float(a.sum()) for a in advantages]
     praised = [c.tokens for c, s in zip(group.completions, sums, strict=True) if s > 0]
     if not praised:
         return {}
     width = max(map(len, praised))
+    # (praised, width) tokens; -1, no token's id, after a shorter one's end.
     rows = np.full((len(praised), width), -1, np.int64)
     for row, tokens in zip(rows, praised, strict=True):
         row[: len(tokens)] = tokens
@@ -91,6 +97,7 @@ def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int,
     for i, (completion, total) in enumerate(zip(group.completions, sums, strict=True)):
         if total < 0:
             own = completion.tokens[:width]
+            # Each row is true up to its first difference, so any(0) is the longest common prefix.
             same = np.logical_and.accumulate(rows[:, : len(own)] == own, axis=1)
             found[i] = int(same.any(0).sum())
     return found
@@ -99,6 +106,7 @@ def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int,
 def mixes_scripts(text: str) -> bool:
     """Whether a text has Latin words and another script."""
     latin = bool(re.search(r"[a-zA-Z]{2}", text))
+    # Cyrillic, Hebrew and Arabic, Japanese kana, Chinese characters, Korean.
     other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
     return latin and other
 
@@ -111,7 +119,7 @@ def repeated_windows(text: str) -> float:
 
 
 def _known(group: Group) -> np.ndarray:
-    """The rewards that could be given; a 0 where none could."""
+    """Return the known rewards of a group; one 0 if there are none."""
     return group.rewards[group.scorable] if group.scorable.any() else np.zeros(1)
 
 
@@ -121,7 +129,7 @@ def _collapsed(group: Group) -> bool:
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Total variation between two ways to spread a whole: the fraction that lies elsewhere."""
+    """Return the total variation distance of two distributions, which need not be normalised."""
     return float(np.abs(a / a.sum() - b / b.sum()).sum() / 2)
 
 
@@ -129,13 +137,13 @@ Keyed = Callable[[Group], Iterable[tuple[bytes, float]]]
 
 
 def _by_completion(group: Group) -> Iterable[tuple[bytes, float]]:
-    """The tokens of each completion, and what it was paid."""
+    """Yield the tokens of each completion with its reward."""
     pairs = zip(group.completions, group.rewards.tolist(), strict=True)
     return ((c.tokens.tobytes(), r) for c, r in pairs if r == r)  # noqa: PLR0124 - NaN: unscorable
 
 
 def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
-    """The tokens up to the end of each reasoning step, and what each function paid for that step."""
+    """Yield the tokens up to the end of each reasoning step with its reward, for each function."""
     for name, steps in group.steps.items():
         for completion, own in zip(group.completions, steps, strict=True):
             for end, value in zip(own.ends, own.values, strict=True):
@@ -143,7 +151,7 @@ def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
 
 
 def _disagreeing(groups: Sequence[Group], keyed: Keyed) -> float:
-    """Of what was written more than once in a group, the fraction that was not always paid the same."""
+    """Return the fraction of texts repeated within a group that did not always get the same reward."""
     repeated = other = 0
     for group in groups:
         paid: Mapping[bytes, list[float]] = defaultdict(list)
@@ -156,6 +164,6 @@ def _disagreeing(groups: Sequence[Group], keyed: Keyed) -> float:
 
 
 def _fraction(holds: Iterable[object]) -> float:
-    """Of how many it is true; 0 of none."""
+    """Return the fraction of true values; 0 if there are no values."""
     known = [bool(h) for h in holds]
     return sum(known) / len(known) if known else 0.0

@@ -1,6 +1,6 @@
 """Clip rules: the loss of each token, to be minimised, from its ratio and advantage.
 
-All are (N, T) -> (N, T). Where a rule writes sg(.) it is a detached weight on the log-probability.
+All are (N, T) -> (N, T). sg(.) marks a detached weight on the log-probability.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def clip(
     """
     gain = (ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     if dual_clip is not None:
+        # Beyond c the loss is -c A, a constant: no gradient.
         gain = gain.maximum(dual_clip * advantages).where(advantages < 0, gain)
     return -gain
 
@@ -106,6 +107,7 @@ def sapo(
 
     SAPO, arXiv 2511.20347.
     """
+    # The factor 4 / tau gives the gate slope 1 at rho = 1: on-policy it is the plain policy gradient.
     tau = ratio.new_tensor(tau_up).where(advantages > 0, tau_down)
     return -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages
 
@@ -132,6 +134,7 @@ def vespo(
     """
     up = advantages >= 0
     weight = ratio.detach()
+    # The weight is 1 at rho = 1 for any k and lam, and largest at rho = k / lam.
     k = weight.new_tensor(k_up).where(up, k_down)
     lam = weight.new_tensor(lam_up).where(up, lam_down)
     return -(k * weight.log() + lam * (1 - weight)).exp() * advantages * logprobs
@@ -167,6 +170,7 @@ def divergence_mask_tv(
     Kept: pi - pi_old <= threshold for A > 0, >= -threshold for A < 0. DPPO-TV, arXiv 2602.04879
     (.15; prime-rl .2): bounds the probability, not the ratio, so rare tokens may move.
     """
+    # How far the probability has moved in the direction that the advantage favours.
     moved = (logprobs.exp() - old_logprobs.exp()).detach() * advantages.sign()
     weight = (logprobs - old_logprobs).detach().exp().clamp(max=cap) * (moved <= threshold)
     return -advantages * weight * logprobs
@@ -183,12 +187,14 @@ def divergence_mask_kl(
     ] = 0.05,
     cap: Annotated[Positive, Setting("Upper bound of the ratio.")] = 20.0,
 ) -> Tensor:
-    """As ``divergence_mask_tv`` with the binary KL(pi_old || pi) of the token as the distance.
+    """``divergence_mask_tv`` with the binary KL(pi_old || pi) of the token as the distance.
 
     DPPO-KL, arXiv 2602.04879: p log(p/q) + (1-p) log((1-p)/(1-q)), p = pi_old, q = pi.
     """
     log_ratio = (logprobs - old_logprobs).detach()
+    # Below 1, so that log(1 - p) and log(1 - q) are finite.
     p, q = (x.detach().exp().clamp(max=1 - 1e-6) for x in (old_logprobs, logprobs))
+    # log_ratio is log q / p, hence the sign of its term.
     distance = -p * log_ratio + (1 - p) * ((-p).log1p() - (-q).log1p())
     outward = (q - p) * advantages > 0
     weight = log_ratio.exp().clamp(max=cap) * ~(outward & (distance > threshold))
@@ -226,10 +232,12 @@ def group_classification(
     """
     sign = (advantages * mask).sum(-1).sign()
     score = log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
+    # A completion without an advantage belongs to neither class.
     among = sign != 0
     power = (-sign * score)[among]
     place = (2 * group + (sign < 0))[among]  # the two classes of each group
     # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
     most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, place, power.detach(), "amax")
     sums = (-most).exp().index_add(0, place, (power - most[place]).exp())
+    # (2 groups,) -> both classes of each group added -> (N, T), the same at every token of a group.
     return (sums.log() + most).view(-1, 2).sum(-1)[group][:, None].expand(mask.shape)

@@ -1,4 +1,4 @@
-"""Which tokens of a completion get how much of the policy term.
+"""Token weights: how much of the policy term each token of a completion gets.
 
 A selection singles out tokens of the whole optimizer step, once, from what was known when the step began,
 so that micro-batches agree. Token weights turn the selection or the current log-probs into factors (N, T)
@@ -84,7 +84,8 @@ def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor
 
 
 def _largest(values: Tensor, among: Tensor, share: float, of: int | None = None) -> Tensor:
-    """The ``share`` largest values, at least one if there is a share; ties at the border all count."""
+    """Mark the ``share`` largest values, at least one if share > 0; ties at the border all count."""
+    # ``of``: the count that ``share`` refers to, where it is not that of the candidates.
     candidates = values[among]
     count = min(max(round(share * (of or len(candidates))), int(share > 0)), len(candidates))
     if count == 0:
@@ -135,6 +136,7 @@ def future_influence(
     factor is at most 1. FIPO, arXiv 2603.19835.
     """
     log_ratio = log_ratio.detach()
+    # Outliers count as a log-ratio of 0, as if the policy had not moved there.
     kept = log_ratio.where(mask & (log_ratio.exp() <= outlier), 0.0)
     influence = discounted_sum(kept, 0.5 ** (1 / half_life)).exp().clamp(low, high)
     risky = (advantages < 0) & (log_ratio.exp() > safety)
@@ -144,6 +146,7 @@ def future_influence(
 def discounted_sum(values: Tensor, discount: float) -> Tensor:
     """R_t = v_t + discount * R_{t+1}, along the last dimension. (..., T) -> (..., T)."""
     result = values.clone()
+    # From the second to last token backwards, so that R_{t+1} is complete when it is added.
     for t in range(values.shape[-1] - 2, -1, -1):
         result[..., t] += discount * result[..., t + 1]
     return result

@@ -1,7 +1,7 @@
-"""With a critic: advantages from its values, what it learns from, and its loss.
+"""The critic: advantages from its values, its targets and its loss.
 
-``token_rewards`` (N, T) are what each token is paid: a completion's reward at its last token, rewards by step
-at the ends of the steps, a KL penalty by token at each. ``values`` (N, T) are V of what was read before it.
+``token_rewards`` (N, T) are the rewards of tokens: a completion's at its last token, those of steps at their
+ends, a KL penalty by token at each. ``values`` (N, T) are V of the text before each token.
 """
 
 from __future__ import annotations
@@ -74,15 +74,18 @@ def gae(
 ) -> Tensor:
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t. (N, T) -> (N, T).
 
-    Masked gaps (tool output) are bridged: the next trained token follows the last one directly.
+    Masked tokens (tool output) are skipped: the next trained token follows the last one directly.
     ``length_adaptive`` alpha sets lam = max(0, 1 - 1/(alpha l)) by completion (VAPO, 2504.05118, .05;
     its critic learns from lam 1). GAE, arXiv 1506.02438.
     """
+    # (N,) lambda of each completion; if adapted, 0 for lengths up to 1 / alpha.
     decay = token_rewards.new_tensor(lam).expand(len(mask))
     if length_adaptive is not None:
         decay = 1 - 1 / (length_adaptive * mask.sum(-1).to(token_rewards.dtype)).clamp(min=1)
     advantages = token_rewards.new_zeros(mask.shape)
     running, next_value = advantages[:, 0], advantages[:, 0]
+    # Backwards. ``running`` and ``next_value`` (N,) stay those of the last trained token where one is
+    # masked.
     for t in range(mask.shape[1] - 1, -1, -1):
         on = mask[:, t]
         delta = token_rewards[:, t] + gamma * next_value - values[:, t]
@@ -95,7 +98,7 @@ def gae(
 def value_targets(
     token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: Share = 1.0, lam: Share = 0.95
 ) -> Tensor:
-    """R_t = A_t(lam) + V_t, what a critic learns; lam 1: discounted returns, whatever the values. (N, T)."""
+    """R_t = A_t(lam) + V_t, a critic's targets; lam 1: discounted returns, whatever the values. (N, T)."""
     return (gae(token_rewards, values, mask, gamma=gamma, lam=lam) + values).where(mask, 0.0)
 
 
@@ -106,5 +109,6 @@ def value_loss(
     loss = (values - returns).square()
     if clip_value is not None:
         near = old_values + (values - old_values).clamp(-clip_value, clip_value)
+        # The larger one, so that clipping never makes a step look better than it is.
         loss = loss.maximum((near - returns).square())
     return loss / 2

@@ -1,1 +1,1 @@
-"""Problems -> scored groups: `loop` chooses, draws and judges; the other files are its parts."""
+"""Rollouts: problems -> scored groups. `loop` chooses, draws and judges; the other files are its parts."""

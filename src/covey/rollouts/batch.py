@@ -1,4 +1,4 @@
-"""What a step's sampling gives: its groups, and where the data is afterwards."""
+"""Rollout batches: a step's groups, and the position in the data after them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from covey.types import Group
 
 @dataclass(frozen=True)
 class Position:
-    """Where the data is after a batch, and what was counted up to it. A checkpoint holds it as JSON."""
+    """The position in the data after a batch, with the counts up to it. A checkpoint holds it as JSON."""
 
     cursor: int = 0
     """Problems taken from the data, epoch after epoch."""
     difficulty: Memory = field(default_factory=dict)
-    """``Difficulty.state``, where sampling follows it."""
+    """``Difficulty.state``, if sampling depends on it."""
     unjudged: Sequence[tuple[int, int]] = ()
-    """Failures and scores of the last steps."""
+    """(failures, scores) of each of the last steps."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """How often in a row a reward has refused a correct canary."""
+    """Number of correct canaries that each reward has refused in a row."""
     means: Mapping[str, float] = field(default_factory=dict)
-    """Running means of rewards, by role, for an estimator whose baseline they are."""
+    """Running means of rewards by role, for an estimator with this baseline."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class RolloutBatch:
     """The groups of one training step, and all that sampling them has changed."""
 
     groups: list[Group]
-    """To be trained on."""
+    """The groups to train on."""
     filtered: list[Group]
-    """Sampled and scored, but rejected by the algorithm's filter."""
+    """Groups that were sampled and scored, but rejected by the algorithm's filter."""
     position: Position
-    """Where the data is after this batch: what ``Rollouts.after`` continues from."""
+    """The position after this batch, which ``Rollouts.after`` continues from."""
     version: int
-    """Optimizer steps that the sampling policy had seen."""
+    """Optimizer steps behind the sampling policy's weights."""
     scoring: ScoringStats
-    """What the reward functions took and logged."""
+    """Time and logs of the reward functions."""
     metrics: Mapping[str, float]
-    """What was counted on the way."""
+    """Metrics of the sampling."""
     tool_seconds: float | None = None
     """Seconds in which nothing was sampled because tools were awaited; None without tools."""

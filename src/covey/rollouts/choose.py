@@ -1,4 +1,4 @@
-"""Which problems a step samples, and how many completions of each."""
+"""The choice of a step's problems, and of how many completions each gets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Choice(NamedTuple):
     """A problem to sample."""
 
     problem: int
-    """Its number."""
+    """The problem's number."""
     turn: int
-    """The epoch, or the step where difficulty decides: part of the key of every draw."""
+    """The epoch, or the step if difficulty decides; part of the key of every draw."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,27 @@ class Chosen:
 
     choices: list[Choice]
     passed: int
-    """By how much the cursor moves: these problems, and retired ones that were skipped."""
+    """Places that the cursor moves: these problems, and retired ones that were skipped."""
 
 
 class Chooser:
-    """Takes problems in the order of the data, a new one in every epoch, or by their pass rates."""
+    """Chooses problems in an order that is new in every epoch, or by their pass rates."""
 
     def __init__(self, problems: int, rollout: Rollout, seed: int) -> None:
         self.problems, self.rollout, self.seed = problems, rollout, seed
+        # A step can reach into the next epoch, hence two orders.
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), problems))
 
     @property
     def remembers(self) -> bool:
-        """Whether what is sampled depends on how hard problems were."""
+        """Whether the choice depends on earlier pass rates."""
         rollout = self.rollout
         return rollout.curriculum != "off" or rollout.adapt_group_size or rollout.retire_after > 0
 
     def choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Collection[int], difficulty: Difficulty
     ) -> Chosen:
-        """The next ``wanted`` problems; ``used`` ones were taken before in this step.
+        """Return the next ``wanted`` problems; the step has used ``used`` places before.
 
         Under ``curriculum: frontier`` they are drawn with pass rates near 1/2, those ``seen`` excluded.
         """
@@ -62,20 +63,22 @@ class Chooser:
         passed = 0
         while len(choices) < wanted:
             choice = self.at(cursor + used + passed)
+            # A retired problem moves the cursor as well, so that it is not met again in this epoch.
             passed += 1
             if not retired[choice.problem]:
                 choices.append(choice)
         return Chosen(choices, passed)
 
     def at(self, ticket: int) -> Choice:
-        """The problem at this place of the data, epoch after epoch."""
+        """Return the problem at this place of the data, epoch after epoch."""
         epoch, place = divmod(ticket, self.problems)
         return Choice(int(self._order(epoch)[place]), epoch)
 
     def sizes(self, choices: Sequence[Choice], difficulty: Difficulty) -> list[int]:
-        """How many completions to sample of each problem."""
+        """Return how many completions to sample of each problem."""
         size = self.rollout.group_size
         if not self.rollout.adapt_group_size:
             return [size] * len(choices)
         rates = difficulty.rates[[choice.problem for choice in choices]].tolist()
+        # The total stays that of groups of equal size.
         return allocate(rates, size * len(choices), most=8 * size)

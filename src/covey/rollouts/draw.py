@@ -1,4 +1,4 @@
-"""Draws the completions of groups and hands each to the rewards as soon as it ends."""
+"""Drawing: samples the completions of groups and hands each to the rewards as soon as it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PendingGroup(NamedTuple):
     scoring: GroupScoring
     request: Request
     greedy: PendingGroup | None = None
-    """The greedy completion of the same problem, for estimators whose baseline it is."""
+    """The greedy completion of the same problem, for estimators that use it as a baseline."""
 
 
 DrawGroups = Callable[[Sequence[Draw], Progress], Iterator[tuple[int, PendingGroup]]]
@@ -39,7 +39,7 @@ DrawGroups = Callable[[Sequence[Draw], Progress], Iterator[tuple[int, PendingGro
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
-    """How the config wants completions drawn."""
+    """Return the sampling parameters of a config."""
     return SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
 
 
@@ -58,6 +58,7 @@ class Drawing:
             d.scorer.group(d.prompted.problem, d.prompted.tokens, len(d.request.streams)) for d in draws
         ]
         tickets = [draw.ticket for draw in draws if draw.ticket is not None]
+        # Only draws ahead of their step have tickets, and only these are worth storing.
         if self.store is None or not tickets:
             drawn = self.sampler.sample(requests, self.params)
         else:
@@ -67,9 +68,10 @@ class Drawing:
 
 
 def with_greedy_twins(draw: DrawGroups) -> DrawGroups:
-    """Draws beside each group the greedy completion of its problem, at the same time."""
+    """Draw the greedy completion of each group's problem together with the group."""
 
     def both(draws: Sequence[Draw], progress: Progress) -> Iterator[tuple[int, PendingGroup]]:
+        # The twin of draw n is draw len(draws) + n; all are drawn at once, so none waits.
         drawn = dict(draw([*draws, *map(_greedy_twin, draws)], progress))
         for number in range(len(draws)):
             yield number, drawn[number]._replace(greedy=drawn[len(draws) + number])
@@ -79,4 +81,5 @@ def with_greedy_twins(draw: DrawGroups) -> DrawGroups:
 
 def _greedy_twin(draw: Draw) -> Draw:
     request = draw.request
+    # A key of its own, as keys identify completions.
     return draw._replace(request=replace(request, streams=[key(request.streams[0], "greedy")], greedy=True))

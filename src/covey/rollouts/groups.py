@@ -1,6 +1,6 @@
-"""Requests to scored groups: each completion is judged as soon as it ends, while others are generated.
+"""Scored groups from requests: each completion is judged as soon as it ends, while others are generated.
 
-Each of several processes samples and judges its share, and gets the groups of the others.
+Each of several processes samples and judges its part, and gets the groups of the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from covey.system.processes import first, mine, shared, size
 from covey.types import NO_PROBLEM, Group
 
 Progress = Callable[[int, int], None]
-"""Told (completions done, completions asked for); may raise to stop."""
+"""Called with (completions done, completions requested); may raise to stop."""
 
 
 def score_all(
@@ -29,12 +29,13 @@ def score_all(
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
     Results are in the order of the requests, in whatever order completions end. Each of several processes
-    samples and judges its share, and gets the groups of the others.
+    samples and judges its part, and gets the groups of the others.
     """
     numbers = share(len(requests), sampler)
 
     def ours() -> dict[int, Group]:
         asked, own = [problems[n] for n in numbers], [requests[n] for n in numbers]
+        # place: a request's number among this process' own; number: among all.
         whole = dict(score_each(asked, own, sampler, params, scorer, progress))
         return {number: whole[place].result() for place, number in enumerate(numbers)}
 
@@ -42,16 +43,18 @@ def score_all(
 
 
 def share(count: int, sampler: Sampler) -> Sequence[int]:
-    """The numbers of so many requests that this process samples."""
+    """Return the numbers of ``count`` requests that this process samples."""
+    # A sampler that does not share serves the first process alone.
     everybody = size() == 1 or sampler.shares
     return mine(count) if everybody else range(count if first() else 0)
 
 
 def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
-    """The groups of all problems, in their order; each of several processes makes some, by their numbers."""
+    """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
     def sent() -> Mapping[int, Group]:
         made = ours()
+        # Every process has the problems already, so they are not sent.
         return made if size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
 
     found = {number: group for part in shared(sent) for number, group in part.items()}
@@ -66,7 +69,7 @@ def score_each(
     scorer: Scorer,
     progress: Progress,
 ) -> Iterator[tuple[int, GroupScoring]]:
-    """``score_all``, each group with its number as soon as its last completion has ended."""
+    """Yield the groups of ``score_all``, each with its number once its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
     return gathered(groups, sampler.sample(requests, params), progress)
@@ -75,7 +78,7 @@ def score_each(
 def gathered(
     groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
 ) -> Iterator[tuple[int, GroupScoring]]:
-    """Completions into their groups as they end; each group with its number once it has all of them."""
+    """Add completions to their groups as they end; yield each group with its number once it is complete."""
     total = sum(group.size for group in groups)
     for done, (number, sample, completion) in enumerate(drawn, start=1):
         progress(done, total)

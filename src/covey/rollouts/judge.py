@@ -1,4 +1,4 @@
-"""From pending groups to those that a step trains on: scores awaited, baselines attached, filter applied."""
+"""Judging of pending groups: scores are awaited, baselines attached, the filter applied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covey_verify.errors import CoveyError, DataError
 
 
 def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
-    """The group with all its scores; what they took is counted in ``scorer``. Raises RewardError."""
+    """Return the group with all its scores; ``scorer`` counts their time. Raises RewardError."""
     own = pending.scoring.scorer
     group, rewards = pending.scoring.result(), own.rewards
     greedy = None if pending.greedy is None else judge(pending.greedy, own, credit)
@@ -34,14 +34,16 @@ def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
 
 
 def passes_filter(group: Group, algorithm: Algorithm) -> bool:
-    """Whether the step trains on a group. Raises CoveyError where it is not told."""
+    """Whether the step trains on a group. Raises CoveyError for a filter that returns no truth value."""
     known = group.scorable
     if not known.any():
         return False
     if algorithm.filter is None:
         return True
+    # A filter sees scorable completions only.
     rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
     passes: object = algorithm.filter(FilterData(rewards, correct, group.dead))
+    # A user's filter may return a truth value of Python, numpy or torch, but only a single one.
     if not isinstance(passes, bool | np.bool_ | torch.Tensor) or np.asarray(passes).size != 1:
         raise CoveyError(
             f"algorithm.filter {algorithm.filter.name} returns {type(passes).__name__} "
@@ -55,7 +57,7 @@ def with_running_means(
 ) -> tuple[list[Group], Mapping[str, float]]:
     """Attach the running-mean baseline to each completion, if the estimator uses one.
 
-    ``means`` are those of before, by role. -> the groups, and the means of after. Raises DataError.
+    ``means`` are the earlier ones, by role. Returns the groups and the means after them. Raises DataError.
     """
     if "running_mean" not in algorithm.needs:
         return groups, means
@@ -68,6 +70,7 @@ def with_running_means(
                 f"{group.problem.id}: no column {by!r}, which algorithm.advantage.by names; write "
                 f"data.columns: {{{by}: ...}} or leave it out"
             )
+        # Groups are visited in the order of sampling, which the running means depend on.
         role = "" if by is None else str(group.problem.columns[by])
         before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
         found.append(replace(group, running_mean=before.numpy()))

@@ -44,17 +44,17 @@ class StepGroups:
     kept: list[Group] = field(default_factory=list)
     filtered: list[Group] = field(default_factory=list)
     by_problem: dict[int, Group] = field(default_factory=dict)
-    """All of them, by the number of their problem."""
+    """All groups, by the number of their problem."""
     used: int = 0
-    """Places of the data that the step has gone past."""
+    """Places of the data that the step has used."""
     rounds: int = 0
 
 
 class Rollouts:
     """Samples and scores groups from a list of problems, epoch after epoch.
 
-    Under ``rollout.staleness`` a thread draws groups before their step: those that a step is certain to take,
-    at most so many steps later. Prefetching does not change which groups a step uses.
+    Under ``rollout.staleness`` a thread draws groups ahead of their step, at most that many steps, and only
+    groups that a step is certain to use. Prefetching does not change which groups a step uses.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Rollouts:
         steps: int | None = None,
         store: CompletionStore | None = None,
     ) -> None:
-        """``steps``: of the whole run, so that nothing is drawn for later ones."""
+        """``steps``: number of steps of the run, beyond which nothing is drawn."""
         self.problems, self.sampler, self.rewards = problems, sampler, rewards
         self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
         self.steps, self.store = steps, store
@@ -79,12 +79,13 @@ class Rollouts:
         self._waited = seconds_waited(sampler)
 
     def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
-        """The batches of this step and the later ones; ``position`` is that of the batch before.
+        """Yield the batches of this step and later ones; ``position`` is that of the batch before.
 
-        A batch that is not finished leaves no trace: what it would have changed travels with it.
+        An unfinished batch leaves no trace: all changes are part of the batch.
         """
         difficulty = Difficulty(len(self.problems))
         difficulty.load(position.difficulty)
+        # Only a run that begins measures; a resumed one has the rates in its position.
         if self.rollout.prepass and position == Position():
             self._measure(difficulty, progress)
         prefetcher = Prefetcher(self._draw_ahead, position.cursor) if self.rollout.staleness else None
@@ -116,7 +117,7 @@ class Rollouts:
         progress: Progress,
         prefetcher: Prefetcher[PendingGroup] | None,
     ) -> RolloutBatch:
-        """The batch of a step: its groups, what is asked of the rewards besides, and the next position."""
+        """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
         self._now = (step, position.cursor)  # the thread that draws ahead reads it
         if self.store is not None:
             self.store.passed(step, position.cursor)
@@ -124,11 +125,14 @@ class Rollouts:
         found = self._rounds(step, position.cursor, difficulty, scorer, progress, prefetcher)
         kept, means = with_running_means(found.kept, position.means, self.algorithm)
         groups = [*kept, *found.filtered]
+        # Canaries are made of one problem per step, in turn.
         asked = groups[step % len(groups)].problem
         refused = by_first(partial(ask_canaries, scorer, asked, position.refused))
         elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        # Each process has counted only the groups that it judged.
         stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
+        # After all rounds: a step's own results do not change its choice of problems.
         for index, group in found.by_problem.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
@@ -161,6 +165,7 @@ class Rollouts:
         found, wanted = StepGroups(), self.rollout.prompts_per_step
         cutting = cutting_of(self.algorithm)
         while len(found.kept) < wanted and found.rounds <= self.rollout.max_resampling_rounds:
+            # Only as many as are missing, so that no more groups are sampled than needed.
             missing, place = wanted - len(found.kept), cursor + found.used
             chosen = self.chooser.choose(step, cursor, found.used, missing, found.by_problem, difficulty)
             draw: Callable[[], Mapping[int, PendingGroup]]
@@ -168,6 +173,8 @@ class Rollouts:
                 draw = partial(self._draw_now, step, chosen.choices, difficulty, scorer, progress)
             else:
                 tickets = range(place, place + missing)
+                # This round and the first rounds of the steps ahead are certain to be used, whatever is
+                # filtered.
                 until = tickets.stop + self._certain(step) * wanted
                 draw = partial(self._take_drawn, prefetcher, tickets, until, progress)
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
@@ -190,7 +197,7 @@ class Rollouts:
         scorer: Scorer,
         progress: Progress,
     ) -> dict[int, PendingGroup]:
-        """Draw this process' share of a round in the step that uses it."""
+        """Draw this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, difficulty)
         numbers = share(len(choices), self.sampler)
         draws = [
@@ -200,28 +207,31 @@ class Rollouts:
         return {numbers[place]: pending for place, pending in self.draw(draws, progress)}
 
     def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
-        """Draw this process' share of some places of the data before their step, in the sampling thread."""
-        torch.set_num_threads(torch.get_num_threads())  # OpenMP counts for each thread on its own
+        """Draw this process' part of some places of the data before their step, in the sampling thread."""
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
         (step, cursor), own = self._now, self._own(tickets)
         draws = []
         for ticket in own:
             choice = self.chooser.at(ticket)
+            # Filtering moves groups to other steps; rewards get the step as it would be without.
             likely = step + (ticket - cursor) // self.rollout.prompts_per_step
             request = self._request(choice, self.rollout.group_size)
             draws.append(Draw(self.problems[choice.problem], request, Scorer(self.rewards, likely), ticket))
+        # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
         for number, pending in self.draw(draws, lambda *_: ended()):
             yield own[number], pending
 
     def _take_drawn(
         self, prefetcher: Prefetcher[PendingGroup], tickets: range, until: int, progress: Progress
     ) -> dict[int, PendingGroup]:
-        """Take this process' share of a round drawn ahead; places below ``until`` may be drawn next."""
+        """Take this process' part of a round drawn ahead; places below ``until`` may be drawn next."""
         own = self._own(tickets)
         drawn = zip(own, prefetcher.take(own, until, progress), strict=True)
+        # Places of the data -> numbers in the round.
         return {ticket - tickets.start: pending for ticket, pending in drawn}
 
     def _judged(self, draw: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer) -> dict[int, Group]:
-        """Groups of this process with their scores, by their number in the round."""
+        """Return this process' groups with their scores, by number in the round."""
         return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in draw().items()}
 
     def _with_segments(
@@ -233,7 +243,7 @@ class Rollouts:
         scorer: Scorer,
         progress: Progress,
     ) -> list[Group]:
-        """Groups with the value of each segment of their completions."""
+        """Return groups with the value of each segment of their completions."""
         pairs = zip(choices, groups, strict=True)
         requests = [self._request(choice, len(group.completions), step) for choice, group in pairs]
 
@@ -244,25 +254,26 @@ class Rollouts:
         return with_segments(groups, cutting, self.sampler, self.params, self.rewards.decode, stream, score)
 
     def _request(self, choice: Choice, samples: int, *step: int) -> Request:
-        """The request of a group, with a key for each completion.
+        """Return the request of a group, with a key for each completion.
 
-        Nobody knows the ``step`` of a group that is drawn ahead, so it is no part of the key there.
+        A group drawn ahead does not know its ``step`` for certain, so its key has none.
         """
         prompted = self.problems[choice.problem]
         identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.turn)
         return prompted.request([key(*identity, sample) for sample in range(samples)])
 
     def _own(self, tickets: range) -> list[int]:
-        """The places of the data that this process samples."""
+        """Return the places of the data that this process samples."""
+        # Shared by place of the data, not by round, so that both threads agree on who draws it.
         asked = set(share(tickets.stop, self.sampler))
         return [ticket for ticket in tickets if ticket in asked]
 
     def _certain(self, step: int) -> int:
-        """For how many later steps groups may be drawn: each uses ``prompts_per_step`` at least."""
+        """Return for how many later steps groups may be drawn; each uses at least ``prompts_per_step``."""
         later = self.rollout.staleness if self.steps is None else self.steps - step - 1
         return max(0, min(self.rollout.staleness, later))
 
     def _tool_seconds(self) -> float | None:
-        """Seconds that tools were awaited for since the last step; None without tools."""
+        """Return the seconds of waiting for tools since the last step; None without tools."""
         before, self._waited = self._waited, seconds_waited(self.sampler)
         return self._waited - before if self.rollout.tools is not None else None

@@ -1,4 +1,4 @@
-"""What is counted while a step samples."""
+"""Metrics that are counted while a step samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from covey.types import Group
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """By how many optimizer steps the weights that drew the tokens are older than those that are trained."""
+    """Measure how many optimizer steps older the sampling weights of the tokens are than ``version``."""
     completions = [c for g in groups for c in g.completions]
     if not completions:
         return {}
@@ -19,20 +19,22 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     return {
         "staleness/mean": float(behind.mean()) if len(behind) else 0.0,
         "staleness/max": float(behind.max()) if len(behind) else 0.0,
+        # A completion was continued by other weights if its tokens have several versions.
         "staleness/continued": sum(len(set(v.tolist())) > 1 for v in versions) / len(versions),
     }
 
 
 def continued_tokens(groups: Sequence[Group]) -> dict[str, float]:
-    """How many tokens went into the values of segments, where an estimator asks for these."""
+    """Count the tokens of continuations, if the estimator asks for values of segments."""
     return {"rollout/continued_tokens": float(sum(g.continued for g in groups))} if groups[0].segments else {}
 
 
 def kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
-    """How many tokens could be drawn on average, where top_p or top_k excluded some."""
+    """Return how many tokens could be drawn on average, if top_p or top_k excluded some."""
     masked = [
         (c.sampling_mask, c.drawn) for g in groups for c in g.completions if c.sampling_mask is not None
     ]
+    # Ends are cumulative: their differences count the tokens that each place allowed.
     kept = [np.diff(mask.ends, prepend=0)[drawn] for mask, drawn in masked]
     places = sum(map(len, kept))
     return {"rollout/kept_tokens": sum(int(k.sum()) for k in kept) / places} if places else {}

@@ -1,7 +1,7 @@
 """Prefetching: groups are drawn in a thread of their own before a training step asks for them.
 
 Tickets number the problems in the order of the data, epoch after epoch. They are begun and taken in
-this order, whatever the order they end in: no group is dropped because it takes long.
+this order, in whatever order they end: no group is dropped because it takes long.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from covey.types import Completion
 
 T = TypeVar("T")
 DrawAhead = Callable[[range, Callable[[], None]], Iterator[tuple[int, T]]]
-"""(tickets, called for each completion that ends) -> each ticket with its group, once that is drawn."""
+"""(tickets, callback for each completion that ends) -> each ticket with its group, once that is drawn."""
 
 
 class CompletionStore(Protocol):
-    """Where finished completions outlive the process."""
+    """A store in which finished completions outlive the process."""
 
     def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
-        """The completion that an earlier process has drawn for this request; None if there is none."""
+        """Return the completion that an earlier process has drawn for this request, if there is one."""
 
     def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
         """Keep a completion until it has been trained on and a checkpoint says so."""
         ...
 
     def passed(self, step: int, cursor: int) -> None:
-        """A step begins, and tickets below ``cursor`` were taken by those before it."""
+        """Note that a step begins and that earlier steps took the tickets below ``cursor``."""
         ...
 
 
 class _Closed(Exception):
-    """No step asks for more."""
+    """Raised in the sampling thread when no step asks for more."""
 
 
 class Prefetcher(Generic[T]):
@@ -46,13 +46,14 @@ class Prefetcher(Generic[T]):
         self._ready: dict[int, T] = {}
         self._ended, self._closed = 0, False
         self._failed: BaseException | None = None
+        # Guards the fields above, which both threads use.
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="sampling", daemon=True)
 
     def take(self, tickets: Sequence[int], until: int, progress: Callable[[int, int], None]) -> list[T]:
-        """The groups of these tickets; all below ``until`` may be drawn from now on.
+        """Return the groups of these tickets; all below ``until`` may be drawn from now on.
 
-        Raises what the sampling thread has raised.
+        Raises any error of the sampling thread.
         """
         with self._changed:
             self._until = max(self._until, until)
@@ -62,16 +63,19 @@ class Prefetcher(Generic[T]):
         ready = ended = 0
         while ready < len(tickets):
             with self._changed:
+                # ``_ended`` counts completions too, so the loop wakes for progress and not only for whole
+                # groups.
                 while self._ended == ended and self._failed is None:
                     self._changed.wait()
                 if self._failed is not None:
                     raise self._failed
                 ended, ready = self._ended, sum(t in self._ready for t in tickets)
+            # Outside the lock: progress may raise to stop, or take its time.
             progress(ready, len(tickets))
         return [self._ready.pop(t) for t in tickets]
 
     def close(self) -> None:
-        """End the thread at the next completion that ends; unfinished groups are dropped."""
+        """Stop the thread at the next completion that ends; unfinished groups are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -90,10 +94,11 @@ class Prefetcher(Generic[T]):
                 for ticket, group in self._draw(tickets, self._one_ended):
                     with self._changed:
                         self._ready[ticket] = group
+                    # Wakes ``take`` again: it looks for whole groups.
                     self._one_ended()
         except _Closed:
             pass
-        except BaseException as error:  # whoever takes tickets raises it
+        except BaseException as error:  # ``take`` raises it in the training thread
             with self._changed:
                 self._failed = error
                 self._changed.notify_all()
@@ -101,6 +106,7 @@ class Prefetcher(Generic[T]):
     def _one_ended(self) -> None:
         with self._changed:
             if self._closed:
+                # The sampler has no way to be cancelled; raising from its callback ends the draw.
                 raise _Closed
             self._ended += 1
             self._changed.notify_all()
@@ -113,7 +119,8 @@ def stored_or_sampled(
     requests: Sequence[Request],
     params: SamplingParams,
 ) -> Iterator[Sampled]:
-    """``sampler.sample``, but completions that an earlier process has finished come from the store."""
+    """Yield as ``sampler.sample``, but take completions of an earlier process from the store."""
+    # (number of a request, its samples that are still to be drawn).
     left: list[tuple[int, list[int]]] = []
     for number, (ticket, request) in enumerate(zip(tickets, requests, strict=True)):
         missing = []
@@ -128,6 +135,7 @@ def stored_or_sampled(
     asked = [replace(requests[n], streams=[requests[n].streams[s] for s in missing]) for n, missing in left]
     for sampled in sampler.sample(asked, params):
         number, missing = left[sampled.request]
+        # Back from the numbering of what was left to that of the requests.
         done = sampled._replace(request=number, sample=missing[sampled.sample])
         store.add(tickets[number], requests[number], params, done)
         yield done

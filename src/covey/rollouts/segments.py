@@ -1,7 +1,7 @@
-"""What a completion is worth on its way: cut it, sample continuations from the cuts, score these.
+"""Values of segments: continuations are sampled from places within completions and scored.
 
-The value of a beginning is the mean reward of completions that go on from it (VinePPO, SPO), under the policy
-that sampled it. Nothing of a continuation is trained on.
+The value of a prefix is the mean reward of completions that continue it (VinePPO, SPO), under the policy
+that sampled it. Continuations are never trained on.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from covey_verify.mathematics.steps import split, token_spans
 from covey_verify.types import StepRewards
 
 BANDS = 8
-"""Continuations with about as many tokens left are sampled together, under one of so many limits."""
+"""Number of token limits: continuations with about as many tokens left are sampled under one of them."""
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 ScoreAll: TypeAlias = Callable[[Sequence[Prompted], Sequence[Request], Sampler, SamplingParams], list[Group]]
-"""Samples requests and judges what comes, on however many processes."""
+"""Samples requests and judges the completions, on any number of processes."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A place in a completion after which it is sampled anew."""
+    """A place in a completion from which continuations are sampled."""
 
     group: int
     sample: int
@@ -42,31 +42,31 @@ class Cut:
 
 
 class Expected(NamedTuple):
-    """What continuations come to, of one completion."""
+    """The expected continuations of one completion."""
 
     cuts: float = 0.0
     each: int = 0
-    """Continuations from a cut."""
+    """Continuations from each place."""
     length: float = 0.0
-    """Tokens of a continuation, mean."""
+    """Mean tokens of a continuation."""
 
     @property
     def tokens(self) -> float:
-        """Of all of them."""
+        """Tokens of all continuations of a completion."""
         return self.cuts * self.each * self.length
 
 
 def cutting_of(algorithm: Algorithm) -> dict[str, Any] | None:
-    """How an estimator by segments has completions cut; None for any other."""
+    """Return an estimator's settings for splitting completions; None if it does not split them."""
     if "segments" not in algorithm.needs:
         return None
     return {**setting_defaults(segment_difference), **algorithm.advantage.all_settings}
 
 
 def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
-    """Of completions of ``length`` tokens, if what follows a cut is as long as what was there.
+    """Estimate the continuations of completions of ``length`` tokens, if they are as long as the originals.
 
-    Where text decides, as many cuts as there may be, spread over the completion.
+    Segments by text are counted as the most there may be, spread evenly over the completion.
     """
     settings = cutting_of(algorithm)
     if settings is None or length <= 1:
@@ -80,20 +80,21 @@ def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
 
 
 class PrefixSampler:
-    """A sampler whose completions start with a given beginning: it samples the rest."""
+    """A sampler that continues given prefixes and yields whole completions."""
 
     def __init__(self, sampler: Sampler, begun: Mapping[int, tuple[Completion, int]], decode: Decode) -> None:
-        """``begun``: first stream of a request -> the completion it goes on with, its last token kept."""
+        """``begun``: first stream of a request -> (the completion that it continues, the last token kept)."""
         self.sampler, self.begun, self.decode = sampler, begun, decode
         self.version, self.shares, self.bit_exact = sampler.version, sampler.shares, sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
-        """As the sampler."""
+        """Sync the wrapped sampler."""
         self.sampler.sync(weights)
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
-        """Yield whole completions as their ends are sampled."""
+        """Yield whole completions as their continuations end."""
         for request, sample, tail in self.sampler.sample(requests, params):
+            # Streams are unique, so the first one identifies the request in any order.
             whole, end = self.begun[requests[request].streams[0]]
             tokens = np.concatenate([whole.tokens[: end + 1], tail.tokens])
             logprobs = np.concatenate([whole.logprobs[: end + 1], tail.logprobs])
@@ -110,10 +111,10 @@ def with_segments(
     stream: Callable[[Cut, int], int],
     score: ScoreAll,
 ) -> list[Group]:
-    """Groups with the value after each segment but the last of every completion.
+    """Return groups with the value after each segment but the last of every completion.
 
     ``settings`` are those of ``credit.segment_difference``; ``stream`` gives the key of a continuation by
-    cut and number. A cut whose continuations nobody could judge is left out.
+    place and number. Places whose continuations could not be judged are left out.
     """
     cuts = [
         Cut(g, s, end)
@@ -124,9 +125,12 @@ def with_segments(
     ]
     together: dict[int, list[Cut]] = defaultdict(list)
     for cut in cuts:
+        # The band is the fraction of tokens left, in eighths.
         together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
+    # (group, sample) -> last token of a segment -> value after it.
     found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = [0] * len(groups)
+    # Longest limits first, in an order that is the same on all processes.
     for band in sorted(together, reverse=True):
         alike, problems, requests, begun = together[band], [], [], {}
         for cut in alike:
@@ -136,9 +140,11 @@ def with_segments(
             problems.append(Prompted(group.problem, prompt))
             requests.append(problems[-1].request(streams))
             begun[streams[0]] = (whole, cut.end)
+        # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
         judged = score(problems, requests, PrefixSampler(sampler, begun, decode), limit)
         for cut, group in zip(alike, judged, strict=True):
+            # Without the kept prefix, which was not sampled again.
             tokens[cut.group] += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 value = float(group.rewards[group.scorable].mean())
@@ -154,7 +160,7 @@ def with_segments(
 
 
 def part_size(limit: int, most: int) -> int:
-    """Tokens of a segment where all are equal."""
+    """Return the tokens of a segment if all are equal."""
     return max(-(-limit // most), 1)
 
 
@@ -166,17 +172,20 @@ def _segments(values: Mapping[int, float]) -> StepRewards:
 def cut_places(
     completion: Completion, split_by: Segments, most: int, limit: int, decode: Decode
 ) -> list[int]:
-    """The last tokens of a completion's segments, its own last token excepted; at most ``most`` segments."""
+    """Return the last token of each segment but the final one; at most ``most`` segments."""
     length = len(completion.tokens)
     if split_by == "tokens":
         size = part_size(limit, most)
         return list(range(size - 1, length - 1, size))
     if split_by == "unlikely":
+        # Position p of [1:] is token p + 1: p is the last token before it.
         rare = np.argsort(completion.logprobs[1:], kind="stable")[: most - 1]
-        return sorted(int(place) for place in rare)  # the token after the cut is the rare one
+        return sorted(int(place) for place in rare)  # a segment ends before a rare token
     spans = split(completion.text, split_by)
     ends = token_ends(completion.tokens.tolist(), decode)
+    # Spans are [a, b) in tokens; empty ones and the one that ends the completion set no place.
     places = sorted({b - 1 for a, b in token_spans(spans, ends) if b > a and b < length})
     if len(places) < most:
         return places
+    # Too many: ``most`` - 1 of them, evenly spread.
     return [places[i] for i in np.linspace(0, len(places), most, endpoint=False)[1:].astype(int)]

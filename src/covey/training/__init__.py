@@ -1,1 +1,1 @@
-"""Training: the reinforcement loop, the supervised loop, and the pipeline of stages."""
+"""Training: the loops of all methods, and the pipeline of stages."""

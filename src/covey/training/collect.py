@@ -1,4 +1,4 @@
-"""Stages that make examples for later ones: they sample from the model and keep what is worth learning."""
+"""Stages that make examples for later ones: they sample from the model and keep the useful completions."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def train(run: Run) -> None:
         run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
+        # The rollout log has advantages; here there are none.
         nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]
         journal.folder.write_rollouts(step, rollout.groups, nothing, rollout.filtered)
         run.advance(step + 1, rollout.position)
@@ -45,7 +46,7 @@ def train(run: Run) -> None:
 
 
 def kept(run: Run) -> list[ExampleRow]:
-    """What a collecting stage leaves to later ones. Raises DataError where that is nothing."""
+    """Write the examples that a collecting stage keeps. Raises DataError if there are none."""
     config, folder = run.loaded.config, run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
     rows = KEEPS[config.method](run, problems)
@@ -86,4 +87,4 @@ KEEPS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[ExampleRow]]] = 
     "pairs": _pairs,
     "rejection_sampling": _correct,
 }
-"""method -> what it keeps of the completions that were sampled."""
+"""method -> the function that selects its examples from the sampled completions."""

@@ -1,4 +1,4 @@
-"""Held-out accuracy and reward, measured: each problem greedily and by samples."""
+"""Evaluation: held-out accuracy and reward, of greedy and of sampled completions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def evaluate(
     """
     verdict = rewards.verdict
     requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(samples)]) for p in problems]
+    # One stream, hence one completion; greedy decoding draws nothing from it.
     likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
+    # All in one call, so that the sampler stays full; split again by position.
     asked = [*requests, *likeliest]
     groups = score_all([*problems, *problems], asked, sampler, params, Scorer(rewards), progress)
     drawn, greedy = groups[: len(problems)], groups[len(problems) :]
@@ -57,14 +59,15 @@ def evaluate(
 
 
 def basis_of(problems: Sequence[Prompted], rewards: Rewards) -> Basis:
-    """What tells whether two evaluations measure the same."""
+    """Return hashes of verdict, rewards and problems: equal if two evaluations measure the same."""
     weighed = sorted((_identity(r), r.weight, r.gated_by or "") for r in rewards)
     asked = [[p.problem.prompt, {k: str(v) for k, v in p.problem.columns.items()}] for p in problems]
     return Basis(_identity(rewards.verdict), _hash(weighed), tuple(_hash(one)[:8] for one in asked))
 
 
 def _identity(reward: Reward) -> str:
-    """Of what a reward does: its name, its settings, the sources of a user's function, a model's weights."""
+    """Hash what defines a reward: its name, its settings, a user's source code, a model's weights."""
+    # Where the config lies does not change what the reward measures.
     settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
     if is_learned(reward):
         settings["model"] = identity_of(reward)
@@ -78,7 +81,7 @@ def _hash(value: object) -> str:
 
 
 def majority(group: Group, rewards: Rewards) -> bool:
-    """Whether the answer that most completions give is correct. Ties go to the one that was given first."""
+    """Whether the most frequent answer is correct. Ties go to the answer that was given first."""
     parameter = rewards.verdict.parameters.get("rule")
     rule = rewards.verdict.settings.get("rule", parameter.default if parameter else None)
     answers = [_answer(c, group.problem, rule, rewards.decode) for c in group.completions]
@@ -86,16 +89,17 @@ def majority(group: Group, rewards: Rewards) -> bool:
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
+    # The completions that agree have one verdict, as a rule; the first one's counts.
     return bool(group.correct[answers.index(winner)])
 
 
 def _answer(
     completion: Completion, problem: Problem, rule: object, decode: Callable[[Sequence[int]], str]
 ) -> str | None:
-    """What a completion votes for: its answer by the verdict's rule, else all that follows its thoughts.
+    """Return a completion's vote: its answer by the verdict's rule, else all text after its thoughts.
 
-    None where there is none, as where its thoughts never end. They are read by the template's own marks, and
-    are open from the first token on where the prompt has opened them.
+    None if there is no answer, as when the thoughts never end. Thoughts are found by the template's own
+    marks, and are open from the first token on if the prompt opens them.
     """
     said = said_in_tags(completion, problem.thoughts, decode)
     chosen: Rule = rule if rule in get_args(Rule) else "whole"  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The loop over given examples: imitation, preferences and reward models differ in what a batch is worth."""
+"""The loop over given examples; imitation, preferences and reward models differ in their loss."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from covey.system.processes import together
 from covey.training.run import Run
 
 Shares = Mapping[str, float]
-"""A micro-batch's share of each metric of its step: they add up. One is called `loss`."""
+"""A micro-batch's part of each metric of its step; parts add up. One of them is `loss`."""
 
 
 Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
-"""Numbers of examples -> their batch, and the loss with what it needs to know before the update.
+"""Numbers of examples -> their batch, and its objective, computed before the update.
 
 Held-out examples are numbered after those that are trained on.
 """
 
 
 def train(run: Run, lesson: Lesson) -> None:
-    """Do the steps that are left."""
+    """Run the remaining steps."""
     config, learner, journal = run.loaded.config, run.learner, run.journal
     for step in range(run.state.step, config.train.steps):
+        # A stop request that reaches one process stops all at the same step.
         together(run.stop.check)
         run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
@@ -58,22 +59,22 @@ def train(run: Run, lesson: Lesson) -> None:
 
 
 ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
-"""Metrics on the console."""
+"""Metrics shown on the console."""
 
 
 def added(seen: Sequence[Shares]) -> dict[str, float]:
-    """The metrics of a step from the shares of its micro-batches."""
+    """Add up the metrics of a step from the parts of its micro-batches."""
     return {name: math.fsum(s[name] for s in seen) for name in seen[0]} if seen else {"loss": 0.0}
 
 
 def measures_after(step: int, run: Run) -> bool:
-    """Whether the held-out examples are measured once so many steps are done."""
+    """Whether the held-out examples are evaluated after ``step`` steps."""
     every, last = run.loaded.config.eval.every, run.loaded.config.train.steps
     return bool(run.held_out) and (step == last or bool(every and step % every == 0))
 
 
 def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
-    """What the held-out examples say now, each metric's mean: of one batch, so that each counts alike."""
+    """Evaluate the held-out examples: mean metrics over one batch, so that each example counts equally."""
     first = len(run.train_set)
     with run.journal.clock("eval"):
         seen = run.learner.measure(*lesson(range(first, first + len(run.held_out))))
@@ -100,18 +101,21 @@ class NegativeLogLikelihood:
     needs_reference: bool = False
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
-        """A micro-batch's share of the loss, and its value."""
+        """Return a micro-batch's part of the loss, and its value for the log."""
         logprobs = micro.packed.unpack(scores.logprobs)
         mask = micro.rows.mask.to(logprobs.device)
+        # Divided by the step's tokens, so that micro-batches add up to the mean.
         loss = -logprobs[mask].sum() / micro.totals.tokens
         return loss, {"loss": float(loss.detach())}
 
 
 def batch_rows(count: int, size: int, step: int, seed: int) -> list[int]:
-    """Row numbers of a step's batch: epochs of permutations, read on without a gap."""
+    """Return the row numbers of a step's batch, from permutations that follow one another without a break."""
     rows: list[int] = []
     for position in range(step * size, (step + 1) * size):
         epoch, place = divmod(position, count)
+        # At the start of the batch and of every epoch; both follow from the step, so a resume needs no
+        # state.
         if not rows or place == 0:
             order = permutation(key(seed, "order", epoch), count)
         rows.append(int(order[place]))

@@ -1,4 +1,4 @@
-"""Guards: what ends a run before it does harm. Pure: what happened in, what to do out.
+"""Guards: end a run before it does harm. They are pure functions from measurements to actions.
 
 Their memory is an argument and a result; it is part of the checkpointed state, so that a resumed run
 judges exactly as an uninterrupted one.
@@ -23,7 +23,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Warn:
-    """Say so, and note an event."""
+    """Print a warning and log an event."""
 
     text: str
     event: str
@@ -32,7 +32,7 @@ class Warn:
 
 Action = Stop | Warn
 WORSE_THAN_NOTHING = -0.25
-"""Explained variance of a critic that is no longer only untrained or noisy."""
+"""Explained variance below which a critic is diverging, not merely untrained or noisy."""
 LOST_STEPS = 5
 
 
@@ -60,10 +60,10 @@ def judge_step(
     why_none: Callable[[int], str],
     cause: Callable[[], str] = str,
 ) -> tuple[GuardMemory, list[Action]]:
-    """Look at a step that has ended: whether anything had an advantage, the KL, the entropy.
+    """Judge a completed step: whether anything had an advantage, the KL, the entropy.
 
-    ``why_none`` explains the last so many steps without a signal. ``cause`` is what was found in the run, and
-    what mends it: where there is something a guard gives no other advice.
+    ``why_none`` explains the given number of last steps without a signal. ``cause`` returns the gravest
+    finding with its remedy; it replaces a guard's own advice.
     """
     actions: list[Action] = []
     dead = 0 if signal else memory.dead_steps + 1
@@ -75,6 +75,7 @@ def judge_step(
             )
         )
     kl = metrics.get("kl/completion_k1", math.nan)
+    # NaN, where no KL was measured, exceeds nothing.
     level = kl_level(kl, limits)
     actions += _on_kl(step, kl, level, memory.kl_level, limits, cause)
     lost, found = _on_values(step, metrics.get("value/explained_variance", math.nan), memory.lost_values)
@@ -92,8 +93,10 @@ def judge_step(
 
 
 def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Action]]:
-    """How many steps in a row a critic has been worse than a constant; a warning when they are five."""
+    """Count the consecutive steps with a critic worse than a constant; warn when there are five."""
+    # A comparison with NaN is false: a step without a critic resets the count.
     lost = before + 1 if explained < WORSE_THAN_NOTHING else 0
+    # Equal, not at least: the warning comes once in a row of bad steps.
     if lost != LOST_STEPS:
         return lost, []
     text = (
@@ -105,7 +108,7 @@ def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Acti
 
 
 def kl_level(kl: float, limits: Guards) -> int:
-    """Number of the highest threshold that the KL to the reference exceeds, nats a completion; 0: none."""
+    """Return the highest threshold, 1 to 3, that the KL in nats per completion exceeds; 0 for none."""
     bounds = (limits.kl_warn, limits.kl_act, limits.kl_stop)
     return max((i for i, b in enumerate(bounds, start=1) if b is not None and kl > b), default=0)
 
@@ -122,6 +125,7 @@ def _on_kl(
                 f"guards.{'kl_stop' if level == 3 else 'kl_act'} {bound:g}. {cause() or advice}"
             )
         ]
+    # Warn when a threshold is first exceeded, not in every step above it.
     if level <= before:
         return []
     text = (

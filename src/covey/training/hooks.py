@@ -1,4 +1,4 @@
-"""What a run does when its parts report something: they know of no run."""
+"""Hooks: a run's reactions to reports of its parts, which do not know the run."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ class Hooks:
     run: Run
 
     def before_micro_batch(self) -> None:
-        """The learner begins a micro-batch."""
+        """Report progress before each micro-batch of a learner."""
         self.run.watchdog.progress()
         self.run.options.faults.in_memory("memory.full")
 
     def micro_batch_halved(self, tokens: int) -> None:
-        """The learner ran out of memory and continues with smaller micro-batches."""
+        """Report that the learner ran out of memory and continues with smaller micro-batches."""
         run = self.run
         run.state = replace(run.state, micro_tokens=tokens)
         run.journal.say(f"out of memory; continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
     def out_of_memory(self, tokens: int) -> None:
-        """The learner is out of memory and cannot continue: a resume begins with smaller micro-batches."""
+        """Record smaller micro-batches for the resume: the learner is out of memory and cannot continue."""
         path = self.run.journal.folder.path
         configured = self.run.loaded.config.train.tokens_per_micro_batch
+        # The form in which ``plan_memory`` reads it.
         planned = {"micro_tokens": {"configured": configured, "planned": tokens}}
         write_file(path / "env.json", sealed({**(read_environment(path) or {}), **planned}))
 
     def fewer_running(self, running: int) -> None:
-        """The sampler ran out of memory and continues with fewer completions at once."""
+        """Report that the sampler ran out of memory and continues with fewer completions at once."""
         self.run.journal.console.fewer_running(running)
         self.run.journal.event(self.run.state.step, "out of memory", running=running)
 
     def servers_changed(self, what: str) -> None:
-        """A sampling server was lost or came back."""
+        """Report that a sampling server was lost or came back."""
         self.run.journal.say(what, "yellow")
         self.run.journal.event(self.run.state.step, "sampling server", because=what)
 
 
 def connect(run: Run) -> None:
-    """Let the run hear what its learners and its sampler report."""
+    """Connect the run's hooks to its learners and its sampler."""
     hooks = Hooks(run)
     run.journal.clock.alive = partial(memory_measured, run)
     for learner in (run.learner, run.critic):
@@ -60,6 +61,7 @@ def connect(run: Run) -> None:
             learner.before_micro_batch = hooks.before_micro_batch
             learner.when_halved = hooks.micro_batch_halved
             learner.when_lost = hooks.out_of_memory
+    # The sampler inside the wrapper that runs tools.
     sampler = innermost(run.sampler)
     if isinstance(sampler, LocalSampler):
         sampler.on_fewer = hooks.fewer_running

@@ -1,4 +1,4 @@
-"""A run's memory by what it is for: forecast before the first step, then measured in its tensors."""
+"""A run's memory by component: forecast before the first step, then measured in its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covey.system.processes import gather, on_this_machine
 from covey.training.run import Run
 
 TRAINED = ("weights", "gradient", "optimizer")
-"""What a model that learns keeps between its steps."""
+"""The components that a model under training keeps between its steps."""
 
 
 def plan_memory(run: Run) -> dict[str, int]:
@@ -26,8 +26,10 @@ def plan_memory(run: Run) -> dict[str, int]:
     """
     config, learner = run.loaded.config, run.learner
     device = learner.policy.device
+    # Processes on one machine share its memory equally.
     shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
     copied = learner.reference is not None and learner.reference.has_weights
+    # Models loaded so far are no part of the program's own memory.
     models = 1 + copied + (run.critic is not None)
     program = program_bytes(device, shape.parameters * shape.number * models)
     critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
@@ -44,8 +46,10 @@ def plan_memory(run: Run) -> dict[str, int]:
     )
     wanted = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
+    # A changed setting makes a new plan; else the run's first plan holds.
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, asked, there)
+    # All processes use the size that fits into the smallest one.
     tokens = min(gather(tokens))
     learner.micro_tokens = tokens
     if run.critic is not None:
@@ -63,7 +67,7 @@ def plan_memory(run: Run) -> dict[str, int]:
 
 
 def in_megabytes(roles: Mapping[str, int]) -> str:
-    """Bytes by what they are for, what takes next to nothing left out.
+    """Format bytes by component, leaving out those that round to 0 MB.
 
     >>> in_megabytes({"weights": 3_200_000, "critic": 0})
     'weights 3'
@@ -72,7 +76,7 @@ def in_megabytes(roles: Mapping[str, int]) -> str:
 
 
 def memory_measured(run: Run) -> dict[str, int]:
-    """Bytes that the run's tensors really take, by what they are for; of what comes and goes the most so far.
+    """Measure the bytes of the run's tensors by component; for temporary ones the most so far.
 
     ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.
     """

@@ -1,4 +1,4 @@
-"""What a training step comes to: its metrics, what is noteworthy about it, and its line on the console."""
+"""The report of a training step: its metrics, its notes, and its line on the console."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ OFF_CENTRE = "advantages do not sum to zero"
 
 @dataclass
 class Updated:
-    """What the optimizer steps of a training step came to."""
+    """The results of a training step's optimizer steps."""
 
     stats: list[TokenStats] = field(default_factory=list)
-    """Of the policy's micro-batches."""
+    """Statistics of the policy's micro-batches."""
     norms: list[float] = field(default_factory=list)
-    """Of the policy's gradients."""
+    """Norms of the policy's gradients."""
     value_norms: list[float] = field(default_factory=list)
-    """Of the gradients of a critic that learns on its own."""
+    """Norms of the gradients of a critic that is updated separately."""
 
 
 def step_metrics(
@@ -54,8 +54,10 @@ def step_metrics(
     coefficients: Coefficients,
     train: Train,
 ) -> dict[str, float]:
-    """Everything that is logged of a step, by name; it follows from the config alone."""
+    """Return everything that is logged of a step, by name; the config alone determines it."""
+    # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups, advantages = [*rollout.groups, *rollout.filtered], by_completion(batch, batch.advantages)
+    # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
@@ -92,7 +94,7 @@ def report_step(
     config: Config,
     algorithm: Algorithm,
 ) -> None:
-    """Write a step down and show it."""
+    """Log a step and show it on the console."""
     _note_off_centre(journal, algorithm, batch, rollout.groups, step)
     seen = token_record(stats, [len(tokens) for tokens in batch.tokens])
     times = journal.rollouts(step, rollout, batch, seen, config.train.inner_epochs, metrics)
@@ -105,7 +107,8 @@ def report_step(
 def _note_off_centre(
     journal: Journal, algorithm: Algorithm, batch: Batch, groups: Sequence[Group], step: int
 ) -> None:
-    """Say once in a run that a user's own estimator gives a group advantages that do not sum to zero."""
+    """Warn once in a run if the advantages of a user's own estimator do not sum to zero in a group."""
+    # Then later terms move the sum, and the estimator is not to blame.
     later = algorithm.whiten is not None or (algorithm.kl is not None and algorithm.kl.place == "reward")
     found = off_centre(batch, groups) if algorithm.advantage.own and not later else None
     if found is None or journal.has_event(OFF_CENTRE):
@@ -121,14 +124,15 @@ def _note_off_centre(
 
 
 def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
-    """Share of the sampled tokens that went through the update, and so into its metrics."""
+    """Return the fraction of sampled tokens that went through the update, and so into its metrics."""
+    # (N,): completions that were computed; see ``skip_idle`` in batching.
     busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
     tokens = sum(c.length for g in groups for c in g.completions)
     return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
 
 
 def extremes(groups: Sequence[Group]) -> tuple[str, Shown, Shown] | None:
-    """The prompt, the best and the worst completion of the group whose rewards differ the most."""
+    """Return prompt, best and worst completion of the group whose rewards differ the most."""
     known = [g for g in groups if g.scorable.any()]
     if not known:
         return None
@@ -144,12 +148,12 @@ WORRYING: Mapping[str, tuple[str, float, float]] = {
     "dead groups": ("groups/dead", 0.5, 0.8),
     "truncated": ("length/truncated", 0.1, 0.5),
 }
-"""Fact -> its metric, above what it is shown in yellow and above what in red; docs/metrics.md has why."""
+"""Fact -> its metric and the values above which it is yellow and red; docs/metrics.md gives the reasons."""
 LOW_ENTROPY = 0.05
 
 
 def worries(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The style of each fact that is not healthy."""
+    """Return the style of each fact that is not healthy."""
     found = {
         fact: "red" if metrics[name] > bad else "yellow"
         for fact, (name, poor, bad) in WORRYING.items()
@@ -159,7 +163,7 @@ def worries(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
-    """What the console shows of a step."""
+    """Return the facts that the console shows of a step."""
     return {
         "reward": shown(metrics["reward/mean"], ".3f"),
         "correct": f"{100 * metrics['accuracy']:.0f} %",
@@ -171,5 +175,5 @@ def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> d
 
 
 def shown(value: float, form: str) -> str:
-    """A number for people; none where there was nothing to take a mean of."""
+    """Format a number for the console; "none" for NaN, the mean of nothing."""
     return "none" if math.isnan(value) else format(value, form)

@@ -1,4 +1,4 @@
-"""The models of a run, and where it samples: policy, critic, reference, sampler."""
+"""The models of a run and its sampler: policy, critic, reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from covey_verify.web import ask
 def load_trained(
     loaded: Loaded, source: Source
 ) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
-    """The model that a method trains, and how it reads examples."""
+    """Return the model that a method trains, and the function that encodes its examples."""
     config, texts = loaded.config, texts_of(source, loaded.config)
     if config.method == "reward_model":
         judge = load_reward_model(loaded, texts, kind_of(source.examples))
@@ -41,23 +41,24 @@ def load_trained(
 
 
 def reference_of(policy: Policy, loaded: Loaded) -> Reference | None:
-    """The frozen reference that the algorithm asks for."""
+    """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
     asked = algorithm.needs_reference and loaded.config.method == "rl"
     return Reference(policy, algorithm.moves_reference) if asked else None
 
 
 def policy_learner(policy: Policy, loaded: Loaded, reference: Reference | None) -> Learner[Policy]:
-    """The policy with its optimizer. A value head on it learns at the critic's rate."""
+    """Return the policy with its optimizer. A value head on it learns at the critic's rate."""
     config, critic = loaded.config, loaded.algorithm.critic
+    # Relative, so that the head follows the policy's schedule.
     pace = critic.lr / config.train.lr if critic and config.train.lr else 1.0
     return Learner(policy, config.train, reference, head=policy.value, pace=pace)
 
 
 def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
-    """The critic that the algorithm asks for; None where it is a head on the policy, or nothing.
+    """Return the algorithm's separate critic; None if it is a head on the policy, or there is none.
 
-    Raises ConfigError for a model that cannot be it.
+    Raises ConfigError for a model that cannot be a critic.
     """
     config, critic = loaded.config, loaded.algorithm.critic
     if critic is None or config.method != "rl":
@@ -72,16 +73,17 @@ def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
 
 
 def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
-    """Servers where the config names some or Ray places them, else this process."""
+    """Return a sampler on servers, if the config names some or Ray places them, else in this process."""
     rollout = config.rollout
     asking: Asking = ask
     lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
+    # Sampling ahead needs weights that the training thread does not change meanwhile.
     policy = snapshot(policy) if lags else policy
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
-    if config.launch.samplers and first():  # who asks for all of them
+    if config.launch.samplers and first():  # the process that sends all requests
         placed = PlacedSamplers(policy, config, folder)
         sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
     common = (rollout.temperature, rollout.max_running, token, asking, lags)

@@ -1,4 +1,4 @@
-"""A run from start to verdict: its stages in order, each measured before and after."""
+"""The pipeline of a run: its stages in order, each evaluated before and after."""
 
 from __future__ import annotations
 
@@ -65,13 +65,14 @@ LOOPS: Mapping[Loop, Callable[[Run], None]] = {
 def run_pipeline(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
-    """Run all stages, each from the last one's final model, continuing where an earlier try stopped.
+    """Run all stages, each from the last one's final model, and continue where an earlier try stopped.
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
     stages, results = loaded.stages(), list[Result]()
     refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
+        # A single stage keeps the run's own folder.
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
         done = by_first(partial(_finished, placed, console))
@@ -81,6 +82,7 @@ def run_pipeline(
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
+        # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
             results.append(done or _run(placed, console, stop, options))
         if done is not None and number == len(stages):
@@ -95,13 +97,15 @@ def run_pipeline(
 
 
 def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> list[Result]:
-    """``run_pipeline``, whose end is left in the run's folder unless it is a good one. Raises CoveyError."""
+    """Call ``run_pipeline`` and record a failure in the run's folder. Raises CoveyError."""
     home = loaded.config.output
     works_in(home)
     try:
         results = run_pipeline(loaded, console, stop, options)
     except Exception as error:
         known = as_error(error)
+        # Config errors and busy folders say nothing of the run; another process may have recorded it
+        # already.
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
             record_exit(home, known)
         if known is error:
@@ -123,11 +127,12 @@ def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOpti
 
 
 def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
-    """A stage's config with a folder of its own, and what it names of earlier stages in its place.
+    """Return a stage's config with its own folder, names of earlier stages replaced by paths.
 
-    The model is that of the stage it names, or of the last stage that left a policy.
+    Its model is that of the stage it names, or of the last stage that left a policy.
     """
     config, home = stage.config, stage.config.output
+    # Name of a stage, such as 1-sft -> its folder.
     known = {r.folder.name: r.folder.resolve() for r in before}
     policies = [r.folder for r in before if stage_method(r.folder) in POLICIES]
     own = before[list(known).index(config.model)].folder if config.model in known else None
@@ -144,7 +149,7 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
 
 
 def _placed_reward(spec: object, known: Mapping[str, Path]) -> object:
-    """A reward whose model is an earlier stage's."""
+    """Return a reward with an earlier stage's model replaced by its path."""
     if not isinstance(spec, Mapping):
         return spec
     return {
@@ -156,20 +161,22 @@ def _placed_reward(spec: object, known: Mapping[str, Path]) -> object:
 
 
 def _finished(stage: Loaded, console: RunConsole) -> Result | None:
-    """The result of a stage that has done all it is asked for, and whose model is there.
+    """Return the result of a stage that is complete and whose model exists.
 
-    None where there is something left to do: to begin, to continue, to train more steps than were asked for
-    before, or to write a model anew that is gone. Raises CheckpointError where that cannot be.
+    None if something is left to do: to begin, to continue, to train more steps than before, or to write a
+    lost model again. Raises CheckpointError if that is impossible.
     """
     output, train = stage.config.output, stage.config.train
     if not (output / RESULT).exists():
         return None
     result = read_result(output)
+    # The result records bytes and hashes of the logs; a log that differs was damaged or continued.
     for name in (*STREAMS, EXAMPLES):
         if complaint := ended_otherwise(output, name):
             raise CheckpointError(f"{complaint}. Put the file back, or begin a new run")
     final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
+    # It ended before its steps because it reached ``stop_at``; only another bar gives it more to do.
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
     steps = train.steps if METHODS[stage.config.method].loop else 0  # `filter` selects, and makes no step
     more = result.steps < steps and not (reached and train.stop_at == asked["stop_at"])
@@ -191,7 +198,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
 
 
 def _refuse_late_changes(stage: Loaded) -> None:
-    """Raise ConfigError if a stage that has ended is asked for settings that it can no longer follow."""
+    """Raise ConfigError if settings were changed that a completed stage can no longer follow."""
     late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
@@ -201,7 +208,7 @@ def _refuse_late_changes(stage: Loaded) -> None:
 
 
 def _refuse_stale_stages(stage: Loaded, number: int) -> None:
-    """Raise CheckpointError if a stage would train more steps after a later one has begun from its model."""
+    """Raise CheckpointError if a stage would train further though a later one began from its model."""
     output = stage.config.output
     later = [s for s in stages_in(output.parent) if stage_number(s) > number]
     if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
@@ -214,10 +221,10 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
 def run_stage(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Result:
-    """One stage: measure, train, measure, write the model and the verdict."""
+    """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
     config, loop = loaded.config, METHODS[loaded.config.method].loop
     assert loop is not None  # `_run` has done what needs no model
-    inputs = inputs_of(loaded)  # before a function is called, which may change what it holds
+    inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
     record_inputs(loaded, inputs)
     if config.method in MAKES_EXAMPLES:
@@ -235,18 +242,20 @@ def run_stage(
         with run.watchdog.watching():
             if run.test_set:
                 evaluations["before"] = run.evaluation_at(0)
+            # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
                 LOOPS[loop](run)
             if config.method in COLLECTS:
                 return finish_examples(run)
             if run.state.updates:
-                run.save()  # so that more steps can follow, and a lost final/ can be written anew
+                run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.test_set:
                 evaluations["after"] = run.evaluate()
             again = measured_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 run.find(run.state.step - 1)
             return finish(run, evaluations, again)
+    # Everything up to the last complete step is saved; the message tells the user where.
     except Stopped as stopped:
         run.save()
         raise Stopped(
@@ -265,7 +274,7 @@ def run_stage(
 
 
 def finish_examples(run: Run) -> Result:
-    """Write the examples of a stage that makes some, and its result."""
+    """Write the examples and the result of a collecting stage."""
     folder = run.journal.folder.path
     by_first(lambda: kept(run))
     seconds, example = round(run.journal.clock.total(), 1), example_of([p.problem for p in run.train_set])
@@ -275,21 +284,21 @@ def finish_examples(run: Run) -> Result:
 
 
 def _conclude(run: Run, result: Result) -> None:
-    """Let the result be the last that is written."""
+    """Write the result, last of all: its existence marks the stage as complete."""
     folder = run.journal.folder
     written = {name: list(known) for name, known in folder.sync().streams.items()}
     leave_result(folder.path, result, written)
 
 
 def leave_result(folder: Path, result: Result, written: Mapping[str, object] = MappingProxyType({})) -> None:
-    """Write the result, with what was ``written``: bytes and sha256 of each log, and of the examples."""
+    """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
     made = folder / EXAMPLES
     examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
     write_file(folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
 
 
 def measured_again(run: Run) -> Evaluation | None:
-    """Of a stage that ended at ``train.stop_at``, accuracy on problems that did not decide on its end."""
+    """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
     train = run.loaded.config.train
     if train.stop_at is None or run.state.step >= train.steps or not run.spare:
         return None
@@ -309,16 +318,18 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | 
             why = f"No group had a nonzero advantage: {found}"
         raise GuardStop(f"{run.state.step} steps were trained without changing a single weight. {why}")
     best = by_first(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
+    # The model to write is an earlier one, and so is its evaluation.
     if best is not None and best.step != run.state.step:
         run.go_back(best.step)
         evaluations = {**evaluations, "after": best.evaluation}
     run.learner.check_finite(str(run.journal.folder.path / "final"))
+    # All processes have to take part; only the first one writes.
     critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
     return by_first(lambda: _write_final(run, evaluations, critic, again))
 
 
 def _with_second(verdict: Verdict, again: Evaluation | None, bar: float | None) -> Verdict:
-    """The verdict, with what a stage that ended at a bar gets on other problems."""
+    """Return the verdict, with the accuracy on other problems of a stage that ended at a bar."""
     if again is None:
         return verdict
     rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
@@ -332,7 +343,7 @@ def _write_final(
     again: Evaluation | None,
 ) -> Result:
     folder, config = run.journal.folder.path, run.loaded.config
-    seconds = round(run.journal.clock.total(), 1)  # as it is recorded: said once more it is the same
+    seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     best, chosen = run.journal.folder.best(), config.train.final == "best"
     if verdict is not None:
@@ -342,6 +353,7 @@ def _write_final(
     example = example_of([p.problem for p in run.test_set or run.train_set])
     besides = ranked(run.journal.folder.read("metrics.jsonl"), run.held_out) or Trained.besides
     steps = best.step if best is not None and chosen else run.state.step
+    # The folder appears under its name once it is complete.
     with committed_folder(folder / "final") as final:
         save_policy(run.learner.policy.whole, final)
         if run.critic is not None:
@@ -354,6 +366,7 @@ def _write_final(
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
     write_curve(folder / "curve.svg", title, *streams)
+    # Completions drawn ahead are of no use after the last step.
     forget_completions(folder)
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
@@ -362,6 +375,7 @@ def _write_final(
     run.journal.say(f"{config.output.name}: {words}{told}")
     if not chosen and (better := offer(best, folder)):
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
+    # The gravest finding names the cause; without findings the logs are searched for a likely one.
     failed = verdict is not None and verdict.word in ("did not learn", "got worse")
     why = gravest(run.findings()) or likely(*streams, settings_of(run.loaded)) if failed else None
     if why is not None:

@@ -1,4 +1,4 @@
-"""Learning from preferences: pairs, or answers that were judged alone, against a reference or without one."""
+"""Preference learning: from pairs or from answers judged alone, with a reference or without one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from covey.training.given import Shares
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
-"""Examples that are scored between two writes of it."""
+"""Examples that are scored between two writes of the file of reference log-probs."""
 
 
 def train(run: Run) -> None:
@@ -40,6 +40,7 @@ def train(run: Run) -> None:
     if "nll" in loss.needs:
         examples = [with_prompt_trained(e) for e in examples]
     asks = set(loss.needs)
+    # KTO alone: answers to other prompts, numbered after the examples themselves.
     others = mismatched(examples, run.learner.policy.context) if "reference_point" in asks else []
     for note in unpaired_notes(run.train_set, loss.all_settings) if others else ():
         run.journal.say(note, "yellow")
@@ -56,6 +57,7 @@ def train(run: Run) -> None:
         if others:
             batch = batch_of(rows, first=len(examples))
             assert batch.ref_sums is not None
+            # Before the update and over the whole step, so that all micro-batches compare with one number.
             point = float((summed(run.learner, batch) - batch.ref_sums).mean())
         batch = batch_of(rows)
         return batch, PreferenceObjective(loss, point, float(batch.mask[0::2].sum()) / len(rows))
@@ -64,7 +66,7 @@ def train(run: Run) -> None:
 
 
 def summed(learner: Learner[Policy], batch: Batch) -> Tensor:
-    """(N,) log-probs of whole answers under the policy as it is."""
+    """Return (N,) log-probs of whole answers under the present policy."""
     return (learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)
 
 
@@ -74,9 +76,9 @@ class PreferenceObjective:
 
     loss: AnyBound
     reference_point: float = 0.0
-    """Mean KL of prompts with answers to others: what KTO compares with."""
+    """Mean KL of prompts with answers to other prompts, which KTO compares with."""
     tokens: float = 1.0
-    """Trained tokens of a first answer, in the mean over the step."""
+    """Mean trained tokens of the first answers of the step."""
     temperature: float = 1.0
     max_tokens: int = 1
     skips_idle: bool = False
@@ -84,9 +86,10 @@ class PreferenceObjective:
     needs_reference: bool = False
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
-        """A micro-batch's share of the loss and of the metrics."""
+        """Return a micro-batch's part of the loss and of the metrics."""
         batch, count = micro.rows, micro.totals.prompts
         logprobs = micro.packed.unpack(scores.logprobs)
+        # Prompt tokens that are trained have advantage -1: they count in the NLL and not in the answer.
         answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)
         sums, lengths = (logprobs * answered).sum(-1), answered.sum(-1).to(logprobs)
         nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
@@ -107,6 +110,7 @@ class PreferenceObjective:
             )
         assert bool(labels[0::2].all()) and not bool(labels[1::2].any()), "chosen and rejected take turns"
         names = {"": sums, "ref_": None if batch.ref_sums is None else batch.ref_sums.to(sums)}
+        # chosen, rejected, ref_chosen, ref_rejected: rows 0, 2, 4, ... and 1, 3, 5, ...
         parts = {f"{ref}{who}": values[n::2] for ref, values in names.items() if values is not None
                  for n, who in enumerate(("chosen", "rejected"))}  # fmt: skip
         sizes = {"chosen_lengths": lengths[0::2], "rejected_lengths": lengths[1::2]}
@@ -131,10 +135,11 @@ class PreferenceObjective:
 
 
 def with_prompt_trained(example: Prompted) -> Prompted:
-    """A pair whose chosen answer is trained with its prompt, of which nothing predicts the first token."""
+    """Return a pair whose chosen answer is trained with its prompt, except the prompt's first token."""
     first, rest = example.tokens[:1], example.tokens[1:]
     answers = []
     for chosen, answer in zip((True, False), example.answers, strict=True):
+        # -1 marks the prompt's tokens; see ``answered`` in PreferenceObjective.
         said = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
         trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
         answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, said))
@@ -146,7 +151,7 @@ MOST_UNEVEN = 4 / 3
 
 
 def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object]) -> list[str]:
-    """Where judged answers teach something else than meant: one label outweighs, or one prompt is all."""
+    """Return warnings for judged answers: one label outweighs the other, or there is only one prompt."""
     good = sum(label for e in examples for label in e.labels)
     bad = sum(1 - label for e in examples for label in e.labels)
     for_good, for_bad = (float(str(settings[f"{name}_weight"])) for name in ("desirable", "undesirable"))
@@ -168,13 +173,15 @@ def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object])
 
 
 def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
-    """Each prompt with the answer to another: that before its own in the file, round the end.
+    """Return each prompt with the answer to another: the one before it in the file, round the end.
 
     Answers that would not fit into the context are truncated.
     """
     found = []
     for n, example in enumerate(examples):
         before = (examples[n - k] for k in range(1, len(examples)))
+        # The answers of the nearest earlier example with another prompt; if all are alike, just the one
+        # before.
         other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
         room = max(1, context - len(example.tokens))
         answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
@@ -183,22 +190,25 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
 
 
 def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
-    """The log-prob of each answer under the model the run began with, (answers,) each.
+    """Return the log-prob of each answer under the model that the run began with, (answers,) each.
 
-    Computed before the first step, while the policy is that model, and kept; what an interrupted try has
-    left is gone on from. Where they are damaged or gone later, they are computed anew from the model the run
-    began with. Raises CheckpointError where that is not what it was.
+    They are computed before the first step, while the policy is that model, and kept in a file; an
+    interrupted computation continues from it. If the file is damaged or gone later, they are computed again
+    from the model that the run began with. Raises CheckpointError if that model has changed.
     """
     path = run.journal.folder.path / REFERENCE
     digest = hashlib.sha256()
     for example in examples:
         digest.update(example.tokens.tobytes())
         for answer in example.answers:
+            # The mask decides which log-probs are summed, so it is part of the identity.
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
     known = by_first(lambda: _kept(path.parent, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
+    # The number of whole examples whose log-probs are ``known``.
     done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
     learner = run.learner
+    # The policy has moved, so the first model is loaded once more.
     if done < len(examples) and run.state.step:
         learner = _first_learner(run, path)
     run.journal.console.doing("scoring the reference")
@@ -212,7 +222,7 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
 
 
 def _first_learner(run: Run, path: Path) -> Learner[Policy]:
-    """A learner whose policy is the model that the run began with. Raises CheckpointError if that changed."""
+    """Return a learner with the model that the run began with. Raises CheckpointError if it has changed."""
     problem = f"{path}: the reference log-probs are missing, damaged, or belong to other examples"
     changed = by_first(lambda: _changed_start(run))
     if changed or run.first_policy is None:
@@ -227,7 +237,7 @@ def _first_learner(run: Run, path: Path) -> Learner[Policy]:
 
 
 def _changed_start(run: Run) -> list[str]:
-    """What resumes have noted of the files of the model that the run began with."""
+    """Return the changes that resumes have recorded for the model's files since the run began."""
     events = (e for e in run.journal.folder.read("events.jsonl") if e["event"] == INEXACT)
     noted = [str(said) for event in events for said in _texts(event.get("because"))]
     return [said.partition(" since")[0] for said in noted if said.startswith("model/")]
@@ -238,9 +248,9 @@ def _texts(value: object) -> Sequence[object]:
 
 
 def _kept(folder: Path, digest: str) -> np.ndarray:
-    """What an earlier try has computed of these examples; nothing where it is gone, damaged or of others.
+    """Read what an earlier try has computed for these examples; empty if gone, damaged or of other examples.
 
-    Raises OSError, with the file's name, where it cannot be read.
+    Raises OSError, with the file's name, if it cannot be read.
     """
     try:
         sums, examples = read_sums(folder)

@@ -38,7 +38,7 @@ from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
 NEVER_READ = 0
-"""The token behind an answer: where it would be predicted the value is."""
+"""Placeholder token after an answer: the value is read where it would be predicted."""
 
 
 def train(run: Run) -> None:
@@ -65,11 +65,13 @@ class RewardObjective:
     needs_reference: bool = False
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
-        """A micro-batch's share of the loss and of the metrics."""
+        """Return a micro-batch's part of the loss and of the metrics."""
+        # ``logprobs`` holds the head's values here, one wherever a token is trained.
         asked = micro.rows.mask.to(scores.logprobs.device)
         values = micro.packed.unpack(scores.logprobs)[asked]
         if self.of_pairs is None:
             return self._judged(values, micro.rows.advantages.to(values.device)[asked], micro.totals.tokens)
+        # An example is a group of two, chosen first, and groups stay whole in a micro-batch.
         chosen, rejected, count = values[0::2], values[1::2], micro.totals.prompts
         losses = self.of_pairs(PreferenceData(chosen_scores=chosen, rejected_scores=rejected))
         assert isinstance(losses, Tensor)
@@ -83,6 +85,7 @@ class RewardObjective:
 
     def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Shares]:
         good = said > 0
+        # Cross-entropy: -log sig(v) of good ones, -log sig(-v) of bad ones.
         losses = -log_sigmoid(torch.where(good, values, -values))
         found = {
             "reward_model/accuracy": ((values > 0) == good).float(),
@@ -97,7 +100,7 @@ class RewardObjective:
 
 
 def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
-    """The reward model that a config begins with: one trained before, or a language model's trunk."""
+    """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
     if isinstance(config.model, str) and config.model != "tiny":
         source = source_of(config.model, loaded.folder)
@@ -118,18 +121,19 @@ def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
 
 
 def kind_of(examples: Sequence[Example]) -> Judges:
-    """Which head the examples are for."""
+    """Return the kind of reward model that the examples train."""
     return "process_reward_model" if examples[0].kind == "steps" else "reward_model"
 
 
 def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]:
-    """Examples as a reward model reads them; what it is asked about is marked as trained, with its label.
+    """Encode examples for a reward model; the tokens where a value is read are trained, with labels.
 
-    Raises DataError for what does not fit, or differs in nothing that the model can see.
+    Raises DataError for examples that do not fit, or whose answers look the same to the model.
     """
     found = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
     same_model(policy, found)
     for p in found:
+        # Without the placeholder, which the model never reads.
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:
             raise DataError(f"{p.problem.id}: {size} tokens, and the model reads {policy.context}: cut it")
@@ -137,7 +141,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
 
 
 def _answers(policy: Policy, example: Example) -> Prompted:
-    """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
+    """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt)
     ids = told_of(problem, lambda: [read(answer) for answer in example.answers])
@@ -145,7 +149,9 @@ def _answers(policy: Policy, example: Example) -> Prompted:
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
         raise DataError(f"{problem.id}: chosen and rejected are the same tokens here; remove this row")
+    # At each place, whether all answers have the same token; up to the end of the shortest.
     alike = [len(set(tokens)) == 1 for tokens in zip(*ids, strict=False)]
+    # Never empty: a packed sequence begins with a prompt.
     shared = max(1, alike.index(False) if False in alike else len(alike))
     answers = tuple(
         asked([*tokens[shared:], NEVER_READ], [len(tokens) - shared], [label])
@@ -155,7 +161,7 @@ def _answers(policy: Policy, example: Example) -> Prompted:
 
 
 def _steps(policy: Policy, example: Example) -> Prompted:
-    """One answer, asked about at the end of each step."""
+    """Encode one answer whose value is read at the end of each step."""
     problem, steps = example.problem, [str(step) for step in example.answers]
     read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
     (ids, ends), (first, _) = told_of(problem, lambda: (read(steps), read([])))
@@ -163,13 +169,14 @@ def _steps(policy: Policy, example: Example) -> Prompted:
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(set(ends)) < len(ends):
         raise DataError(f"{problem.id}: a step has no token of its own to be judged at; join it to another")
+    # ``ends`` are last tokens; the value after one is read where the next would be predicted.
     places = [end + 1 - len(first) for end in ends]
     answer = asked([*ids[len(first) :], NEVER_READ], places, example.labels)
     return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
 
 
 def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
-    """An answer that is asked about where the tokens at ``places`` would be predicted."""
+    """Return an answer whose values are read where the tokens at ``places`` would be predicted."""
     trained, said = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=np.float32)
     trained[list(places)], said[list(places)] = True, np.where(np.array(labels) > 0.5, 1.0, -1.0)
     return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)

@@ -1,4 +1,4 @@
-"""The reinforcement loop: sample groups, score them, give advantages, update; again."""
+"""The reinforcement loop: sample groups, score them, compute advantages, update."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from covey.types import Group
 
 
 def train(run: Run) -> None:
-    """Do the steps that are left. A stop request surfaces as Stopped between updates."""
+    """Run the remaining steps. A stop request surfaces as Stopped between updates."""
     config, algorithm, journal = run.loaded.config, run.loaded.algorithm, run.journal
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
     with closing(rollouts_of(run)) as rollouts:
@@ -46,7 +46,7 @@ def train(run: Run) -> None:
             with journal.clock("prepare"):
                 batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
             with journal.clock("update"):
-                before, done = run.learner.version, update(run, batch, old, step)
+                before, done = run.learner.version, update(run, batch, old, step)  # version first
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
             metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
@@ -59,7 +59,7 @@ def train(run: Run) -> None:
 
 
 def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
-    """The batches of the steps that are left; closing it ends the thread that samples ahead, if one does."""
+    """Return the batches of the remaining steps; closing the generator ends a thread that samples ahead."""
     config = run.loaded.config
     store = CompletionFiles(run.journal.folder.path) if config.rollout.staleness else None
     parts = (run.train_set, run.sampler, run.rewards, config.rollout, run.loaded.algorithm, config.seed)
@@ -68,9 +68,9 @@ def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
-    """The optimizer steps on a rollout batch, those of a critic of its own on the same minibatches."""
+    """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
     done, algorithm, config = Updated(), run.loaded.algorithm, run.loaded.config
-    jobs = list(learners_of(run, step, done))
+    jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, algorithm, config, old, step)):
         for learner, objective, norms in jobs:
             seen = learner.forward_backward(minibatch, objective)
@@ -82,17 +82,19 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
 def learners_of(
     run: Run, step: int, done: Updated
 ) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
-    """Who learns in a step, what from, and where its gradient norms go. A policy may wait for its critic."""
+    """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
     algorithm, rollout, head = run.loaded.algorithm, run.loaded.config.rollout, run.learner.policy.value
     critic = algorithm.critic
     values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
     waits = critic is not None and step < critic.warmup
     if critic is not None and head is not None:
+        # While the policy waits, the critic's gradient may not reach their common trunk.
         head.pull = 0.0 if waits else critic.pull
     if not waits:
         also = None if head is None else values
         temperature, now = rollout.temperature, run.state.coefficients
         yield run.learner, PolicyObjective(algorithm, temperature, rollout.max_tokens, now, also), done.norms
+    # A head on the policy learns with it in one pass, unless the policy waits.
     if values is not None and (waits or head is None):
         yield run.critic or run.learner, values, done.value_norms
 
@@ -107,7 +109,7 @@ def prepare(
     step: int,
     critic: Learner[ValueModel] | None = None,
 ) -> Batch:
-    """Groups -> the batch to train on: advantages and every frozen number the algorithm needs."""
+    """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
     batch, temperature = collate(groups, config.rollout.mask_truncated), config.rollout.temperature
     if algorithm.critic is not None:
         batch = replace(batch, values=(critic or learner).score(batch, temperature).values)
@@ -119,6 +121,7 @@ def prepare(
             old_entropy=scores.entropy,
             old_collision=scores.collision,
         )
+    # After the forward pass, whose log-probs it overrides: the pass may be for entropy alone.
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
@@ -136,7 +139,7 @@ def prepare(
 def updates(
     batch: Batch, algorithm: Algorithm, config: Config, old: OldLogprobs, step: int
 ) -> Iterator[Batch]:
-    """The minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
+    """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     # Before the first update the current policy is the old policy, so every ratio is exactly 1.
     unmoved, choose = old.starts_at_one, algorithm.select_tokens
     for epoch in range(config.train.inner_epochs):
@@ -148,7 +151,7 @@ def updates(
 
 
 def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
-    """Move the reference to the policy where a step, begun after ``before`` updates, passes refresh_every."""
+    """Move the reference to the policy if a step, begun after ``before`` updates, passed refresh_every."""
     kl, reference = algorithm.kl, learner.reference
     if kl is None or kl.refresh_every is None or reference is None:
         return

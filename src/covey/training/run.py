@@ -1,4 +1,4 @@
-"""A run: one stage at work, kept in a run folder. Its parts know nothing of it."""
+"""A run: one stage in a run folder, with the state that its loop changes. Its parts do not know it."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class RunOptions:
     strict: bool = False
     """Refuse anything but an exact continuation."""
     changes: bool = False
-    """Let settings be changed that end the exactness of a resumed run."""
+    """Allow changes of settings that end the exactness of a resumed run."""
     start: Mapping[str, object] = field(default_factory=dict)
-    """What `covey resume` needs to give the same command again: config and settings."""
+    """Config and settings that `covey resume` needs to repeat the command."""
     home: Path = Path()
-    """The whole run's folder, where that is kept; stages have theirs inside."""
+    """The folder of the whole run, which contains those of its stages."""
     faults: Faults = field(default_factory=Faults)
     same_inputs: bool = False
     """Refuse to continue a run with other rewards or data."""
@@ -67,7 +67,7 @@ AnyLearner: TypeAlias = Learner[Policy] | Learner[ValueModel]
 
 @dataclass
 class Run:
-    """What the loops work with."""
+    """A stage's models, data, journal and state, which the training loops work with."""
 
     loaded: Loaded
     learner: Learner[Policy]
@@ -76,27 +76,27 @@ class Run:
     train_set: list[Prompted]
     test_set: list[Prompted]
     held_out: list[Prompted]
-    """Pairs or judged answers that are measured, never trained on."""
+    """Pairs or judged answers that are evaluated, never trained on."""
     journal: Journal
     stop: StopSignal
     watchdog: Watchdog
     options: RunOptions = field(default_factory=RunOptions)
     state: State = field(default_factory=State)
     critic: Learner[ValueModel] | None = None
-    """A network for values, where the algorithm learns them apart from the policy."""
+    """A separate value network, if the algorithm has one."""
     first_policy: Callable[[], Policy] | None = None
-    """Loads the model that the run began with once more; None of a model that was given as an object."""
+    """Loads the run's first model again; None for a model given as an object."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
         self.drift = Drift(self.journal.folder.path)
 
     def begin_step(self) -> None:
-        """What is to go wrong on purpose in this step goes wrong."""
+        """Inject the faults that a test has planned for this step."""
         self.options.faults.at_step()
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
-        """Progress of sampling; a stop request takes effect here, where nothing is half done."""
+        """Report progress of sampling; a stop request takes effect here, where nothing is half done."""
         self.watchdog.progress()
         self.stop.check()
         self.journal.console.sampling(done, total, what)
@@ -112,11 +112,14 @@ class Run:
         config, faults = self.loaded.config, self.options.faults
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
+        # An infinite loss can have a finite gradient; neither is applied.
         norm = learner.step(learning_rate(step, learner.train, number)) if math.isfinite(loss) else math.nan
+        # Fault injection of tests; without one planned it does nothing.
         faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
             norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
             record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
+            # Before ``clear``: the journal keeps the batch and the parameters whose gradient is not finite.
             self.journal.skipped_update(name, minibatch, {**record, "parameters": learner.struck()})
             self.journal.event(step, "update skipped", loss=loss, batch=name)
             learner.clear()
@@ -127,28 +130,28 @@ class Run:
         return norm
 
     def advance(self, step: int, position: Position | None = None) -> None:
-        """A step is complete: from here on a resume begins after it."""
+        """Mark a step as complete: a resume begins after it."""
         self.watchdog.progress()
         self.state = replace(self.state, step=step, position=position or Position())
         if why := self.journal.console.lost_output():
             self.journal.event(step, "output lost", because=why)
 
     def moved(self) -> dict[str, float]:
-        """How far the policy is from where it began, as a metric."""
+        """Measure how far the policy has moved since the run began."""
         with self.journal.clock("drift"):
             return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
 
     def find(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
-        """Say what goes wrong, each thing once in a run."""
+        """Print new findings, each once in a run."""
         if not first():
             return
         for finding in self.watch.after(step, metrics, groups):
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
 
     def follow(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool) -> None:
-        """Let findings, guards and coefficients follow a step that has ended. Raises GuardStop."""
+        """Update findings, guards and coefficients after a step. Raises GuardStop."""
         self.find(step, metrics, groups)
         config, now = self.loaded.config, self.state.coefficients
         memory, actions = judge_step(
@@ -162,10 +165,12 @@ class Run:
         raises = config.guards.kl_action == "raise_coef"
         kl = metrics.get("kl/completion_k1", math.nan)
         completions = int(metrics["groups/count"]) * config.rollout.group_size
+        # None: the guard does not touch the coefficient.
         level = kl_level(kl, config.guards) if raises else None
         then = next_coefficients(now, self.loaded.algorithm, metrics, completions, level)
         if raises and then.kl != now.kl:
             self.journal.event(step, "KL coefficient moved", coef=then.kl, kl=kl)
+        # Part of the checkpoint, so that a resumed run judges and weighs as this one would.
         self.state = replace(self.state, guards=memory, coefficients=then)
 
     def _why_no_signal(self, steps: int) -> str:
@@ -177,33 +182,34 @@ class Run:
         return f"As was said after step {found.step + 1}: {found}" if found else ""
 
     def findings(self) -> list[Finding]:
-        """What was found so far, in the order in which it was said."""
+        """Return the findings so far, in the order in which they were printed."""
         read = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
         return [found for found in read if found is not None]
 
     @property
     def spare(self) -> list[Prompted]:
-        """Held-out problems that no look decides on, as many as one look has."""
+        """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
         count = self.loaded.config.eval.problems
         return self.test_set[count : 2 * count]
 
     def _reaches(self, bar: float, evaluation: Evaluation) -> bool:
-        """Whether a look at sampled accuracy ends the stage.
+        """Whether an evaluation's sampled accuracy ends the stage.
 
-        The look that crosses a bar is a lucky one. Where there are problems to measure again on, that tells
-        how lucky; where there are none the lower end of its interval has to reach the bar, or all be solved.
+        The first evaluation above a bar is partly luck. With spare problems a second measurement corrects for
+        it; without, the lower end of the interval has to reach the bar, or all problems have to be solved.
         """
         rate = evaluation.summary()["pass@1"]
+        # ``value`` is the estimate, ``low`` the lower end of its confidence interval.
         return (rate.value if self.spare else rate.low) >= bar or rate.value == 1
 
     def evaluate(self) -> Evaluation:
-        """Held-out accuracy now, logged once for every step it is taken at."""
+        """Measure held-out accuracy now and log it for the present step."""
         result = self.measure(self.test_set[: self.loaded.config.eval.problems])
         self.journal.held_out(self.state.step, result)
         return result
 
     def measure(self, problems: Sequence[Prompted]) -> Evaluation:
-        """Accuracy on some problems now."""
+        """Measure accuracy on some problems now."""
         config = self.loaded.config
         with self.journal.clock("eval"):
             return evaluate(
@@ -217,7 +223,7 @@ class Run:
             )
 
     def evaluation_at(self, step: int) -> Evaluation:
-        """Held-out accuracy at this step, measured now or found in the log of an earlier try."""
+        """Return held-out accuracy at this step, measured now or read from an earlier try's log."""
         for record in by_first(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
@@ -225,9 +231,9 @@ class Run:
         return self.evaluate()
 
     def evaluate_and_save(self) -> bool:
-        """Evaluate and save when it is time; True once the stage has reached its goal.
+        """Evaluate and save when it is time; return True once the stage has reached its goal.
 
-        Called again at the same step it does what a stop has left undone.
+        A second call at the same step does only what a stop has left undone.
         """
         train, every, step = self.loaded.config.train, self.loaded.config.eval.every, self.state.step
         done = step >= train.steps
@@ -236,6 +242,7 @@ class Run:
             if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
             best = by_first(self.journal.folder.best)
+            # ``by_first``: the first process alone reads files, and all act on what it found.
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
         if step % train.save_every == 0 and not done:
@@ -263,7 +270,7 @@ class Run:
             )
 
     def restore(self) -> bool:
-        """Go back to the newest good checkpoint; False where there is none. Raises CheckpointError."""
+        """Go back to the newest good checkpoint; False if there is none. Raises CheckpointError."""
         journal = self.journal
         checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
@@ -272,15 +279,16 @@ class Run:
         if checkpoint is not None:
             saved = load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
             self.state, logged = saved.state, saved.logged
+        # Without a checkpoint too: the sampler may hold other weights, as after another stage.
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
         by_first(lambda: self._rewind(logged))
         return checkpoint is not None
 
     def go_back(self, step: int) -> None:
-        """Take the weights of an earlier step's checkpoint; the run's place stays what it is.
+        """Load the weights of an earlier step's checkpoint; the run's step does not change.
 
-        Raises CheckpointError where it is damaged or gone.
+        Raises CheckpointError if the checkpoint is damaged or gone.
         """
         checkpoint = checkpoint_at(self.journal.folder.path, step)
         if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
@@ -288,7 +296,7 @@ class Run:
         load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
 
     def _rewind(self, logged: Logged) -> None:
-        """Forget what was logged later. Raises CheckpointError for damage, in a strict run for any."""
+        """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
         folder, step = self.journal.folder, self.state.step
         complaints = folder.damaged(logged, step)
         self.journal.console.doing("checking the rollout log")

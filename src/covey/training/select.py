@@ -1,4 +1,4 @@
-"""The stage that selects from a corpus what resembles a few labelled lines. It needs no model."""
+"""The stage `filter`: selects rows of a corpus that resemble a few labelled lines. It needs no model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from covey.types import Problem
 from covey_verify.errors import DataError
 
 FOLDS = 5
-"""Of the labelled lines, each judged by a classifier that has not seen it."""
+"""Folds of the labelled lines; each is judged by a classifier that has not seen it."""
 
 
 def select(loaded: Loaded, console: RunConsole) -> Problem:
     """Write the rows of `data.train` that a classifier learned from `data.examples` wants.
 
-    Raises DataError where there is nothing to learn from or nothing is wanted. Returns a row as an example.
+    Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
     """
     config, data = loaded.config, loaded.config.data
     if not isinstance(data.train, Path) or not data.examples:
@@ -32,6 +32,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
             "filter: data.train is the corpus to select from, data.examples a file of a few labelled lines, "
             "each with a text and a label"
         )
+    # The first file is the corpus, the others are labelled; the test file takes no part.
     corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
     if not corpus:
         raise DataError(f"{data.train}: no rows; one JSON object per line is expected")
@@ -42,6 +43,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
             f"data.examples: {len(labels)} labelled lines of one kind; some that are wanted (label true) "
             "and some that are not are needed"
         )
+    # The texts of each label; one in both would teach nothing.
     kinds = [{t for t, y in zip(texts, labels, strict=True) if y == kind} for kind in (1.0, 0.0)]
     if both := kinds[0] & kinds[1]:
         raise DataError(f"data.examples: {min(both)[:60]!r} is labelled true and false; keep one of them")
@@ -67,7 +69,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
 
 
 def said_in(row: ExampleRow, data: Data, where: str) -> str:
-    """What a row says: its text, or prompt and answer."""
+    """Return the text of a row, or its prompt and answer."""
     parts = [row[name] for name in ("text", data.prompt, data.completion) if isinstance(row.get(name), str)]
     if not parts:
         raise DataError(f"{where}: a row has no text (columns {', '.join(map(repr, row))}); name it `text`")
@@ -82,10 +84,11 @@ def _label(row: ExampleRow) -> float:
 
 
 def _left_out(texts: Sequence[str], labels: Sequence[float]) -> Iterator[bool]:
-    """Whether each labelled line is judged right by what the lines of other folds teach."""
+    """Yield for each labelled line whether a classifier trained on the other folds agrees with its label."""
     folds = min(FOLDS, len(texts))
     for fold in range(folds):
         kept = [n for n in range(len(texts)) if n % folds != fold]
+        # Without both labels nothing can be trained, so the fold is skipped.
         if len({labels[n] for n in kept}) < 2:
             continue
         classifier = TextClassifier([texts[n] for n in kept], [labels[n] for n in kept])

@@ -1,4 +1,4 @@
-"""From a config to a Run: everything that can be wrong is found here, the cheap checks first."""
+"""Setup of a run from its config: it finds every error that it can, cheap checks first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EncodedTask(NamedTuple):
 
 
 def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
-    """Build a run; if its folder holds an unfinished one of the same config, resume that.
+    """Build a run; if its folder holds an unfinished run of the same config, resume that.
 
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
@@ -57,6 +57,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     task = checked_task(loaded, console, options)
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
+    # Before the model is loaded: it chooses the arithmetic that the run was begun with.
     follow_run(loaded.run or config.output)
     policy, encoded = load_and_encode(task, loaded, console)
     reference = reference_of(policy, loaded)  # before a critic puts a value head on the policy
@@ -82,6 +83,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     try:
         connect(run)
         resume_run(run, plan_memory(run))
+    # The folder is locked by now; whoever catches the error may want to open it again.
     except BaseException:
         run.journal.folder.close()
         raise
@@ -89,12 +91,14 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
 
 
 def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Policy, EncodedTask]:
-    """Load the model, encode the task with its tokenizer, and say what the model does not see of it."""
+    """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
     config, source, rewards = loaded.config, task.source, task.rewards
     policy, encode_learned = load_trained(loaded, source)
+    # Rewards were loaded before the model; they get its tokenizer's functions here.
     rewards.decode = policy.decode
     rewards.calls = calls_by(policy)
     if config.rollout.sampler is not None or config.launch.samplers:
+        # A server may draw any id that has an embedding, so the trainer allows the same ids.
         policy.draw_from_all()
     held_out = encode_learned(source.held_out)
     train = encode_learned(source.examples) or encode(policy, source.train, config)
@@ -109,16 +113,17 @@ def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Po
 
 
 def _first_policy(loaded: Loaded, task: Task) -> Callable[[], Policy] | None:
-    """Loads the model that the run began with once more; None for a model given as an object."""
+    """Return a function that loads the run's first model again; None for a model given as an object."""
     if isinstance(loaded.config.model, GivenModel):
         return None
     return lambda: load_trained(loaded, task.source)[0]
 
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
-    """Restore the newest checkpoint, if there is one, and say what differs from the process that left it."""
+    """Restore the newest checkpoint, if there is one, and print the differences from its process."""
     loaded, options, journal = run.loaded, run.options, run.journal
     folder, reference, policy = journal.folder, run.learner.reference, run.learner.policy.whole
+    # The record of this process, compared with that of the one that left the checkpoint.
     now = {
         **environment(loaded),
         "rounds_products": policy.rounds,
@@ -148,6 +153,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "
             "--strict"
         )
+    # Completions drawn ahead by a process that differs are not used.
     if harmful:
         by_first(lambda: forget_completions(folder.path))
     if run.restore():
@@ -156,6 +162,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
+    # Last, so that a refused resume leaves the files as they were.
     if first():
         write_own(folder.path, "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(now))

@@ -1,8 +1,7 @@
-"""Groups whose recorded log-probs cannot be those of the prompt and the weights that they are trained with.
+"""Strangers: groups whose recorded log-probs cannot belong to their prompt and the weights that drew them.
 
-A reply says which request it answers where the server has a word for it. Where it has none, a proxy or a
-cache may give one request the reply to another; then the trainer's log-probs, which an update computes
-anyway, are far off.
+A reply names the request that it answers, if the server supports that. If not, a proxy or a cache may give
+one request the reply to another. Then the trainer's log-probs, which an update computes anyway, are far off.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from covey.runs.journal import Journal
 from covey.types import Group
 
 STRANGE = 1.0
-"""Nats a token, on average over a group: rounding is a hundredth of it."""
+"""Nats per token, averaged over a group, from which it is reported; rounding causes about 0.01."""
 STRANGER = "answer to another request"
 
 
 @dataclass(frozen=True)
 class Stranger:
-    """A group that is far off."""
+    """A group whose log-probs are far off."""
 
     problem: str
     servers: tuple[str, ...]
@@ -32,10 +31,11 @@ class Stranger:
 
 
 def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int) -> list[Stranger]:
-    """The groups from servers that are far off, where ``version`` drew them; the worst one first.
+    """Return groups from servers whose tokens of ``version`` have log-probs far off, the worst first.
 
-    ``stats`` are of the updates on these groups, in their order.
+    ``stats`` are those of the updates on these groups, in order.
     """
+    # In the order of the rollout batch, which ``origin`` counts.
     rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
     off, tokens, seen = np.zeros(len(groups)), np.zeros(len(groups)), set[int]()
     for s in stats:
@@ -46,6 +46,7 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
             if place in seen or not completion.server:  # later the policy has moved
                 continue
             seen.add(place)
+            # Tokens of older versions differ for a good reason: they were drawn by other weights.
             own = trained[: len(completion.tokens)] & (completion.token_versions == version)
             off[number] += float(np.abs(values[: len(own)][own]).sum())
             tokens[number] += own.sum()
@@ -59,7 +60,7 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
 
 
 def note_strangers(journal: Journal, step: int, found: Sequence[Stranger]) -> None:
-    """Say which groups of a step are far off, and whose they are."""
+    """Warn of the groups of a step that are far off, with their servers."""
     if not found:
         return
     worst, more = found[0], f", and {len(found) - 1} groups more" if len(found) > 1 else ""

@@ -1,4 +1,4 @@
-"""What a run learns from, checked before a model is loaded: problems, rewards and tools."""
+"""The task of a run: problems, rewards and tools, checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from covey.training.run import RunOptions
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked of a model, and who judges it."""
+    """The problems of a run, their rewards and its tools."""
 
     source: Source
     rewards: Rewards
@@ -30,13 +30,14 @@ class Task:
 
 
 def checked_task(loaded: Loaded, console: RunConsole, options: RunOptions) -> Task:
-    """Load problems, rewards and tools, try them on each other, and say what a user should know of them.
+    """Load problems, rewards and tools, try them on each other, and print notes for the user.
 
     Raises ConfigError, DataError or RewardError.
     """
     source = load_source(loaded)
     rewards = judges(loaded, source, options)
     toolbox = toolbox_of(loaded)
+    # The sandbox that was found to work is recorded with the rewards.
     if toolbox is not None and toolbox.chosen is not None:
         rewards.sandbox = toolbox.chosen.record()
     source = with_schemas(source, toolbox, console.say)
@@ -50,7 +51,7 @@ def checked_task(loaded: Loaded, console: RunConsole, options: RunOptions) -> Ta
 
 
 def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None]) -> None:
-    """Say who reads each column of the data, and which ones nobody reads."""
+    """Print who reads each column of the data, and which columns nobody reads."""
     config, source = loaded.config, task.source
     role = loaded.algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
     asked: Mapping[str, set[str]] = {
@@ -61,13 +62,15 @@ def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None])
 
 
 def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
-    """The rewards of a run; none where a method learns without and no rewards are named."""
+    """Return the rewards of a run; none if the method learns without and the config names none."""
     config = loaded.config
     named = config.rewards or source.rewards
     if source.examples and (not named or config.method == "reward_model"):
+        # Also here, where none are loaded: an earlier run of this process may have left models.
         forget()
         return Rewards(())
     rewards = rewards_of(loaded, named, options.faults.around)
     if config.launch.ray is not None:
+        # Under Ray the worker of a user's function runs on whichever node has room.
         rewards.link = partial(placed_link, config.launch.ray)
     return rewards
