@@ -1,4 +1,4 @@
-"""The Python API: what the command line does, as functions."""
+"""The Python API: the commands of the command line as functions."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     from covey.runs.reader import load_run
 
     path = Path(run) if isinstance(run, str | Path) else None
+    # A folder with a config.json is a model; any other existing folder should be a run's.
     if path is not None and path.suffix in (".yaml", ".yml"):
         loaded = load_config(path, values=with_given(settings))
     elif path is not None and path.is_dir() and not (path / "config.json").is_file():
@@ -150,6 +151,7 @@ def _run(
     for note in loaded.notes:
         console.say(f"note: {note}")
     config = loaded.config
+    # A no-op for one process; under torchrun it sets up the process group for the block.
     joining = joined(config.guards.stall_minutes, config.device)
     with torch_as_new(), StopSignal().listening() as stop, joining:
         if overwrite:

@@ -124,7 +124,7 @@ def pairs_of(
 def kept_of(
     groups: Iterable[Sequence[LoggedSample]], verdict: str, keep: Keep, columns: Mapping[str, Problem]
 ) -> list[ExampleRow]:
-    """Return correct completions that pass ``keep.least``, at most ``keep.per_problem`` different texts each."""
+    """Return correct completions that pass ``keep.least``, at most ``keep.per_problem`` texts of each."""
     least = {verdict: 0.5, **keep.least}
     kept: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):

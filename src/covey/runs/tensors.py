@@ -46,7 +46,7 @@ def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
 
 
 def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
-    """Load the tensors that ``save_tensors`` wrote; those shaped as ``split_as``, this process' parts only."""
+    """Load the tensors of ``save_tensors``; of those shaped as ``split_as`` this process' part only."""
     file = place.with_suffix(".safetensors")
     if file.exists():
         return load_file(file)
