@@ -82,8 +82,8 @@ class _Forwarding:
 
     def __call__(self, number: int, _: object) -> None:
         now = time.monotonic()
-        # A terminal's Ctrl-C reaches the child as well, and one stop may come as several signals. Those
-        # within TOGETHER seconds count as one: a second one would mean "stop at once".
+        # The child ends at once on a second signal. `timeout` sends each of its signals twice, so signals
+        # within TOGETHER seconds count as one.
         if now - self.last >= TOGETHER:
             count_forwarded()
         self.last = now

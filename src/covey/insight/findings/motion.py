@@ -25,6 +25,7 @@ def leap(run: RunView) -> float:
     """How far an update of the first steps has moved the policy, nats a completion; NaN later on."""
     if run.steps > WIDEST:
         return math.nan
+    # kl/start is measured before the updates of its own step, so these do not count.
     updates = sum(known_values(run.beginning[:-1], "optimizer/updates"))
     return mean_of(run.beginning[-1:], "kl/start") / updates if updates else math.nan
 
@@ -57,6 +58,7 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
     moved, first, reward = leap(run), run.beginning[:1], noise([run.beginning], "reward/mean")
     before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
     now = mean_of(run.beginning[1:][-2:], "reward/mean")
+    # Either by .6 std, or to less than half of a first reward that is not nearly 0 itself.
     less = before - now > 0.6 * std or 0.2 * std < before > 2 * now
     doubt = reward.error(1, 2) * errors_needed(reward.freedom, run.steps) if moved < BEYOND_DOUBT else 0.0
     if not (moved > 0.5 and less and before - now > doubt):

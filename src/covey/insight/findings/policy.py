@@ -96,6 +96,7 @@ def answers_cannot_be_read(run: RunView) -> str | None:
     for status in ("no_answer", "unparsable"):
         for name, rate in run.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
+            # One status that improves is enough to wait; rates of both add up per function.
             better |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
             grown |= run.rise(f"reward/{name}/{status}") > 0.1
     name, rate = largest(rates)

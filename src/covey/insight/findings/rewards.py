@@ -182,6 +182,7 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
         if mean == lost or run.same(mean, "accuracy"):
             continue  # the verdict itself
         early = run.early(mean)
+        # A reward that was nearly full from the start cannot rise any more.
         stays = late > 0.9 and late >= early > 0.5 and before - now > 0.1
         if stays or run.rose(mean, 0.1) or (run.paid_for_worse and late > early):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
