@@ -1,4 +1,4 @@
-"""`covey algorithms`: the table of all presets axis by axis, and one algorithm in full."""
+"""`covey algorithms`: print the table of all presets axis by axis, or one algorithm in full."""
 
 from __future__ import annotations
 

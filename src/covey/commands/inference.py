@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def model_of(loaded: Loaded, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
-    """A config's model for a while; one that a run made computes as in that run, or says that it cannot."""
+    """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
     run = run_behind(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
     with lent(loaded.config.model), computing_as(run):
@@ -83,7 +83,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
 
 
 def greedy(loaded: Loaded, problems: Sequence[Problem], say: Say) -> list[list[str]]:
-    """The likeliest completion of each problem by the model of a config, as its tokens' texts."""
+    """Return the greedy completion of each problem by a config's model, as the texts of its tokens."""
     with model_of(loaded, say) as policy:
         requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
         params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
@@ -103,7 +103,7 @@ def sample_once(
     chat_template_kwargs: Mapping[str, object] | None,
     say: Say,
 ) -> list[list[str]]:
-    """``n`` completions of each prompt by the model of a config; the rest as in ``covey.sample``."""
+    """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs go through the chat template: set chat too")
     if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:

@@ -92,7 +92,7 @@ class RunFolder:
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
         os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
-        # The threads of the tracker and of the sampler log events too.
+        # The thread that samples ahead logs events too.
         self._appending = Lock()
         self._meant = {name: Meant() for name in STREAMS}
         for folder in folders:
