@@ -38,8 +38,7 @@ class ShadowConfig:
     mask_truncated: bool
     group_size: int
     seed: int
-    rounded: bool = False
-    """Whether the model computes with bfloat16 copies of float32 weights."""
+    rounded: bool = False  # whether it computes with bfloat16 copies of float32 weights
     product: Product = exactly  # how it multiplies
     known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
     staleness: int = 0  # by how many steps a completion may be behind
@@ -51,16 +50,13 @@ class Trainer:
 
     weights: NamedWeights
     reference: NamedWeights
-    critic: Trainer | None = None
-    """Trainer of the critic: a network with its head, or the head alone."""
+    critic: Trainer | None = None  # a network with a value head, or the head alone
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     first: NamedWeights = field(default_factory=dict)
     second: NamedWeights = field(default_factory=dict)
-    applied: int = 0
-    """Number of AdamW steps so far."""
-    updates: int = 0
-    """Number of AdamW steps before the present training step."""
+    applied: int = 0  # AdamW steps so far
+    updates: int = 0  # AdamW steps before the present training step
 
 
 @dataclass(frozen=True)
@@ -70,12 +66,9 @@ class Done:
     rows: Sequence[Row]
     logprobs: Sequence[Tensor]
     """Log-probs of the recorded tokens, under the weights at the start of the step."""
-    norms: list[float]
-    """Gradient norm of each update, before clipping."""
-    drifts: list[float]
-    """log pi - log ref of each completion in each update, in nats."""
-    entropies: list[float]
-    """Entropy at each token in each update, in nats."""
+    norms: list[float]  # of each update's gradient, before clipping
+    drifts: list[float]  # log pi - log ref of each completion in each update, nats
+    entropies: list[float]  # at each token in each update, nats
 
 
 # --- what is computed of a completion ----------------------------------------------------------------
