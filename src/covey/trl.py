@@ -95,6 +95,7 @@ class GRPOConfig:
 
     def settings(self, rows: int) -> dict[str, object]:
         """Translate the arguments to covey's settings, for a dataset of ``rows`` rows."""
+        # In TRL, None means its default as well.
         given = {**_DEFAULTS, **{name: value for name, value in self.names.items() if value is not None}}
         shared = (*SAME, "loss_type", *(n for n, v in LOSS.items() if given.get(n, v) != v))
         found = {n: given[n] for n in shared if n in given and n not in (*_BATCH, *_COUNTS)}

@@ -119,6 +119,7 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 
 
 def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
+    # The folder may have been moved since; its config still names the old place.
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
     _tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
@@ -242,6 +243,7 @@ def command_sample(
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
     found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
     said = list(zip(prompts, found, strict=True))
+    # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
     _print(as_json, by_prompt, (f"{p}{text}" for p, texts in by_prompt.items() for text in texts))
     return 0

@@ -30,6 +30,7 @@ def settings(name: str = "") -> list[Entry]:
     if ":" in name:
         return list(_of_function(name))
     rows = [*schema_rows(), *algorithm_rows(), *loss_rows()]
+    # The added dots make whole parts match: train.lr is not below train.l.
     found = [_entry(row) for row in rows if f"{row.key}.".startswith(f"{name}.")]
     if not found and name in trl.NAMES:
         return list(_of_trl(name, rows))

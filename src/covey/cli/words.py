@@ -47,6 +47,7 @@ def metrics_page() -> str:
 def _metrics(name: str) -> Iterator[Entry]:
     for found in METRIC.finditer(metrics_page()):
         pattern = re.escape(found["name"])
+        # The table documents families, as reward/NAME/mean; each placeholder becomes a pattern.
         for placeholder, stands_for in STANDS_FOR.items():
             pattern = pattern.replace(placeholder, stands_for)
         if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):

@@ -24,6 +24,7 @@ PAUSE = 0.02
 
 def demonstrate(home: Path, console: RunConsole) -> None:
     """Show how the last two stages answer the first held-out problems, which nobody selected."""
+    # The demo has two stages, a cold start and RL.
     before, after = (load_run(stage) for stage in stages_in(home)[-2:])
     source = load_problems(after)
     problems = source.test[:PROBLEMS]

@@ -101,6 +101,7 @@ def kernels() -> Diagnosis:
         warnings.simplefilter("always")
         found = build.tested_kernels()
     if found is not None:
+        # Dtype -> kinds of products for which torch was measured faster than covey's kernel.
         taken = found.trial.choice()
         rates = "; ".join(
             f"{dtype} "
@@ -137,6 +138,7 @@ def threads() -> Diagnosis:
     if count > cpus:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
         return Diagnosis("threads", "WARN", f"{count} threads on {cpus} CPUs", step)
+    # Runnable processes, averaged over the last minute.
     load = os.getloadavg()[0]
     if load > there / 2:
         step = "times will be longer than those in docs/performance.md"

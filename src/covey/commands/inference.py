@@ -86,6 +86,7 @@ def greedy(loaded: Loaded, problems: Sequence[Problem], say: Say) -> list[list[s
     """Return the greedy completion of each problem by a config's model, as the texts of its tokens."""
     with model_of(loaded, say) as policy:
         requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
+        # Temperature 0 is greedy decoding.
         params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
         found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
     texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]
@@ -132,6 +133,7 @@ def sample_once(
                     f"max_tokens {max_tokens}: with the {len(tokens)} tokens of the prompt that is more than "
                     f"the model's context of {policy.context} tokens"
                 )
+            # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
             requests.append(Prompted(problem, tokens).request(streams))
         texts = [[""] * n for _ in prompts]

@@ -74,6 +74,7 @@ def _said(*parts: object) -> Completion:
     turns: list[dict[str, object]] = []
     for part in parts:
         if isinstance(part, list):
+            # Calls belong to a message of the model: after a tool's answer that is a new, empty one.
             if not turns or turns[-1]["role"] == "tool":
                 turns.append({"role": "assistant", "content": ""})
             turns[-1]["tool_calls"] = list(map(as_message, part))
@@ -92,6 +93,7 @@ def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
         plain = _plain(tool)
         once = Attack(f"{tool.name}, once", _episode(toolbox, problem, [plain]))
         yield once
+        # Repeating an action must not earn more than doing it once.
         again = _episode(toolbox, problem, [plain] * REPEATED)
         yield Attack(f"{tool.name}, {REPEATED} times the same", again, once.name)
         unfit = [
@@ -102,6 +104,7 @@ def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
         for name, kind in _types(tool).items():
             for value in EXTREMES.get(kind, ()):
                 call = plain._replace(arguments={**plain.arguments, name: value})
+                # A whole number that no float holds; its 301 digits are not printed.
                 shown = "10**300" if value == 10**300 else repr(value)[:20]
                 yield Attack(f"{tool.name}, {name} {shown}", _episode(toolbox, problem, [call]), once.name)
 
@@ -135,6 +138,7 @@ def _episode(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> C
     said = _said(*parts, "") if calls else _said("")
     if end is None:
         return said
+    # An environment in its own process gives no state if it had to be killed.
     fault = end.fault or ("the environment hung or died" if end.state is None else "")
     return replace(said, environment=end.state, fault=fault)
 

@@ -58,6 +58,7 @@ def score_file(
             last, text = text[-1], text[-1]["content"]
             if any(last.get(name) for name in THOUGHTS):  # they are apart, so these words begin behind them
                 problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
+        # Submitted here, awaited after the loop: rewards of all rows run in parallel.
         begun.append((row, scorer.text(problem, text)))
     if not begun:
         raise DataError(f"{file}: no rows")
@@ -83,6 +84,7 @@ def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wordi
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
     """Return a row's columns, with copies under the names that the config maps for rewards."""
+    # What remains are columns that rewards may ask for by name.
     found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():

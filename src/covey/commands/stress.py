@@ -53,6 +53,7 @@ def attack_rewards(
     that of the run's model; truncated thoughts are written with its own marks.
     """
     known = {p.id: p for p in problems}
+    # A few problems with different answers: an attack may pay on one of them only.
     rows = different([Row(p.id, p.prompt, p.columns) for p in problems])
     chosen = [known[row.id] for row in rows]
     worded = {p.id: wording.with_thoughts(p) for p in chosen}
@@ -64,6 +65,7 @@ def attack_rewards(
         if absent := [why for r in (*gate, reward) if (why := unavailable(r))]:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")
             continue
+        # The gate and the reward alone, so that others' failures do not count.
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         tested.calls = rewards.calls
@@ -88,6 +90,7 @@ def _attack(
     report = battery(reward, row, rows, judge, correct, gated=len(tested) > 1)
     in_turns = _in_turns(reward, own, correct.form, plays)
     marked = replace(problem, thoughts=own.thoughts._replace(begun=False))
+    # Models with <think> tags are covered by the battery of covey_verify.
     cut = [] if correct.text is None or own.thoughts == TAGS else [_cut_off(own, correct.text)]
     findings = [
         *_stumbled(tested, reward, marked, in_turns),

@@ -165,6 +165,7 @@ def _source(loaded: Loaded) -> str | None:
         return published
     if folder is None:
         return name if name != "tiny" else None
+    # A relative path only if model and run lie in one project: these are moved together.
     place, shared = folder.resolve(), (run.parent.parent, loaded.folder.resolve())
     near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
     return Path(os.path.relpath(place, run)).as_posix() if near else place.name
@@ -184,6 +185,7 @@ def _published(loaded: Loaded) -> str | None:
 def _ancestor(loaded: Loaded) -> str | None:
     """Return the hub id of the first ancestor: if the base is another run's model, of that one's base."""
     head = _head_of(_name(loaded), loaded.folder)
+    # Another covey run's card names its own base already, so the chain ends at a published model.
     ours = _folder(_name(loaded), loaded.folder) and "covey" in (head.get("tags") or ())
     return head.get("base_model") if ours else _published(loaded)
 

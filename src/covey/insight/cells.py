@@ -78,6 +78,7 @@ def rows_of(sweep: Sweep) -> list[CellRow]:
         # The first cell with results is the baseline of all others.
         first = first or ended
         both = [s for s in ended if s in first and ended[s].of == first[s].of]
+        # One number of problems in all runs of the cell: else they were measured on other data.
         sizes = {len(run.rates["greedy"]) for run in ended.values()}
         if len(sizes) != 1:
             continue
@@ -208,6 +209,7 @@ def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bo
         sum(float(np.var(seeds)) * len(seeds) for seeds in known) / freedom if freedom else SEED_SPREAD**2
     )
     seeds = math.sqrt(spread * (1 / n + 1 / m))
+    # Bonferroni over all pairs of cells.
     normal = NormalDist().inv_cdf(1 - 0.025 / math.comb(len(rows), 2))
     doubt = math.hypot(normal * problems, student(normal, freedom or math.inf) * seeds)
     return float(means[0].mean() - means[1].mean()) > doubt
@@ -234,6 +236,7 @@ def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
 
 
 def _over(sweep: Sweep, rows: Sequence[CellRow], place: int) -> Panel:
+    # Values of a setting may be words, so they are drawn at equal distances with labels.
     marks = list(dict.fromkeys(row.cell.values[place] for row in rows))
     others = dict.fromkeys(_without(row.cell.values, place) for row in rows)
     lines = []

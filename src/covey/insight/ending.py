@@ -84,6 +84,7 @@ def ranked(metrics: Records, held_out: Sequence[Prompted]) -> str:
     seen = [m for m in metrics if any(k.startswith("held_out/") for k in m)]
     if not held_out or not seen:
         return ""
+    # One such metric per method of preference training.
     shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
     # An answer is one question; an answer with labels by step is one question per labelled step.
     asked = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)

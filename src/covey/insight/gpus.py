@@ -73,7 +73,7 @@ class Row(NamedTuple):
     hours: float
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the forecast as JSON."""
         return {**self._asdict(), "fits": self.memory <= self.there}
 
 
@@ -142,6 +142,7 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
 
 def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:
     """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
+    # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     number = 4 if stage.config.dtype == "float32" else 2
     subject = subject._replace(shape=subject.shape._replace(number=number, exact=False))
     rows = []

@@ -94,6 +94,7 @@ def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, o
     for name, value in {**vars(have), "parameters": parameters, "memory": memory}.items():
         if not isinstance(value, str) and not 0 <= value <= 1e12:
             raise ConfigError(f"--{name} {value}: a number from 0 to 1e12")
+    # lanes.yaml is in order of preference: the first method whose needs are met.
     taken = next((lane for lane in lanes() if all(map(have.has, lane.when))), None)
     if taken is None:
         raise ConfigError(
@@ -113,6 +114,7 @@ def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, o
 
 def _row(lane: Lane, have: Have, parameters: float, memory: float) -> LaneRow:
     multiple = kept_multiple(lane.memory)
+    # Billions of parameters times bytes each are gigabytes.
     gigabytes = multiple * FLOAT32 * parameters
     return {
         "lane": lane.name,
@@ -148,6 +150,7 @@ def _advice(have: Have, taken: Lane) -> Iterator[str]:
 def _on_memory(row: LaneRow, parameters: float, memory: float) -> Iterator[str]:
     if row["fits"] is not False:
         return
+    # The one remedy for memory that keeps the method: only adapters have gradients and moments.
     lora = kept_multiple("lora") * FLOAT32 * parameters
     fits = "fits" if lora <= SHARE * memory else "does not fit either: take a smaller model"
     yield (

@@ -139,6 +139,7 @@ class Preview:
         measured, config, work = self.measured, self.stage.config, self.work
         if not measured.update_tokens:
             return None
+        # Seconds per sampled token, with rewards and prompts included.
         a_token = measured.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
         # Updates of a step, in units of the one that was measured.
@@ -161,6 +162,7 @@ class Preview:
     def advice(self) -> list[Advice]:
         """Return the changes to make before the run, the most serious first."""
         entropy = sampled_entropy(self.measured.groups)
+        # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
         if entropy > WIDE_ENTROPY and self.word == "no":
             noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
             remedy = "a cold start (a stage with method: sft), or a model that has learned to answer"
@@ -211,6 +213,7 @@ class Preview:
             {g.problem.id: reward_counts(g) for g in groups}
             for groups in (self.measured.groups, self.others[temperature])
         )
+        # Sampling at a temperature may have been stopped early.
         both = [problem for problem in here if problem in there]
         before, after = (tie_chances([own[p] for p in both], self.now) for own in (here, there))
         return gain(before, after)
@@ -271,6 +274,7 @@ class Preview:
         groups = self.measured.groups
         rate = float(np.mean([g.pass_rate for g in groups]))
         found = f"{now} of the groups of {self.now} are dead"
+        # Larger groups are dead less often; the smallest of them is the cheapest.
         enough = [n for n in SIZES_TOLD if n > self.now and self.dead(n).value <= MOST_DEAD]
         if enough and self.word != "no":
             fewer = f"{found}; of groups of {enough[0]} {self.dead(enough[0])}"
@@ -288,7 +292,7 @@ class Preview:
         )
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the preview as JSON."""
         groups, forecast = self.measured.groups, self.forecast()
         sizes = sorted({*SIZES_TOLD, self.now})
         texts = [c.text for g in groups for c in g.completions]
@@ -334,7 +338,7 @@ class Preview:
         return size / live if live > 0.001 else None
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield lines for people."""
         groups = self.measured.groups
         yield (
             f"{len(groups)} problems, {len(self.lengths)} completions"

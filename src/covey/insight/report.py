@@ -68,6 +68,7 @@ def _stage(stage: Path) -> dict[str, object]:
     measured = [Evaluation.from_record(e) for e in known]
     verdict = recorded_verdict(stage, known, seconds)
     steps = f"{len(metrics)} of {settings['train']['steps']}"
+    # CSS class of the verdict; "cannot tell" has none.
     moods = {"learned": "learned", "got worse": "worse", "did not learn": "worse"}
     return {
         "title": f"{stage.name}: {settings['method']}, {steps} steps in {duration(seconds)}",
@@ -94,6 +95,7 @@ def _panels(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords
         training = _line("in training", metrics, "accuracy", background=True)
         panels.append(Panel("accuracy", [*lines, *training], bounds=(0.0, 1.0)))
         panels.append(Panel("held-out reward", [_measured(evals, "reward", "")]))
+    # Adds the three difficulty fractions, which are not logged themselves.
     counted = [{**m, **_frontier(m)} for m in metrics]
     for title, named in SMALL.items():
         drawn = [line for said, metric in named.items() for line in _line(said, counted, metric)]
@@ -124,6 +126,7 @@ def _measured(evals: NumberRecords, name: str, said: str) -> Line:
 def _line(said: str, records: NumberRecords, metric: str, background: bool = False) -> list[Line]:
     """Return a metric over the steps as one line of at most ``MOST_POINTS``; [] if it was never logged."""
     known = [(r["step"] + 1, r[metric]) for r in records if r.get(metric) is not None]
+    # Ceiling division: records per point.
     size = max(1, -(-len(known) // MOST_POINTS))
     parts = [known[i : i + size] for i in range(0, len(known), size)]
     means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]

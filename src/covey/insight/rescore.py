@@ -81,6 +81,7 @@ def rescore(
     wording = wording_of(with_own_model(loaded, stage))
     if wording.note:
         say(wording.note)
+    # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards.calls, rewards.decode = calls_by_text, wording.decode
     found = []
     for step in logged:
@@ -93,8 +94,10 @@ def rescore(
                     f"{stage}: problem {name} of step {step} is not in the run's data any more, or has "
                     "another prompt: put the data back"
                 )
+            # The logged prompt decides, since a chat template may have been changed.
             asked = _with_thoughts(replace(problem, prompt=prompt), log, number, wording)
             problem = replace(problem, thoughts=asked.thoughts)
+            # Rewards do not see prompt tokens, so none are given.
             group = scorer.group(problem, np.zeros(0, np.int64), len(places))
             for sample, place in enumerate(places):
                 group.add(sample, _completion(log, place))
@@ -164,6 +167,7 @@ def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
     said = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {means}"]
     said += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
     said += [""]
+    # Most sign changes first.
     moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     said += [
         f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"

@@ -99,6 +99,7 @@ def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
     logged = set(recorded_steps(stage))
     for f in found:
         step, group = f.evidence.get("step"), f.evidence.get("group")
+        # The step of `covey show` counts from 0, as in the logs.
         place = f" (covey show {stage} {step} {group})" if step in logged and group is not None else ""
         yield f"step {f.step + 1}: {f}{place}"
 
@@ -136,6 +137,7 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r.spread, r.group))
+    # One range for all bars of the step, so that groups can be compared.
     known = [r for row in rows for r in row.rewards if r is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
@@ -199,6 +201,7 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
     if number not in log.groups:
         raise ConfigError(f"{stage}: step {step} has no group {number}; it has 0 to {max(log.groups)}")
     rows = [log.rows[place] for place in log.groups[number]]
+    # Completions without a reward come last.
     rows.sort(key=lambda r: -np.inf if r["reward"] is None else r["reward"], reverse=True)
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
     lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")

@@ -48,7 +48,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What a run learns from, and how."""
+    """The examples of a run, its method and its loss."""
 
     method: str
     loss: AxisSettings
@@ -63,6 +63,7 @@ def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int)
     """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
     size, told = setting.train["batch_size"], Told(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
+    # Number of the optimizer step, for the learning rate.
     at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
     (norm,) = move([trainer], setting, shares(trainer, setting, lessons, rows, told), at)
     return norm, told
@@ -74,6 +75,7 @@ def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
     orders: list[int] = []
     for epoch in range(-(-end // count)):
         keyed = np.random.Generator(np.random.PCG64(stream_key(seed, "order", epoch)))
+        # One endless sequence: a batch may span two epochs.
         orders += keyed.permutation(count).tolist()
     return orders[first:end]
 

@@ -27,7 +27,7 @@ from covey_verify.errors import ConfigError, CoveyError
 KEY, MARKS = "runs.key", ".marks"
 MOST_MARKS = 100
 CODE = re.compile(r"[^\s:]+:[^\W\d]\w*")
-"""How a config names a user's function: folder/file.py:function or package.module:function."""
+"""The form in which a config names a user's function: folder/file.py:function, package.module:function."""
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 

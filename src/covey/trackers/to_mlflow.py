@@ -50,6 +50,7 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflo
     begun = f" from {first}" if first else ""
     mlflow.start_run(run_name=title_of(run) + begun, tags={"covey.identity": identity_of(run)})
     told = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
+    # MLflow refuses larger calls.
     for start in range(0, len(told), PER_CALL):
         mlflow.log_params(dict(told[start : start + PER_CALL]))
     return MLflow()

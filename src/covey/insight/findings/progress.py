@@ -39,6 +39,7 @@ def wasted_beyond_luck(run: RunView) -> bool:
     (_, doubt), (solved, solved_doubt), (never, never_doubt) = shares
     others = min(1.0, (1 - solved - never) / max(1e-9, 1 - lucky - unlucky))
     if not run.patient:
+        # Asked for the likeliest cause of a whole run: no proof is needed.
         doubt = solved_doubt = never_doubt = 0.0
     either = min(solved - solved_doubt - others * lucky, never - never_doubt - others * unlucky)
     return 1 - others - doubt > 0.5 and either > 0.125
@@ -108,6 +109,7 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     """
     moved, updates = abs(run.late("kl/start")), run.late("optimizer/updates")
     warm = run.setting("train.warmup_steps")
+    # Updates during the warm-up are small on purpose.
     begun = 5 + (warm if isinstance(warm, int) else 0)
     # Right after the warm-up only rounding-sized motion counts; later on the bound is wider.
     still = (run.after(20) and moved < 1e-3) or (run.after(begun) and moved < 1e-6)

@@ -117,6 +117,7 @@ def with_reward(name: str, settings: object) -> ChangeRewards:
 def gated(specs: Specs) -> Specs:
     """Make every reward but the first count only if the first is satisfied."""
     first, *others = specs
+    # Rewards are called by their `name`, else by the function after the colon.
     verdict = spec_settings(first).get("name", spec_name(first).rpartition(":")[2])
     rule = {"gated_by": f"{verdict}:correct"}
     return [first, *({spec_name(s): {**spec_settings(s), **rule}} for s in others)]
@@ -134,6 +135,7 @@ def reading_last_number(specs: Specs) -> Specs:
 def verified(specs: Specs) -> Specs:
     """Replace a verdict from the user's own file with covey's tested verifier."""
     declared = [s for s in specs if spec_settings(s).get("verdict")]
+    # A colon marks a user's own function. Without a declared verdict the first of these is taken.
     judge = (declared or [s for s in specs if ":" in spec_name(s)] or [None])[0]
     if judge is None or ":" not in spec_name(judge):
         return list(specs)

@@ -17,7 +17,7 @@ Predicate = Callable[[RunView], str | None]
 Remedy = Callable[[RunView], str | None]
 """The config line that helps; None if the run's config has it already."""
 Strength = Callable[[Group, int], float]
-"""How clearly a completion of a group shows the finding; 0 or less: not at all."""
+"""A score of how clearly a completion of a group shows the finding; 0 or less means not at all."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rule:
     name: str
     predicate: Predicate
     reason: str
-    """Why the threshold is where it is."""
+    """The reason for the threshold."""
     remedies: tuple[Remedy, ...]
     """The first one that the config lacks is shown."""
     after: int = 0
