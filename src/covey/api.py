@@ -1,4 +1,4 @@
-"""The Python API: what the command line does, as functions."""
+"""The Python API: the commands of the command line as functions."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     from covey.runs.reader import load_run
 
     path = Path(run) if isinstance(run, str | Path) else None
+    # A folder with a config.json is a model; any other existing folder should be a run's.
     if path is not None and path.suffix in (".yaml", ".yml"):
         loaded = load_config(path, values=with_given(settings))
     elif path is not None and path.is_dir() and not (path / "config.json").is_file():
@@ -81,7 +82,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
 
 
 def explain(run: str | Path) -> list[Finding]:
-    """What went wrong in a run, and the config line that mends it."""
+    """Return the findings of a run: what went wrong, and the config line that helps."""
     from covey.insight.findings.watch import explain_run
 
     return explain_run(Path(run))[2]
@@ -146,11 +147,14 @@ def _run(
         )
     again = resumed is not None
     session = RunOptions(strict, again, start.record(), loaded.config.output, same_inputs=not again)
+    # Under torchrun every rank runs this script; one of them prints.
     console = RunConsole(quiet or environment_rank() > 0)
     for note in loaded.notes:
         console.say(f"note: {note}")
     config = loaded.config
+    # A no-op for one process; under torchrun it sets up the process group for the block.
     joining = joined(config.guards.stall_minutes, config.device)
+    # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
     with torch_as_new(), StopSignal().listening() as stop, joining:
         if overwrite:
             by_first(partial(remove_run, config.output))

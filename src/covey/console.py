@@ -1,4 +1,4 @@
-"""The console: a live panel on a terminal, one line now and then elsewhere, nothing with --json."""
+"""The console: show a run as a live panel on a terminal, as occasional lines elsewhere, not with --json."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ TALL, WIDE = 18, 60
 
 
 class Output:
-    """A text stream whose reader or disk may go: what cannot be written is dropped, and the reason kept.
+    """A text stream that drops what it cannot write (closed pipe, full disk) and keeps the reason.
 
-    A character that the stream's encoding lacks is spelled out.
+    A character that the stream's encoding lacks is written as an escape.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -42,7 +42,7 @@ class Output:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or forget."""
+        """Write the text, or drop it."""
         with self._tolerating():
             try:
                 self.stream.write(text)
@@ -51,7 +51,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or forget."""
+        """Flush the stream, or do nothing if it is gone."""
         with self._tolerating():
             self.stream.flush()
 
@@ -62,6 +62,7 @@ class Output:
         except OSError as error:
             self.lost = self.lost or error
         except ValueError:
+            # ValueError is how Python reports a write to a closed stream; any other one is a bug.
             if not self.stream.closed:
                 raise
             self.lost = self.lost or OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -69,8 +70,9 @@ class Output:
 
 @contextmanager
 def tolerant_output() -> Iterator[None]:
-    """Inside the block no `print` fails because nobody reads it any more, or the disk behind it is full."""
+    """Inside the block no `print` fails because its pipe was closed or its disk is full."""
     before = sys.stdout, sys.stderr
+    # A process may start with closed standard streams; Python then has None for them.
     sys.stdout, sys.stderr = (cast("TextIO", s and tolerant(s)) for s in before)
     try:
         yield
@@ -82,18 +84,18 @@ def tolerant_output() -> Iterator[None]:
 
 
 def tolerant(stream: TextIO) -> Output:
-    """The stream as an Output, which it may be already."""
+    """Return the stream as an Output, which it may be already."""
     return stream if isinstance(stream, Output) else Output(stream)
 
 
 CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What moves a cursor, rings, colours, turns text around or cannot be written: all but tab and newline."""
+"""Control characters: they move the cursor, ring, colour, or reverse text. Tab and newline are not here."""
 
 
 def inert(text: str) -> str:
-    r"""Text that a terminal only shows: what a model or a file may hold to act on it is spelled out.
+    r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
 
     >>> print(inert("\x1b[2Jgone\u202e"))
     \x1b[2Jgone\u202e
@@ -102,12 +104,12 @@ def inert(text: str) -> str:
 
 
 def say_aside(text: str) -> None:
-    """A line on standard error, for people, where standard output is what was asked for."""
+    """Print a line on standard error, for people; standard output has the result only."""
     print(inert(text), file=sys.stderr)
 
 
 def finite(value: object) -> object:
-    """A value as JSON has it: null where a number is not finite.
+    """Return a value that JSON can hold: None for numbers that are not finite.
 
     >>> finite({"mean": math.nan, "rows": [1, 0.5]})
     {'mean': None, 'rows': [1, 0.5]}
@@ -122,13 +124,14 @@ def finite(value: object) -> object:
 
 
 def as_line(value: object) -> str:
-    """A value as JSON in which no character acts on a terminal."""
+    """Return a value as one line of JSON in which no character acts on a terminal."""
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
     return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """Values as bars of eighths, averaged into at most ``width`` columns.
+    """Return values as a line of bars, averaged into at most ``width`` columns.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
@@ -136,6 +139,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     values = [v for v in values if math.isfinite(v)]
     if not values:
         return ""
+    # Ceiling division: values per column.
     size = -(-len(values) // max(width, 1))
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)
@@ -144,7 +148,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them.
+    """Return seconds as text for people.
 
     >>> duration(7), duration(95), duration(7300)
     ('7 s', '1 min 35 s', '2 h 1 min')
@@ -156,14 +160,14 @@ def duration(seconds: float) -> str:
 
 
 class Shown(NamedTuple):
-    """A completion to look at."""
+    """A completion for the panel, with its reward."""
 
     reward: float
     text: str
 
 
 class RunConsole:
-    """Shows a run as it goes. ``quiet`` prints nothing at all."""
+    """The console of one run. With ``quiet`` it prints nothing."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.output = tolerant(sys.stdout) if sys.stdout is not None else None
@@ -184,9 +188,9 @@ class RunConsole:
         self.sampling_since: float | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays: broken between words on a terminal, left whole in a file.
+        """Print a line that stays: wrapped between words on a terminal, left whole in a file.
 
-        The newest warning or finding, in yellow, is on the panel too.
+        The newest line in yellow, a warning or finding, is on the panel too.
         """
         if style == "yellow":
             self.newest = text
@@ -194,7 +198,7 @@ class RunConsole:
         self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
 
     def lost_output(self) -> str:
-        """Why printed text reaches nobody any more, the first time this is asked; else empty."""
+        """Return why output is lost, on the first call only; empty if nothing is lost."""
         if self._told or self.output is None or self.output.lost is None:
             return ""
         self._told = True
@@ -203,9 +207,9 @@ class RunConsole:
     def begin(
         self, title: str, steps: int, first: int = 0, at_most: bool = False, by_completion: bool = False
     ) -> None:
-        """A stage starts (or resumes at step ``first``); ``at_most``: it may end before all its steps.
+        """Start to show a stage, from step ``first`` if it resumes.
 
-        ``by_completion``: its progress is that of sampling.
+        ``at_most``: it may end before all its steps. ``by_completion``: its progress counts completions.
         """
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
         self.at_most, self.by_completion = at_most, by_completion
@@ -216,23 +220,25 @@ class RunConsole:
             self.live.start()
 
     def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
-        """What the curves showed before the stage was interrupted."""
+        """Restore the curves from the records before the stage was interrupted."""
         for name in ("reward/mean", "loss"):
             seen = [(m["step"] + 1, m[name]) for m in metrics if m.get(name) is not None]
+            # The reward if there is one, else the loss.
             self.values = self.values or seen
         self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
 
     def sampling(self, done: int, total: int, what: str = "sampling") -> None:
-        """Completions come in."""
+        """Show how many completions are done."""
         if self.by_completion:
             self.step_number = done
         if not done or self.sampling_since is None:
             self.sampling_since = time.monotonic()
+        # Only in the first step: afterwards measured steps give a better estimate.
         first = what == "sampling" and not self.by_completion and self.step_number == self.first
         self.doing(f"{what} {done}/{total}{self._first_estimate(done, total) if first else ''}")
 
     def _first_estimate(self, done: int, total: int) -> str:
-        """What all steps come to, by the pace of the first completions, before a step has been measured."""
+        """Return an estimate for all steps from the pace of the first completions."""
         elapsed = time.monotonic() - (self.sampling_since or 0.0)
         if elapsed < SILENCE or not 0 < done <= total:
             return ""
@@ -240,17 +246,17 @@ class RunConsole:
         return f", {left} for the sampling of all steps at this pace"
 
     def loading(self, what: str) -> None:
-        """Something begins that says nothing until it ends, and may take minutes."""
+        """Announce work that reports nothing until it ends and may take minutes."""
         self.doing(what)
         if self.live is None and not self.console.is_terminal:
             self.say(f"{what} ...")
 
     def fewer_running(self, running: int) -> None:
-        """Sampling ran out of memory."""
+        """Say that sampling ran out of memory and continues with fewer completions at once."""
         self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
 
     def doing(self, activity: str) -> None:
-        """What is happening now, in a word."""
+        """Show the current activity; without a terminal print it after some silence."""
         self.activity = activity
         self._refresh()
         now = time.monotonic()
@@ -259,16 +265,16 @@ class RunConsole:
             self.say(f"{self.title} {activity}".strip())
 
     def measured(self, step: int, accuracy: float) -> None:
-        """Sampled accuracy on held-out problems."""
+        """Add a point to the curve of held-out accuracy, sampled."""
         self.held_out.append((float(step), accuracy))
         self._refresh()
 
     def step(
         self, number: int, value: float, facts: Mapping[str, str], worries: Mapping[str, str] | None = None
     ) -> None:
-        """A step ended: its headline value (reward or loss), further facts, and how worrying ones look.
+        """Show a finished step: its headline value (reward or loss), facts, and styles for worrying ones.
 
-        A value that is NaN, of a step in which nothing could be scored, is no point of the curve.
+        A step without a score has the value NaN, which is no point of the curve.
         """
         self.values += [] if math.isnan(value) else [(float(number), value)]
         self.step_number, self.facts, self.worries, self.activity = number, facts, worries or {}, ""
@@ -279,7 +285,7 @@ class RunConsole:
             self.say(f"{self.title} {number}/{self.steps}  {shown}  {self._time_left()}")
 
     def end(self) -> None:
-        """The stage is over."""
+        """End the display of a stage."""
         if self.live is not None:
             self.live.stop()
             self.live = None
@@ -297,13 +303,14 @@ class RunConsole:
         return f"at most {left} left" if self.at_most else f"{left} left"
 
     def panel(self) -> RenderableType:
-        """Stage, progress and time left; curves; the last step's facts; two completions; the newest finding.
+        """Return the panel: progress, curves, facts of the last step, two completions, the newest finding.
 
-        On a low or narrow terminal the curve is a line and the completions are left out.
+        On a low or narrow terminal the curve is a sparkline and the completions are left out.
         """
         width = self.console.width
         unit = "completion" if self.by_completion else "step"
         words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
+        # Everything of the first line must fit: the title is truncated first, then the bar gets the rest.
         room = width - sum(2 + w.cell_len for w in words)
         title = Text(self.title, style="bold")
         title.truncate(max(16, room), overflow="ellipsis")
@@ -338,7 +345,7 @@ class RunConsole:
         return beside(own, other, half)
 
     def _completions(self, width: int) -> list[Text]:
-        """The prompt, the best and the worst of a group's completions, a line each."""
+        """Return the prompt, and the best and the worst completion of a group, one line each."""
         if self.examples is None:
             return []
         prompt, best, worst = self.examples
@@ -355,7 +362,7 @@ def _one_line(text: str) -> str:
 
 
 def flow(items: Sequence[Text], width: int) -> list[Text]:
-    """Items side by side in as many lines as they need; none is broken unless it is wider than a line.
+    """Lay items out side by side on as many lines as they need; only one wider than a line is broken.
 
     >>> [line.plain for line in flow([Text("loss 1.5"), Text("tokens/s 9"), Text("lr 3")], 20)]
     ['loss 1.5  tokens/s 9', 'lr 3']

@@ -1,9 +1,9 @@
-"""The process that a user starts: a child does the command, and no end of it goes unnoticed.
+"""The process that a user starts: a child runs the command, and the parent reports how it ended.
 
-What a command runs (a user's reward, a library in C) can end its whole process at any moment, with exit
-code 0 too. So the parent only waits. It passes signals on, and where the child ended without saying so it
-gives the exit code and the last line that the child owed. Signals are handled before anything is imported
-that takes time; hence the standard library only, and of covey nothing but ``parent`` before the fork.
+Code that a command runs (a user's reward, a library in C) can end its whole process at any moment, even with
+exit code 0. So the parent only waits and forwards signals. If the child ended without a result, the parent
+prints the error message and returns the exit code that the child did not. Signal handlers are installed
+before any slow import; hence only the standard library and ``covey.system.parent`` before the fork.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the command line in a child. -> its exit code, or CRASHED if it left none."""
+    """Run the command line in a child. Return its exit code, or CRASHED if it left none."""
     for descriptor in (0, 1, 2):  # a closed one would become the next file that is opened, and be printed to
         try:
             os.fstat(descriptor)
@@ -42,9 +42,11 @@ def main() -> int:
             os.open(os.devnull, os.O_RDWR)
     for number in stop_signals():
         signal.signal(number, _stop_at_once)
+    # Removed from the environment, so that processes of the command do not take it for their own parent.
     if launcher := os.environ.pop(LAUNCHER, ""):
         _die_with(int(launcher))
     parent = os.getpid()
+    # Only the child returns from here on its own path, after the import of everything else.
     if (child := fork()) == 0:
         return _command(parent)
     for number in stop_signals():
@@ -73,13 +75,15 @@ def _stop_at_once(number: int, _: object) -> NoReturn:
 
 
 class _Forwarding:
-    """Gives the child the signals that were meant for it."""
+    """A signal handler that forwards signals to the child."""
 
     def __init__(self, child: int) -> None:
         self.child, self.last = child, -TOGETHER
 
     def __call__(self, number: int, _: object) -> None:
         now = time.monotonic()
+        # The child ends at once on a second signal. `timeout` sends each of its signals twice, so signals
+        # within TOGETHER seconds count as one.
         if now - self.last >= TOGETHER:
             count_forwarded()
         self.last = now
@@ -88,15 +92,17 @@ class _Forwarding:
 
 
 def _die_with(parent: int) -> None:
-    """Let `kill -9` of the process that the user knows be the end of its child as well."""
+    """Make the child die with its parent, so that `kill -9` of the parent ends both."""
     if sys.platform == "linux":
         import ctypes
 
+        # PR_SET_PDEATHSIG of prctl(2): the kernel sends SIGKILL here when the parent dies.
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
         if os.getppid() != parent:  # it has died before it was asked for
             os._exit(CRASHED)
     else:
+        # Without prctl: an orphan gets another parent, which a thread looks for twice a second.
         threading.Thread(target=_follow, args=(parent,), name="parent", daemon=True).start()
 
 
@@ -107,7 +113,7 @@ def _follow(parent: int, seconds: float = 0.5) -> None:
 
 
 def _without_result(status: int, where: str) -> int:
-    """Say how the child ended, and leave it in the run's folder. -> the exit code."""
+    """Report how the child ended, on the console and in the run's folder. Return the exit code."""
     import json
     from pathlib import Path
 
@@ -120,6 +126,7 @@ def _without_result(status: int, where: str) -> int:
         how = f"was killed by {named.get(number, f'signal {number}')} ({signal.strsignal(number)})"
     else:
         how = f"was ended from within, with exit code {os.waitstatus_to_exitcode(status)},"
+    # No signal means that something called os._exit; SIGKILL or SIGTERM came from outside.
     crashed = number in (0, *_CRASHES)
     why = (
         "something that it ran, a reward or a library, called os._exit or crashed; a trace, if any, is above"
@@ -134,6 +141,7 @@ def _without_result(status: int, where: str) -> int:
     if place is not None:
         record_exit(place, error)
     with contextlib.suppress(OSError):
+        # os.write, since Python's stream objects may be None or closed.
         if "--json" in sys.argv:
             os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())
         cursor = "\x1b[?25h" if os.isatty(2) else ""  # the live panel had hidden it

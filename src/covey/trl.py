@@ -1,9 +1,9 @@
-"""TRL's trainer over `covey.train`: write `from covey.trl import GRPOConfig, GRPOTrainer`, keep the script.
+"""TRL's trainer on top of `covey.train`: change the import to `covey.trl` and keep the script.
 
-Every name means what it means in TRL, with TRL's default where it is not given, or is refused with what to
-write instead. Names that change nothing of what is learned (logging, memory) are left out, and a note says
-so. Two things that TRL's scripts do not say are taken from them, each with a note: which reward says what is
-correct, and which engine samples for a `use_vllm=True` without a server.
+Every argument has TRL's meaning and default, or is refused with a hint what to write instead. Arguments that
+do not affect learning (logging, memory) are ignored, and a note says so. Two things that TRL's scripts do not
+state are inferred, each with a note: which reward decides what is correct, and which engine samples for a
+`use_vllm=True` without a server.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ _BATCH = (
     "num_train_epochs",
     "max_steps",
 )
-"""The names that together say how large a batch is and how many there are."""
+"""Arguments that together determine the size and the number of rollout batches."""
 _COUNTS = ("save_steps", "eval_steps")
-"""In optimizer steps."""
+"""Arguments that count optimizer steps."""
 _OUR_DEFAULT = "gradient_checkpointing"
-"""Where covey's default stays: TRL recomputes layers unless told otherwise, which changes no number."""
+"""The argument for which covey's default stays: TRL's recomputes layers, which changes no number."""
 _DEFAULTS = {name: value for name, value in DEFAULTS.items() if name != _OUR_DEFAULT and value is not None}
 _VLLM = "vllm_importance_sampling_"
 NO_LIMIT = 1_000
-"""Calls of tools, where TRL sets no limit."""
+"""Limit on tool calls if TRL sets none."""
 _PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
-"""Columns that say nothing of what is correct."""
+"""Columns that say nothing about what is correct."""
 _LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
 _LORA_SAYS_NOTHING = frozenset({"task_type", "peft_type", "auto_mapping", "peft_version", "inference_mode"})
-"""Fields of peft's that do not say what is trained."""
+"""Fields of peft's config that do not affect what is trained."""
 _OWN = frozenset(
     {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights"}
     | {"use_cpu", "use_vllm", "vllm_server_base_url"}
     | {_VLLM + part for part in ("correction", "mode", "clip_min", "clip_max")}
 )
-"""Names that are read here."""
+"""Arguments that this file reads."""
 
 
 class GRPOConfig:
-    """TRL's arguments. Raises ConfigError for a name that is none, or asks for what covey has not."""
+    """TRL's arguments. Raises ConfigError for an unknown name, or a value that covey does not support."""
 
     def __init__(self, output_dir: str | Path = "trainer_output", **names: object) -> None:
         self.names: dict[str, object] = {"output_dir": output_dir, **names}
@@ -75,6 +75,7 @@ class GRPOConfig:
         for name, value in names.items():
             if name not in NAMES:
                 raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
+            # A value equal to TRL's default asks for nothing, so even an unsupported argument may have it.
             default = value == DEFAULTS[name] if name in DEFAULTS else not value
             if name in SAME or name in LOSS or name in _OWN or value is None or default:
                 continue
@@ -89,11 +90,12 @@ class GRPOConfig:
             )
 
     def note(self, text: str) -> None:
-        """Something that the run says, once."""
+        """Add a note that the run prints once."""
         self.notes += [] if text in self.notes else [text]
 
     def settings(self, rows: int) -> dict[str, object]:
-        """As covey's settings, for a dataset of so many rows."""
+        """Translate the arguments to covey's settings, for a dataset of ``rows`` rows."""
+        # In TRL, None means its default as well.
         given = {**_DEFAULTS, **{name: value for name, value in self.names.items() if value is not None}}
         shared = (*SAME, "loss_type", *(n for n, v in LOSS.items() if given.get(n, v) != v))
         found = {n: given[n] for n in shared if n in given and n not in (*_BATCH, *_COUNTS)}
@@ -110,13 +112,15 @@ class GRPOConfig:
             found["rollout.sampler"] = {"url": [url]}
             correction = _correction(given)
             if correction:
+                # A correction is a part of covey's algorithm, so the loss arguments are translated here
+                # already and joined with it.
                 algorithm = algorithm_of({name: found.pop(name) for name in LOSS if name in found})
                 first = [algorithm["correction"]] if algorithm["correction"] else []
                 found["algorithm"] = {**algorithm, "correction": [*first, correction]}
         return {**found, **self._batches(given, rows)}
 
     def _batches(self, given: Mapping[str, object], rows: int) -> dict[str, object]:
-        """Sizes and number of rollout batches, of one process."""
+        """Return sizes and number of rollout batches, for one process."""
 
         def number(name: str, otherwise: float = 0) -> int:
             value = given.get(name)
@@ -124,6 +128,8 @@ class GRPOConfig:
 
         group = number("num_generations")
         passes = number("num_iterations")
+        # TRL counts completions: `step` per optimizer step, `size` per rollout batch. A batch is trained on
+        # for `updates` optimizer steps; covey counts its steps in rollout batches.
         step = number("per_device_train_batch_size") * number("gradient_accumulation_steps")
         per_pass = number("steps_per_generation", number("gradient_accumulation_steps"))
         size = number("generation_batch_size", number("per_device_train_batch_size") * per_pass)
@@ -137,6 +143,7 @@ class GRPOConfig:
         updates = size // step * passes
         batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
         if number("max_steps") > 0:
+            # Rounded up, as all counts of steps below: the note says so if that changes a number.
             batches = -(-number("max_steps") // updates)
         for name in ("max_steps", *_COUNTS):
             asked = number(name)
@@ -156,7 +163,7 @@ class GRPOConfig:
 
 
 def _correction(given: Mapping[str, object]) -> dict[str, object] | None:
-    """What TRL does where a server's log-probs are not the trainer's; None: nothing. Raises ConfigError."""
+    """Return TRL's importance correction for a server's log-probs, or None. Raises ConfigError."""
     if not given[_VLLM + "correction"]:
         return None
     if given.get("loss_type") == "vespo":
@@ -178,17 +185,17 @@ def _correction(given: Mapping[str, object]) -> dict[str, object] | None:
 
 
 class TrainOutput(NamedTuple):
-    """What TRL's `train()` returns."""
+    """The result of TRL's `train()`."""
 
     global_step: int
-    """Training steps of the run, those before a resume included."""
+    """Number of training steps of the run, including those before a resume."""
     training_loss: float
-    """Its mean over them; NaN where there is none."""
+    """Mean loss over these steps; NaN if none was logged."""
     metrics: Mapping[str, float | str]
 
 
 class GRPOTrainer:
-    """TRL's trainer: model, rewards, arguments, data. What covey says of the run is in `result`."""
+    """TRL's trainer: model, rewards, arguments, data. Covey's own result of the run is in `result`."""
 
     def __init__(
         self,
@@ -209,9 +216,9 @@ class GRPOTrainer:
         self.model = model
         self.args = args or GRPOConfig()
         self.result: Result | None = None
-        """None before `train`, and where a guard stopped it."""
+        """Result of the run; None before `train`, and if a guard stopped it."""
         self._stopped = ""
-        """Why a guard did."""
+        """Why a guard stopped the run."""
         if train_dataset is None:
             train_dataset = self._empty_prompts(environment_factory)
         data = {"train": list(train_dataset)}
@@ -240,7 +247,7 @@ class GRPOTrainer:
             self._settings["lora"] = _lora(peft_config)
 
     def _empty_prompts(self, environment: Callable[[], object] | None) -> list[Mapping[str, object]]:
-        """A row for each prompt of the run, which is what the environment's `reset` returns."""
+        """Return one empty row per prompt of the run; the environment's `reset` supplies the prompts."""
         steps = self.args.names.get("max_steps")
         if environment is None or not isinstance(steps, int) or steps < 1:
             raise ConfigError(
@@ -252,7 +259,7 @@ class GRPOTrainer:
         return [{"prompt": [{"role": "user", "content": ""}]}] * count
 
     def train(self, resume_from_checkpoint: object = None) -> TrainOutput:
-        """Train, or continue what an earlier try has left in `output_dir`.
+        """Train, or continue an earlier attempt in `output_dir`.
 
         A run that a guard stops ends as in TRL, with its reason printed and in `metrics["stopped"]`.
         """
@@ -269,7 +276,7 @@ class GRPOTrainer:
         return self._output()
 
     def _output(self) -> TrainOutput:
-        """What the run's records come to."""
+        """Summarize the run's records as TRL does."""
         run = self._loaded().config.output
         metrics, timings = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings"))
         losses = [record["loss"] for record in metrics if "loss" in record]
@@ -281,9 +288,9 @@ class GRPOTrainer:
         return Start(None, (), with_given(self._settings)).load()
 
     def save_model(self, output_dir: str | Path) -> None:
-        """Copy the trained model there; of a run that was stopped that of its last checkpoint.
+        """Copy the trained model to a folder; of a run that a guard stopped, its last checkpoint.
 
-        Where there is none yet, no update was kept, and it is the model that the run began with.
+        Without a checkpoint no update was kept, and it is the model with which the run began.
         """
         if self.result is not None:
             shutil.copytree(self.result.made, output_dir, dirs_exist_ok=True)
@@ -297,7 +304,7 @@ class GRPOTrainer:
 
 
 def _rewards(functions: object, weights: object) -> list[object]:
-    """Functions, or names of reward models, each with its weight."""
+    """Return covey's entries of `rewards` for functions or names of reward models, each with its weight."""
     every = list(functions) if isinstance(functions, list | tuple) else [functions]
     found: list[object] = []
     given = list(weights) if isinstance(weights, Sequence) else [1.0] * len(every)
@@ -318,7 +325,7 @@ def _rewards(functions: object, weights: object) -> list[object]:
 
 
 def _spec(function: Callable[..., object]) -> str:
-    """How another process finds a tool or an environment. Raises ConfigError for one that it cannot."""
+    """Return the spec by which other processes find a tool or an environment. Raises ConfigError."""
     spec = spec_of(function, Path())
     if spec is None:
         raise ConfigError(
@@ -329,9 +336,9 @@ def _spec(function: Callable[..., object]) -> str:
 
 
 def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
-    """Mark the reward that says what is correct, if none is declared; -> what to tell about it.
+    """Mark the reward that decides what is correct, if none is declared. Return notes about the choice.
 
-    TRL only adds rewards up and asks for no verdict. Among several the verifier is taken that knows the
+    TRL only adds rewards up and needs no verdict. Among several the verifier is chosen that knows the
     problem: the only function whose signature names a column of the data.
     """
     functions = [(entry, next(iter(entry))) for entry in rewards if isinstance(entry, dict)]
@@ -351,7 +358,7 @@ def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
 
 
 def _lora(peft: object) -> dict[str, object]:
-    """peft's LoraConfig as covey's. Raises ConfigError for what that has not, and for other adapters."""
+    """Translate peft's LoraConfig. Raises ConfigError for fields that covey lacks, and for other adapters."""
     if not is_dataclass(peft) or isinstance(peft, type) or not hasattr(peft, "lora_alpha"):
         raise ConfigError(f"GRPOTrainer: peft_config: only peft's LoraConfig is known, not {name_of(peft)}")
     plain = type(peft)()

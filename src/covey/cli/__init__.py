@@ -1,4 +1,4 @@
-"""The command line: commands, and the tables some of them print."""
+"""The command line: its commands, and the tables that some of them print."""
 
 from covey.cli import choosing, looking, pages
 from covey.cli.commands import app, main

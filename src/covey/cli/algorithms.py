@@ -1,4 +1,4 @@
-"""`covey algorithms`: the table of all presets axis by axis, and one algorithm in full."""
+"""`covey algorithms`: print the table of all presets axis by axis, or one algorithm in full."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
     for note in notes_on(algorithm, updates=1):
         console.print(f"{note}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
+    # Empty axes are left out, unless a dialect emptied them.
     usual = describe(PRESETS[name])
     axes = {
         axis: value

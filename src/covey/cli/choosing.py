@@ -1,4 +1,4 @@
-"""Commands that choose: settings, by trying them; a method, by what there is to learn from."""
+"""The commands `covey sweep` and `covey recommend`, which help to choose settings and a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it."""
+"""The main commands and the entry point. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 
 
 def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
+    # The folder may have been moved since; its config still names the old place.
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
     _tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
@@ -144,6 +145,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
             StopSignal(manner.max_minutes, "" if environment_rank() else SAVES).listening() as stop,
             joined(loaded.config.guards.stall_minutes, loaded.config.device),
         ):
+            # On all ranks; only rank 0 prints the result below.
             results = run_in_folder(loaded, console, stop, session)
             last = results[-1]
             failed = last.verdict is not None and last.verdict.word in ("did not learn", "got worse")
@@ -241,6 +243,7 @@ def command_sample(
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
     found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
     said = list(zip(prompts, found, strict=True))
+    # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
     _print(as_json, by_prompt, (f"{p}{text}" for p, texts in by_prompt.items() for text in texts))
     return 0
@@ -323,9 +326,9 @@ def _load(
     trust: bool = False,
     names_only: bool = True,
 ) -> Loaded:
-    """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at.
+    """Load the config of a YAML file or a run's folder; with ``trained``, with the run's newest model.
 
-    ``trust`` and ``names_only`` as in ``load_run``.
+    ``trust`` and ``names_only`` are those of ``load_run``.
     """
     if config.is_dir():
         from covey.runs.reader import load_run, look_at
@@ -350,13 +353,13 @@ def _json_object(text: str, option: str) -> dict[str, object]:
 
 
 def _print(as_json: bool, value: object, lines: Iterable[str]) -> None:
-    """What a command found: one JSON object, or lines for people."""
+    """Print a command's result: one JSON object, or lines for people."""
     for line in [as_line(value)] if as_json else lines:
         print(inert(line))
 
 
 def _tell(as_json: bool, lines: Iterable[str]) -> None:
-    """What is said beside it, to people only."""
+    """Print remarks on standard error, for people only."""
     for line in () if as_json else lines:
         say_aside(line)
 
@@ -366,6 +369,7 @@ def main(arguments: Sequence[str]) -> int:
     with tolerant_output():
         try:
             code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+            # A training's result is in its folder: lost output must not turn its exit code into an error.
             if not TRAINING.intersection(arguments[:1]):
                 _check_output()
             return int(code or 0)
@@ -373,6 +377,7 @@ def main(arguments: Sequence[str]) -> int:
             print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
             return 130
         except BaseException as caught:
+            # Rust panics (tokenizers) are BaseExceptions, but are reported as errors like any other.
             if not (isinstance(caught, Exception | SystemExit) or is_panic(caught)):
                 raise
             error = _understood(caught)
@@ -385,7 +390,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_output() -> None:
-    """Raise OutOfRoom if what was printed, all that the command has to show, could not be written.
+    """Raise OutOfRoom if printed output, the whole result of the command, could not be written.
 
     A reader that has seen enough (`| head`) is no error.
     """
@@ -396,14 +401,14 @@ def _check_output() -> None:
 
 
 def _understood(caught: BaseException) -> CoveyError:
-    """Whatever ended a command, as one of our errors."""
+    """Return the exception that ended a command as a CoveyError."""
     if isinstance(caught, CycloptsError):
         return _misused(caught)
     return _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
 
 
 def _misused(caught: CycloptsError) -> CoveyError:
-    """A command line that does not fit its command."""
+    """Return the error for a command line that does not fit its command."""
     command = " ".join(("covey", *(caught.command_chain or ())))
     said = str(caught)
     if isinstance(caught, MissingArgumentError) and caught.argument is not None and not caught.keyword:
@@ -413,7 +418,7 @@ def _misused(caught: CycloptsError) -> CoveyError:
 
 
 def _exited(caught: SystemExit) -> CoveyError:
-    """Code that was imported or called has left the program, which is not its to end."""
+    """Return the error for user code that called sys.exit."""
     place = traceback.extract_tb(caught.__traceback__)[-1]
     error = CoveyError(
         f"{place.filename}:{place.lineno} ended the program (exit code {caught.code}); remove that"

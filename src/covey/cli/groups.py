@@ -1,4 +1,4 @@
-"""What `covey --help` sorts the commands by: what somebody is about to do."""
+"""The groups of commands in `covey --help`, by what a user is about to do."""
 
 from __future__ import annotations
 

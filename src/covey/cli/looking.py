@@ -1,4 +1,4 @@
-"""Commands that look: before a run at what it would begin with, after it at what it has written."""
+"""Commands that inspect: before a run its beginning, after a run its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`covey ui` and `covey lab`."""
+"""The commands `covey ui` and `covey lab`, which show pages in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`covey explain SETTING`: what settings do, their defaults, ranges, usual values and TRL's names."""
+"""`covey explain SETTING`: list settings with effects, defaults, ranges, usual values and TRL's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Entry = dict[str, object]
 
 
 def settings(name: str = "") -> list[Entry]:
-    """Every setting that is called ``name``, or is below it, or ends so, and what else goes by that name.
+    """Return the settings with this name, below it, or ending with it, and other entries of that name.
 
     Without a name, the settings of the schema. ``file.py:function`` is a user's own function.
 
@@ -30,6 +30,7 @@ def settings(name: str = "") -> list[Entry]:
     if ":" in name:
         return list(_of_function(name))
     rows = [*schema_rows(), *algorithm_rows(), *loss_rows()]
+    # The added dots make whole parts match: train.lr is not below train.l.
     found = [_entry(row) for row in rows if f"{row.key}.".startswith(f"{name}.")]
     if not found and name in trl.NAMES:
         return list(_of_trl(name, rows))
@@ -46,7 +47,7 @@ def settings(name: str = "") -> list[Entry]:
 
 
 def loss_rows() -> Iterator[Row]:
-    """The settings of `loss`, of each method that has some."""
+    """Yield the settings of `loss` for each method that has any."""
     for name, method in METHODS.items():
         if method.loss is not None:
             yield from (row._replace(owner=name) for row in rows_of(method.loss, "loss"))
@@ -67,7 +68,7 @@ def _entry(row: Row) -> Entry:
 
 
 def _of_function(spec: str) -> Iterator[Entry]:
-    """A user's own function and its settings, which it need not have described."""
+    """Yield a user's own function and its settings, which may lack descriptions."""
     function = load_function(spec, Path())
     try:
         rows = list(rows_of(function, spec))
@@ -80,7 +81,7 @@ def _of_function(spec: str) -> Iterator[Entry]:
 
 
 def _of_trl(name: str, rows: list[Row]) -> Iterator[Entry]:
-    """A name of TRL's: what to write here, and what that does."""
+    """Yield the entries for a name of TRL's: what to write instead, and its effect."""
     found = [row for row in rows if name in row.setting.trl_names]
     if name in trl.LOSS or not found:
         yield word(name, "TRL", f"{trl.told(name)}.", default=trl.LOSS.get(name, ""))
@@ -88,7 +89,7 @@ def _of_trl(name: str, rows: list[Row]) -> Iterator[Entry]:
 
 
 def show(found: list[Entry]) -> Iterator[str]:
-    """Lines for people."""
+    """Yield lines for people."""
     for s in found:
         whose = f"of {s['of']}" if s["of"] else ""
         usual = f"usual {s['usual']}" if s["usual"] else ""

@@ -1,4 +1,4 @@
-"""What `covey explain` says of names that are no settings: metrics, functions, presets, rewards, findings."""
+"""Explain names that are not settings: metrics, functions, presets, rewards and findings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from covey.objective.axes import AXES
 from covey.objective.bound import Bound
 
 Entry = dict[str, object]
-"""The fields of a setting, see ``covey.cli.settings``."""
+"""The fields of a setting, as in ``covey.cli.settings``."""
 METRIC = re.compile(r"^\| `(?P<name>[\w/.]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 STANDS_FOR = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
-"""What stands for a part of a metric's name."""
+"""Placeholders in names of metrics, with the patterns that they match."""
 
 
 def words(name: str) -> list[Entry]:
-    """All that is known by a name; of a metric's family, as `kl/`, all members."""
+    """Return all entries for a name; for a family of metrics, as `kl/`, all its members."""
     return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
 
 
 def all_words() -> list[str]:
-    """The names that ``words`` knows."""
+    """Return the names that ``words`` knows."""
     from covey.insight.findings.table import RULES
     from covey.rewards.base import BUILT_IN
 
@@ -38,7 +38,7 @@ def all_words() -> list[str]:
 
 @cache
 def metrics_page() -> str:
-    """docs/metrics.md, which an installed package brings along."""
+    """Return docs/metrics.md; an installed package has a copy of it."""
     package = Path(covey.__file__).parent
     brought = package / "metrics.md"
     return (brought if brought.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
@@ -47,6 +47,7 @@ def metrics_page() -> str:
 def _metrics(name: str) -> Iterator[Entry]:
     for found in METRIC.finditer(metrics_page()):
         pattern = re.escape(found["name"])
+        # The table documents families, as reward/NAME/mean; each placeholder becomes a pattern.
         for placeholder, stands_for in STANDS_FOR.items():
             pattern = pattern.replace(placeholder, stands_for)
         if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):
@@ -73,7 +74,7 @@ def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
 
 
 def _sources(function: Callable[..., object], users: list[str]) -> str:
-    """The papers that a function names, or else those of the presets that use it."""
+    """Return the papers that a function cites, or else those of the presets that use it."""
     cited = dict.fromkeys(ARXIV.findall(inspect.getdoc(function) or ""))
     if cited:
         return ", ".join(f"arXiv {number}" for number in cited)
@@ -107,11 +108,11 @@ def _findings(name: str) -> Iterator[Entry]:
 
 
 def _doc(function: Callable[..., object]) -> str:
-    """A docstring as one paragraph, examples left out."""
+    """Return a docstring as one paragraph, without its examples."""
     return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split())
 
 
 def word(name: str, kind: str, effect: str, **facts: object) -> Entry:
-    """What is known of a name that is no setting, in the fields of one."""
+    """Return the entry of a name that is not a setting, with a setting's fields."""
     known: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
     return {"setting": name, "of": kind, "effect": effect, **known, **facts}

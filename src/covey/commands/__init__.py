@@ -1,1 +1,1 @@
-"""What single commands do; `cli` only reads their arguments."""
+"""The work of single commands; `cli` only parses their arguments."""

@@ -1,4 +1,4 @@
-"""How the demo ends: held-out problems, greedy_answers before and after reinforcement, token by token."""
+"""The end of the demo: greedy answers to held-out problems before and after RL, token by token."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from covey.types import Problem
 
 PROBLEMS = 3
 PAUSE = 0.02
-"""Seconds between tokens on a terminal, so that they can be seen to come."""
+"""Seconds between tokens on a terminal, so that they appear one by one."""
 
 
 def demonstrate(home: Path, console: RunConsole) -> None:
-    """Show the first held-out problems as the last two stages answer them; chosen by nobody."""
+    """Show how the last two stages answer the first held-out problems, which nobody selected."""
+    # The demo has two stages, a cold start and RL.
     before, after = (load_run(stage) for stage in stages_in(home)[-2:])
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
@@ -40,7 +41,7 @@ def demonstrate(home: Path, console: RunConsole) -> None:
 def greedy_answers(
     loaded: Loaded, problems: Sequence[Problem], named: Sequence[object], say: Say
 ) -> list[tuple[list[str], bool]]:
-    """The tokens of each greedy answer, and whether it is correct."""
+    """Return the tokens of each greedy answer, and whether it is correct."""
     rewards = rewards_of(loaded, loaded.config.rewards or named)
     scorer, found = Scorer(rewards), []
     for problem, tokens in zip(problems, greedy(loaded, problems, say), strict=True):
@@ -50,7 +51,7 @@ def greedy_answers(
 
 
 def write_tokens(console: RunConsole, label: str, tokens: Sequence[str], correct: bool) -> None:
-    """A line that grows on a terminal, a dot between two tokens."""
+    """Print a line that grows token by token on a terminal, with dots between tokens."""
     show, slow = console.console.print, console.console.is_terminal
     show(Text(inert(label), style="dim"), end="", soft_wrap=True)
     for number, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""What this machine offers a run, part by part, each with the next step where something is missing."""
+"""`covey doctor`: check each part of this machine, with a next step if something is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.machine import available_cpus
 
 LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
-"""Bytes: of the demo, and of a few checkpoints of a small model."""
+"""Bytes of memory that the demo needs, and of disk for a few checkpoints of a small model."""
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = {"peft": "lora", "math-verify": "math", "trl": "bench"}
 
@@ -31,7 +31,7 @@ class Diagnosis(NamedTuple):
     next_step: str = ""
 
     def __str__(self) -> str:
-        """For people.
+        """Return the diagnosis as text for people.
 
         >>> print(Diagnosis("memory", "WARN", "1.0 GB", "close other programs"))
         WARN  memory    1.0 GB
@@ -42,7 +42,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose() -> list[Diagnosis]:
-    """Every part; none of them can keep the others from being looked at."""
+    """Check every part; a failure in one does not keep the others from being checked."""
     return [_guarded(part) for part in (versions, device, kernels, threads, memory, disk, sandbox)]
 
 
@@ -55,7 +55,7 @@ def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
 
 
 def versions() -> Diagnosis:
-    """Python, covey and the libraries it computes with."""
+    """Check Python, covey and the libraries it computes with."""
     found, lacking = [f"covey {VERSION}", f"Python {platform.python_version()}"], []
     for name in (*NEEDED, *EXTRAS):
         try:
@@ -69,7 +69,7 @@ def versions() -> Diagnosis:
 
 
 def device() -> Diagnosis:
-    """A GPU that torch can use, or the CPU."""
+    """Check for a GPU that torch can use, else describe the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -93,7 +93,7 @@ def _model_name() -> str:
 
 
 def kernels() -> Diagnosis:
-    """The compiled operations, and whose matrix products are taken."""
+    """Check the compiled kernels, and whose matrix products are used."""
     from covey.kernels import build
     from covey.kernels.choice import MUCH_FASTER
 
@@ -101,6 +101,7 @@ def kernels() -> Diagnosis:
         warnings.simplefilter("always")
         found = build.tested_kernels()
     if found is not None:
+        # Dtype -> kinds of products for which torch was measured faster than covey's kernel.
         taken = found.trial.choice()
         rates = "; ".join(
             f"{dtype} "
@@ -127,7 +128,7 @@ def kernels() -> Diagnosis:
 
 
 def threads() -> Diagnosis:
-    """How many, and whether other programs compute too."""
+    """Check the number of threads, and whether other programs compute too."""
     count, cpus, there = available_threads(), available_cpus(), os.cpu_count() or 1
     said = f"{count} of {there} CPUs" + (" (affinity or a container's quota)" if cpus < there else "")
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).strip() and asked_threads() is None:
@@ -137,6 +138,7 @@ def threads() -> Diagnosis:
     if count > cpus:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
         return Diagnosis("threads", "WARN", f"{count} threads on {cpus} CPUs", step)
+    # Runnable processes, averaged over the last minute.
     load = os.getloadavg()[0]
     if load > there / 2:
         step = "times will be longer than those in docs/performance.md"
@@ -145,10 +147,11 @@ def threads() -> Diagnosis:
 
 
 def memory() -> Diagnosis:
-    """What this process may use, and what of it is free."""
+    """Check the memory that this process may use, and how much of it is free."""
     free = limit = available_memory()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
+        # MemAvailable is in KiB, and of the machine; a container's limit may be lower.
         free = min(free, next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable")))
     except (OSError, StopIteration):
         pass
@@ -159,7 +162,7 @@ def memory() -> Diagnosis:
 
 
 def disk() -> Diagnosis:
-    """Whether runs can be written here."""
+    """Check whether runs can be written here."""
     here = Path.cwd()
     if not os.access(here, os.W_OK):
         return Diagnosis("disk", "FAIL", f"{here} cannot be written to", "give --output a folder of yours")
@@ -171,7 +174,7 @@ def disk() -> Diagnosis:
 
 
 def sandbox() -> Diagnosis:
-    """Where code that a model wrote could run."""
+    """Check where code that a model wrote could run."""
     from covey_verify.sandbox.choice import choose
 
     try:

@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def model_of(loaded: Loaded, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
-    """A config's model for a while; one that a run made computes as in that run, or says that it cannot."""
+    """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
     run = run_behind(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
     with lent(loaded.config.model), computing_as(run):
@@ -83,9 +83,10 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
 
 
 def greedy(loaded: Loaded, problems: Sequence[Problem], say: Say) -> list[list[str]]:
-    """The likeliest completion of each problem by the model of a config, as its tokens' texts."""
+    """Return the greedy completion of each problem by a config's model, as the texts of its tokens."""
     with model_of(loaded, say) as policy:
         requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
+        # Temperature 0 is greedy decoding.
         params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
         found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
     texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]
@@ -103,7 +104,7 @@ def sample_once(
     chat_template_kwargs: Mapping[str, object] | None,
     say: Say,
 ) -> list[list[str]]:
-    """``n`` completions of each prompt by the model of a config; the rest as in ``covey.sample``."""
+    """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs go through the chat template: set chat too")
     if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
@@ -132,6 +133,7 @@ def sample_once(
                     f"max_tokens {max_tokens}: with the {len(tokens)} tokens of the prompt that is more than "
                     f"the model's context of {policy.context} tokens"
                 )
+            # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
             requests.append(Prompted(problem, tokens).request(streams))
         texts = [[""] * n for _ in prompts]

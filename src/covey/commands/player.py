@@ -1,8 +1,7 @@
-"""A scripted player for `covey stress`: conversations with tools that no reward may pay.
+"""A scripted player for `covey stress`: conversations with tools that no reward should pay.
 
-Some are made up, as rewards that ask for `turns` get them. Others are played with the run's own tools and
-environment: nothing is done, calls do not fit, are repeated, or have values at the edge of what their types
-allow.
+Some are made up, for rewards that ask for `turns`. Others are played with the run's own tools and
+environment: nothing is done, or calls have invalid arguments, are repeated, or have extreme values.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from covey.calling.running import Toolbox
 
 REPEATED = 8
-"""How often an action is repeated."""
+"""Number of repetitions of an action."""
 WRONG_TYPES: Sequence[object] = ("3", [3], {"a": 1}, None, True, float("inf"))
 EXTREMES: Mapping[str, Sequence[object]] = {
     "integer": (10**300,),
@@ -38,18 +37,18 @@ PLAUSIBLE: Mapping[str, object] = {
 
 
 class Attack(NamedTuple):
-    """A completion that nobody may be paid for."""
+    """A completion that no reward should pay."""
 
     name: str
     completion: Completion
     repeats: str = ""
-    """Name of the attack that does once what this one does again and again; it may be paid as much."""
+    """Name of the attack that does once what this one repeats; this one may be paid as much as that."""
 
 
 def made_up(answer: str | None, names: Sequence[str], thoughts: Thoughts = TAGS) -> Iterator[Attack]:
-    """Conversations as a reward may get them; ``answer`` is the correct one, said by whoever must not.
+    """Yield made-up conversations. ``answer`` is the correct one, and appears in places that must not count.
 
-    ``thoughts``: how the run's model marks them.
+    ``thoughts``: how the run's model marks its thoughts.
     """
     call = ToolCall(names[0] if names else "look_up", {})
     broken = ToolCall("", {}, "this is no JSON object")
@@ -71,10 +70,11 @@ def made_up(answer: str | None, names: Sequence[str], thoughts: Thoughts = TAGS)
 
 
 def _said(*parts: object) -> Completion:
-    """A completion of turns: texts of the model, calls that belong to the text before, answers to these."""
+    """Return a completion from turns: texts of the model, lists of its calls, and the tools' answers."""
     turns: list[dict[str, object]] = []
     for part in parts:
         if isinstance(part, list):
+            # Calls belong to a message of the model: after a tool's answer that is a new, empty one.
             if not turns or turns[-1]["role"] == "tool":
                 turns.append({"role": "assistant", "content": ""})
             turns[-1]["tool_calls"] = list(map(as_message, part))
@@ -86,13 +86,14 @@ def _said(*parts: object) -> Completion:
 
 
 def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
-    """Conversations with the run's tools, and what has become of its environment, where it has one."""
+    """Yield conversations played with the run's tools and, if it has one, its environment."""
     if toolbox.environment is not None:
         yield Attack("does nothing", _episode(toolbox, problem, []))
     for tool in toolbox.functions.values():
         plain = _plain(tool)
         once = Attack(f"{tool.name}, once", _episode(toolbox, problem, [plain]))
         yield once
+        # Repeating an action must not earn more than doing it once.
         again = _episode(toolbox, problem, [plain] * REPEATED)
         yield Attack(f"{tool.name}, {REPEATED} times the same", again, once.name)
         unfit = [
@@ -103,12 +104,13 @@ def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
         for name, kind in _types(tool).items():
             for value in EXTREMES.get(kind, ()):
                 call = plain._replace(arguments={**plain.arguments, name: value})
+                # A whole number that no float holds; its 301 digits are not printed.
                 shown = "10**300" if value == 10**300 else repr(value)[:20]
                 yield Attack(f"{tool.name}, {name} {shown}", _episode(toolbox, problem, [call]), once.name)
 
 
 def _refused(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> Completion:
-    """The calls of these that never reach the environment."""
+    """Play those of the calls whose arguments are invalid, so that they never reach the environment."""
     return _episode(toolbox, problem, [c for c in calls if not _fits(toolbox, c)])
 
 
@@ -121,7 +123,7 @@ def _fits(toolbox: Toolbox, call: ToolCall) -> bool:
 
 
 def _episode(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> Completion:
-    """What comes of some calls, one a turn; what would end a run is a fault, too."""
+    """Play some calls, one per turn. An error that would end a run is noted as a fault."""
     episode = toolbox.episode(problem, seed=0)
     parts: list[object] = [""]
     try:
@@ -136,19 +138,20 @@ def _episode(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> C
     said = _said(*parts, "") if calls else _said("")
     if end is None:
         return said
+    # An environment in its own process gives no state if it had to be killed.
     fault = end.fault or ("the environment hung or died" if end.state is None else "")
     return replace(said, environment=end.state, fault=fault)
 
 
 def _types(tool: Tool) -> dict[str, str]:
-    """The JSON type of each argument that has one."""
+    """Return the JSON type of each argument that has one."""
     schema: Mapping[str, Any] = tool.schema
     known = schema["function"]["parameters"]["properties"]
     return {name: own["type"] for name, own in known.items() if isinstance(own.get("type"), str)}
 
 
 def _plain(tool: Tool) -> ToolCall:
-    """A call with plausible arguments where some are needed."""
+    """Return a call with plausible values for its required arguments."""
     schema: Mapping[str, Any] = tool.schema
     parameters = schema["function"]["parameters"]
     needed = {name: parameters["properties"][name] for name in parameters.get("required", ())}

@@ -1,4 +1,4 @@
-"""`covey preview`: what a run would begin with, measured on some groups without changing a weight."""
+"""`covey preview`: measure some groups of a run, and time an update, without changing a weight."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from covey.types import Group
 from covey_verify.errors import ConfigError
 
 TIMED = 16
-"""Completions on which a reward is timed alone."""
+"""Number of completions on which each reward is timed alone."""
 
 
 def rl_stage(loaded: Loaded) -> Loaded:
-    """The first stage that samples, with the model that the stage before has left, if it has.
+    """Return the first stage that samples, with the model of the stage before if that has ended.
 
-    Raises ConfigError where nothing is sampled.
+    Raises ConfigError if no stage samples.
     """
     stages = loaded.stages()
     place = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
@@ -76,9 +76,9 @@ def preview(
     samples: int,
     temperatures: Sequence[float] = (),
 ) -> Preview:
-    """Sample ``groups`` problems ``samples`` times each, time an update; what came before a stop counts.
+    """Sample ``groups`` problems ``samples`` times each and time an update; after a stop keep what there is.
 
-    The same problems are sampled again at further ``temperatures``. Raises Stopped where no group was whole.
+    The same problems are sampled again at further ``temperatures``. Raises Stopped if no group was complete.
     """
     with tempfile.TemporaryDirectory() as folder, caller_restored():
         config = stage.config.model_copy(update={"output": Path(folder) / "preview", "tracker": None})
@@ -93,6 +93,7 @@ def preview(
             if not found.stopped:
                 console.doing("timing rewards and an update")
                 found = replace(found, reward_seconds=_rewards_timed(run.rewards, found.groups))
+                # As many groups as a step has, live ones first: dead ones cost an update nothing.
                 few = sorted(found.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
                 valued, found = _continued(parts, few, found)
                 prepared, updating, share = _update_timed(parts, valued)
@@ -114,7 +115,7 @@ def preview(
 
 @dataclass(frozen=True)
 class Parts:
-    """What is measured."""
+    """The parts of a run that are measured."""
 
     stage: Loaded
     learner: Learner[Policy]
@@ -149,7 +150,7 @@ def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
 
 
 def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
-    """Seconds of each reward function for one completion, called one after another."""
+    """Return each reward's seconds per completion, called one after another."""
     chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
     scorer, found = Scorer(rewards), {}
     for reward in rewards:
@@ -161,7 +162,7 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
 
 
 def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
-    """A step's groups with values of their segments, if the algorithm asks for them, and what that took."""
+    """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
     config, settings = parts.stage.config, cutting_of(parts.stage.algorithm)
     if settings is None:
         return groups, found
@@ -179,7 +180,7 @@ def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[
 
 
 def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
-    """Seconds to prepare a batch and to add its gradient, which is thrown away; tokens that had one."""
+    """Return the seconds to prepare a batch and to compute its gradient, and the number of its tokens."""
     config, algorithm, learner = parts.stage.config, parts.stage.algorithm, parts.learner
     old, now = old_logprob_source(algorithm, parts.sampler, updates_of(config)), first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
@@ -194,6 +195,7 @@ def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, 
         prepared, tokens = time.monotonic() - begun, 0
         for minibatch in updates(batch, algorithm, config, old, step=0):
             learner.forward_backward(minibatch, objective)
+            # Completions without an advantage may be skipped by the learner: they take no time.
             busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
             tokens += int(minibatch.mask[busy].sum())
             learner.clear()
@@ -204,6 +206,7 @@ def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, 
     return add_gradient(groups)
 
 
+# GPU kernels run asynchronously: wait for them before the clock is read.
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Rewards over a file of completions that already exist."""
+"""`covey score`: apply rewards to a file of existing completions; also loads rewards for other commands."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from covey.calling.running import Toolbox
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Where a message may have them, apart from its content."""
+"""Fields of a message that may hold thoughts, apart from its content."""
 NO_MODEL = "no model is named, so no chat template is known"
 
 
 def score_file(
     file: Path, words: Sequence[str], trust: bool = False, say: Callable[[str], object] = lambda _: None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Each row with its rewards, statuses and extracted answers by name, and the mean of each reward.
+    """Return each row with its rewards, statuses and extracted answers, and the mean of each reward.
 
-    ``say``: told what is not known of the model. Raises DataError, RewardError.
+    ``say`` is called with what is unknown about the model. Raises DataError, RewardError.
     """
     functions, data, wording, _ = _named(words, trust)
     functions.calls, functions.decode = calls_by_text, wording.decode
@@ -58,6 +58,7 @@ def score_file(
             last, text = text[-1], text[-1]["content"]
             if any(last.get(name) for name in THOUGHTS):  # they are apart, so these words begin behind them
                 problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
+        # Submitted here, awaited after the loop: rewards of all rows run in parallel.
         begun.append((row, scorer.text(problem, text)))
     if not begun:
         raise DataError(f"{file}: no rows")
@@ -68,7 +69,7 @@ def score_file(
 
 
 def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: Wording) -> Problem:
-    """A row as its rewards get it, and whether its prompt, as the config's model reads it, opens thoughts."""
+    """Return a row as a problem for its rewards, with whether its prompt opens thoughts for the model."""
     where = f"{file}:{line}"
     prompt: Any = row[data.prompt] if data.prompt in row else row.get("prompt", "")
     problem = Problem(f"{file.name}:{line}", prompt, _columns(where, row, data))
@@ -82,7 +83,8 @@ def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wordi
 
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
-    """A row's columns, with those that the config copies to the names that its rewards ask for."""
+    """Return a row's columns, with copies under the names that the config maps for rewards."""
+    # What remains are columns that rewards may ask for by name.
     found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
@@ -95,10 +97,10 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
 
 
 def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
-    """Rewards as the command line names them: built-in names, module.py:function, a file with all its
-    rewards, or a config or the folder of a run with weights, gates, `scoring` and `sandbox`, and settings
-    of it as --section.key value. Raises ConfigError, without ``trust`` also where a run that is somebody
-    else's names code.
+    """Load rewards as the command line names them: built-in names, module.py:function, or a whole file.
+
+    A config or a run's folder also brings weights, gates, `scoring` and `sandbox`; its settings may follow as
+    --section.key value. Raises ConfigError, without ``trust`` also if somebody else's run names code.
     """
     return _named(words, trust).rewards
 
@@ -108,11 +110,11 @@ class Named(NamedTuple):
 
     rewards: Rewards
     data: Data
-    """How the config that names them reads its data."""
+    """How the config with the rewards reads its data."""
     wording: Wording
-    """How its model words prompts."""
+    """How the config's model writes prompts and thoughts."""
     stage: Loaded | None = None
-    """The stage of the config whose rewards they are, where one names them."""
+    """The stage of the config with the rewards; None without a config."""
 
 
 def _named(words: Sequence[str], trust: bool) -> Named:
@@ -144,18 +146,21 @@ def _named(words: Sequence[str], trust: bool) -> Named:
 
 
 def _parted(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The names among some words, and the settings behind them."""
+    """Split words into names and the settings after them."""
     first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
     return list(words[:first]), words[first:]
 
 
 def _of_rewards(loaded: Loaded) -> Loaded:
-    """The stage of a config that rewards are for."""
+    """Return the stage of a config that uses rewards: the first RL stage."""
     return next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
 
 
 def _all_in(file: str) -> list[str]:
-    """All functions of a file that look like rewards: public ones of completions."""
+    """Return all functions of a file that look like rewards: public ones with a completion argument.
+
+    The file is only parsed here; it is imported when its rewards are loaded.
+    """
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
@@ -181,8 +186,9 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
 def load_for_stress(
     file: Path, words: Sequence[str], trust: bool = False
 ) -> tuple[list[Problem], Rewards, Toolbox | None, Wording]:
-    """Problems, rewards, tools and prompts' wording of a config, or of a data file with rewards as
-    ``named_rewards`` takes them. A config's settings may follow.
+    """Load problems, rewards, tools and wording from a config, or from a data file and named rewards.
+
+    Rewards are named as for ``named_rewards``. A config's settings may follow.
     """
     stage: Loaded | None
     if file.suffix in (".yaml", ".yml"):
@@ -203,7 +209,7 @@ def load_for_stress(
 
 
 def _with_tools(source: Source, loaded: Loaded | None) -> tuple[list[Problem], Toolbox | None]:
-    """Problems as a config's model is asked them, and its tools; no tools without a config."""
+    """Return problems with the schemas of a config's tools, and the tools; None without any."""
     if loaded is None or loaded.config.rollout.tools is None:
         return source.train, None
     from covey.calling.use import toolbox_of, with_schemas  # which load torch

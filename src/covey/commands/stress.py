@@ -1,7 +1,7 @@
-"""Attacks on the rewards of a run: those of covey_verify, conversations, and thoughts in its model's marks.
+"""`covey stress`: attack a run's rewards with texts, conversations and the model's own marks of thoughts.
 
-A function is called as in training, its gate applied; a user's is called in a worker, so that an attack
-that ends, holds or breaks it is a finding.
+A function is called as in training, with its gate. A user's function runs in a worker, so that an attack that
+kills, hangs or breaks it becomes a finding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from covey.calling.running import Toolbox
 
 OF_TURNS = {"turns", "environment", "environments"}
-"""Arguments by which a function sees what tools did."""
+"""Arguments through which a function sees the effects of tools."""
 
 
 def attack_rewards(
@@ -49,10 +49,11 @@ def attack_rewards(
 ) -> Report:
     """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all.
 
-    ``toolbox``: the run's tools, where it has any: conversations are played with them and its environment.
-    ``wording``: of the run's model, whose thoughts are cut off as its own template writes them.
+    ``toolbox``: the run's tools, if any; conversations are played with them and the environment. ``wording``:
+    that of the run's model; truncated thoughts are written with its own marks.
     """
     known = {p.id: p for p in problems}
+    # A few problems with different answers: an attack may pay on one of them only.
     rows = different([Row(p.id, p.prompt, p.columns) for p in problems])
     chosen = [known[row.id] for row in rows]
     worded = {p.id: wording.with_thoughts(p) for p in chosen}
@@ -64,6 +65,7 @@ def attack_rewards(
         if absent := [why for r in (*gate, reward) if (why := unavailable(r))]:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")
             continue
+        # The gate and the reward alone, so that others' failures do not count.
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         tested.calls = rewards.calls
@@ -81,13 +83,14 @@ def _attack(
     rows: Sequence[Row],
     plays: _Plays,
 ) -> Report:
-    """All attacks on one function with one problem; ``own`` is that with the model's marks of thoughts."""
+    """Make all attacks on one function with one problem; ``own`` has the model's marks of thoughts."""
     row = next(row for row in rows if row.id == problem.id)
     judge = partial(_judge, tested, reward, problem)
     correct = correct_completion(reward, row, judge)
     report = battery(reward, row, rows, judge, correct, gated=len(tested) > 1)
     in_turns = _in_turns(reward, own, correct.form, plays)
     marked = replace(problem, thoughts=own.thoughts._replace(begun=False))
+    # Models with <think> tags are covered by the battery of covey_verify.
     cut = [] if correct.text is None or own.thoughts == TAGS else [_cut_off(own, correct.text)]
     findings = [
         *_stumbled(tested, reward, marked, in_turns),
@@ -98,7 +101,7 @@ def _attack(
 
 
 class _Plays:
-    """Conversations with a run's tools and environment, played once for each problem."""
+    """Conversations with a run's tools and environment, played once per problem."""
 
     def __init__(self, toolbox: Toolbox | None) -> None:
         self.toolbox = toolbox
@@ -109,13 +112,13 @@ class _Plays:
         return [] if self.toolbox is None else list(self.toolbox.functions)
 
     def of(self, problem: Problem) -> list[Attack]:
-        """Those with one problem."""
+        """Return the conversations for one problem."""
         if self.toolbox is not None and problem.id not in self.found:
             self.found[problem.id] = list(played(self.toolbox, problem))
         return self.found.get(problem.id, [])
 
     def left_out(self) -> list[str]:
-        """What to say where nothing was played though there are tools."""
+        """Return a note if there are tools but nothing was played."""
         if not self.names or self.found:
             return []
         names = ", ".join(self.names)
@@ -124,7 +127,7 @@ class _Plays:
 
 
 def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays) -> list[Attack]:
-    """Conversations with tools, for a reward that looks at them."""
+    """Return conversations with tools, for a reward that reads them."""
     asked, found = set(reward.parameters), list[Attack]()
     if "turns" in asked and not reward.options.format_only:
         known = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
@@ -137,13 +140,14 @@ def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays)
 def _stumbled(
     tested: Rewards, reward: Reward, problem: Problem, attacks: Sequence[Attack]
 ) -> Iterator[StressFinding]:
-    """Conversations that were paid, or paid more for being repeated, or that an environment stumbled over."""
+    """Yield conversations that were paid, or paid more when repeated, or that broke the environment."""
     scores = _scored(tested, reward, problem, [a.completion for a in attacks])
     values = {a.name: score.value or 0.0 for a, score in zip(attacks, scores, strict=True)}
     for attack, score in zip(attacks, scores, strict=True):
         text = attack.completion.text
         found = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
         once = values.get(attack.repeats, 0.0)
+        # One plausible call may change the environment in a way that deserves a reward.
         honest = attack.completion.environment is not None and attack.name.endswith(", once")
         if attack.completion.fault:
             yield replace(
@@ -156,14 +160,14 @@ def _stumbled(
 
 
 def _judge(rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[str]) -> list[Score]:
-    """What ``reward`` gives, its gate applied, for each text."""
+    """Return the score of ``reward`` for each text, with its gate applied."""
     return _scored(rewards, reward, problem, [completion_of(text, tokens=0) for text in texts])
 
 
 def _scored(
     rewards: Rewards, reward: Reward, problem: Problem, completions: Sequence[Completion]
 ) -> list[Score]:
-    """The same for each completion; all are judged at once."""
+    """Return the score of ``reward`` for each completion; all are scored at once."""
     scorer, begun = Scorer(rewards), list[GroupScoring]()
     for completion in completions:
         begun.append(scorer.group(problem, np.zeros(0, np.int64), 1))
@@ -182,7 +186,7 @@ def _scored(
 
 
 def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:
-    """A correct answer within thoughts that never end, as the problem's own model would write them."""
+    """Return a correct answer inside thoughts that never end, with the marks of the problem's model."""
     marks, answer = problem.thoughts, correct.rpartition(THINK_CLOSE)[2]
     if marks.begun:
         return "correct inside reasoning that the prompt opens, cut off", f"so it is {answer}"

@@ -1,7 +1,7 @@
-"""`covey sweep`: the runs of a grid of settings, one after the other; each is an ordinary run.
+"""`covey sweep`: make the runs of a grid of settings, one after the other; each is an ordinary run.
 
-The folders have their names from the settings, so the same command goes on where it was interrupted: a run
-that has ended is not repeated, one that was interrupted is resumed.
+Folders are named after settings, so the same command continues after an interruption: a run that has ended is
+not repeated, one that was interrupted is resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from covey_verify.errors import ConfigError, CoveyError
 
 
 def cells_of(grid: Grid) -> Sweep:
-    """The grid cell by cell. Raises ConfigError where its folder is a run's."""
+    """Return the grid cell by cell. Raises ConfigError if its folder holds a run."""
     if (grid.home / "config.yaml").exists() or stages_in(grid.home):
         raise ConfigError(
             f"{grid.home} holds a run, and a sweep has its runs in folders below. Choose another --output"
@@ -39,9 +39,9 @@ def cells_of(grid: Grid) -> Sweep:
 def sweep(
     grid: Grid, console: RunConsole, stop: StopSignal, strict: bool, faults: Faults
 ) -> tuple[Sweep, dict[Path, str]]:
-    """Make the runs that are left, and write what there is to `sweep.json` and `sweep.svg` after each.
+    """Make the missing runs, and write the results so far to `sweep.json` and `sweep.svg` after each.
 
-    -> its cells, and why runs failed, by folder: the others are made all the same. Raises Stopped.
+    Returns the cells, and why runs failed, by folder; the others are still made. Raises Stopped.
     """
     plan, runs, failed = cells_of(grid), grid.runs, dict[Path, str]()
     for number, run in enumerate(_failed_last(runs), start=1):
@@ -60,6 +60,7 @@ def sweep(
             failed[run.folder] = str(error)
             console.say(f"{run.folder.name} failed: {error}", "red")
         else:
+            # No result file is newer than before the call: nothing was trained.
             if before.items() >= _ends(results[-1].folder).items():
                 console.say(f"already complete: {read_verdict(results[-1].folder)}")
         write_sweep(plan, failed)
@@ -67,12 +68,12 @@ def sweep(
 
 
 def _ends(folder: Path) -> dict[Path, int]:
-    """The results in a run's folder, those of its stages too, by when they were written."""
+    """Return the result files of a run and its stages, with their times of writing."""
     return {p: p.stat().st_mtime_ns for p in (*folder.glob(RESULT), *folder.glob(f"*/{RESULT}"))}
 
 
 def _failed_last(runs: Iterable[Planned]) -> list[Planned]:
-    """Runs that failed before come last: one that ends the whole process must not keep others waiting."""
+    """Order the runs so that failed ones come last: one that kills the process must not block the others."""
 
     def failed(run: Planned) -> bool:
         try:

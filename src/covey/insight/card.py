@@ -1,4 +1,4 @@
-"""The model card: what the model is, what it measured, how to use it. Real numbers only."""
+"""Write the model card: what the model is, its measured results and how to use it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")
 
 @dataclass(frozen=True)
 class Trained:
-    """What a card is about."""
+    """The facts that a card reports."""
 
     loaded: Loaded
     steps: int
@@ -76,18 +76,18 @@ class Trained:
     loader: str = "AutoModelForCausalLM"
     """The class of transformers that loads it."""
     besides: str = "There were no held-out problems to measure it on."
-    """What is said where there is no verdict."""
+    """Sentence that replaces a missing verdict."""
 
 
 def write_cards(final: Path, trained: Trained) -> None:
-    """`README.md` of the model and, where adapters were trained, theirs in place of peft's stub."""
+    """Write `README.md` of the model, and of its adapters in place of peft's stub."""
     (final / "README.md").write_text(model_card(trained), encoding="utf-8")
     if (final / "adapter").is_dir():
         (final / "adapter" / "README.md").write_text(model_card(trained, adapter=True), encoding="utf-8")
 
 
 def model_card(trained: Trained, adapter: bool = False) -> str:
-    """Markdown of a card; with ``adapter`` for the low-rank weights alone."""
+    """Return the Markdown of a card; with ``adapter``, of the card of the adapter weights."""
     config = trained.loaded.config
     path, base = "final", _source(trained.loaded)
     load = f"{trained.loader}.from_pretrained({path!r})"
@@ -119,7 +119,7 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
 
 
 def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) -> str:
-    """Markdown of an exported checkpoint's card; ``measured``: the run's evaluations by step."""
+    """Return the Markdown of an exported checkpoint's card; ``measured``: evaluations by step."""
     wanted = {"before training": 0, f"step {step}": step, "last": max(measured, default=0)}
     columns = {title: measured[at] for title, at in wanted.items() if at in measured}
     table = _table(columns) if step in measured else ""
@@ -127,7 +127,7 @@ def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) ->
 
 
 def _inputs(example: Problem) -> str:
-    """The lines that make the example a model's input, as it was in training."""
+    """Return the lines of code that turn the example into model input, as in training."""
     if isinstance(example.prompt, str):
         return f'inputs = tokenizer({example.prompt!r}, return_tensors="pt")'
     template = f", **{dict(example.template)!r}" if example.template else ""
@@ -139,7 +139,7 @@ def _inputs(example: Problem) -> str:
 
 
 def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
-    """The card's head, as the hub reads it."""
+    """Return the card's metadata, as the hub reads it."""
     config = loaded.config
     of_base = _head_of(_name(loaded), loaded.folder)
     tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else [config.method]
@@ -155,9 +155,9 @@ def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
 
 
 def _source(loaded: Loaded) -> str | None:
-    """The model the run began with, as it is loaded from the run's folder; None for `tiny`.
+    """Return the base model by the path that works from the run's folder; None for `tiny`.
 
-    Of a folder from elsewhere only the name: what lies above it is the author's machine.
+    Of a folder from elsewhere only the name: the path above it would show the author's machine.
     """
     name, run = _name(loaded), loaded.config.output.resolve()
     folder = _folder(name, loaded.folder)
@@ -165,13 +165,14 @@ def _source(loaded: Loaded) -> str | None:
         return published
     if folder is None:
         return name if name != "tiny" else None
+    # A relative path only if model and run lie in one project: these are moved together.
     place, shared = folder.resolve(), (run.parent.parent, loaded.folder.resolve())
     near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
     return Path(os.path.relpath(place, run)).as_posix() if near else place.name
 
 
 def _published(loaded: Loaded) -> str | None:
-    """The hub id of the model the run began with, where it is known."""
+    """Return the hub id of the base model, if it is known."""
     name = _name(loaded)
     folder = _folder(name, loaded.folder)
     if folder is None:
@@ -182,14 +183,15 @@ def _published(loaded: Loaded) -> str | None:
 
 
 def _ancestor(loaded: Loaded) -> str | None:
-    """The hub id of the model it all began with: of a run that began with another run's, that one's."""
+    """Return the hub id of the first ancestor: if the base is another run's model, of that one's base."""
     head = _head_of(_name(loaded), loaded.folder)
+    # Another covey run's card names its own base already, so the chain ends at a published model.
     ours = _folder(_name(loaded), loaded.folder) and "covey" in (head.get("tags") or ())
     return head.get("base_model") if ours else _published(loaded)
 
 
 def _name(loaded: Loaded) -> str:
-    """The model's folder or hub id; of an object, what it was loaded from."""
+    """Return the model's folder or hub id; of an object, the name from which it was loaded."""
     model = loaded.config.model
     return model.source or "tiny" if isinstance(model, GivenModel) else model
 
@@ -199,11 +201,12 @@ def _folder(model: str, folder: Path) -> Path | None:
 
 
 def _head_of(model: str, folder: Path) -> dict[str, Any]:
-    """The head of a model's own card, if it is on this machine; {} otherwise."""
+    """Return the metadata of a model's own card, if it is on this machine; {} otherwise."""
     local = _folder(model, folder)
     cached = local / "README.md" if local else "/" in model and try_to_load_from_cache(model, "README.md")
     try:
         text = read_regular(Path(cached), RECORD_BYTES) if isinstance(cached, str | Path) else b""
+        # A card without metadata, or one that cannot be read, only means fewer fields here.
         return parse_yaml(text.split(b"---")[1], Path(str(cached)))[0] if text.startswith(b"---") else {}
     except (OSError, ConfigError, CheckpointError):
         return {}

@@ -1,4 +1,4 @@
-"""What a sweep has shown: its cells with intervals, each less the first on the same seeds and problems."""
+"""The results of a sweep: its cells with intervals, each minus the first on the same seeds and problems."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from covey.runs.reader import read_environment, seconds_of, stages_in
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
 SEED_SPREAD = 0.05
-"""Of the accuracies of runs that differ by their seed alone, where nothing tells; 3 points were measured."""
+"""Std of accuracy over seeds, assumed if each cell has one seed; 3 points were measured."""
 COMPARED = ("greedy", "sampled")
 CODE_FILES = (".py", "own code")
-"""How the names of files end in a run's record that no setting changes, as it may the model or the data."""
+"""Endings of recorded files that no setting of a sweep changes, unlike the model or the data."""
 
 
 @dataclass(frozen=True)
@@ -47,36 +47,38 @@ class Sweep:
 
 
 class Ended(NamedTuple):
-    """A run that has ended: its last held-out answers, and what they were given to."""
+    """A run that has ended: its last held-out results, and the problems they belong to."""
 
     rates: Mapping[str, np.ndarray]
     """`greedy` and `sampled` by problem, (n,)."""
     began: float
-    """Sampled accuracy before the first step; NaN where it was not measured."""
+    """Sampled accuracy before the first step; NaN if it was not measured."""
     of: object
-    """Alike where the problems are, and what is correct."""
+    """Equal for two runs with the same problems and the same verdict."""
     seconds: float
     stage: Path
 
 
 class CellRow(NamedTuple):
-    """What a cell came to."""
+    """The results of a cell."""
 
     cell: Cell
     ended: Mapping[int, Ended]
     found: Mapping[str, Estimate]
     change: Mapping[str, Estimate]
-    """Less the first cell, where their seeds and problems are the same."""
+    """Accuracy minus that of the first cell, over the seeds and problems that both have."""
 
 
 def rows_of(sweep: Sweep) -> list[CellRow]:
-    """Every cell that has a run that has ended with held-out answers."""
+    """Return the results of every cell with a run that ended with held-out problems."""
     rows, first = list[CellRow](), dict[int, Ended]()
     for cell in sweep.cells:
         known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in known.items() if run is not None}
+        # The first cell with results is the baseline of all others.
         first = first or ended
         both = [s for s in ended if s in first and ended[s].of == first[s].of]
+        # One number of problems in all runs of the cell: else they were measured on other data.
         sizes = {len(run.rates["greedy"]) for run in ended.values()}
         if len(sizes) != 1:
             continue
@@ -109,7 +111,7 @@ def _ended(folder: Path) -> Ended | None:
 
 
 def changed_between(rows: Sequence[CellRow]) -> list[str]:
-    """The code that some runs have read with other content than others."""
+    """Return the code files whose content differs between runs."""
     contents = dict[str, set[str]]()
     for run in (run for row in rows for run in row.ended.values()):
         for name, digest in (read_environment(run.stage) or {}).get("files", {}).items():
@@ -118,7 +120,7 @@ def changed_between(rows: Sequence[CellRow]) -> list[str]:
 
 
 def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
-    """A sweep as JSON."""
+    """Return a sweep as JSON."""
     rows = rows_of(sweep)
     return {
         "folder": str(sweep.home),
@@ -140,7 +142,7 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
 
 
 def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
-    """A sweep as a table for people, and what it says."""
+    """Yield a sweep as a table for people, and its conclusions."""
     rows = rows_of(sweep)
     if not rows:
         yield "no run has ended with held-out problems: nothing to compare"
@@ -166,10 +168,9 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
-    """Which cell is best, if it surely is.
+    """Say which cell is best, and whether that is beyond chance.
 
-    Of cells whose every run has ended, if there are any: runs that came through are no fair sample of those
-    of a setting under which others failed.
+    Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of its runs.
     """
     whole = [row for row in rows if failed.keys().isdisjoint(row.cell.folders.values())]
     best = max(whole or rows, key=lambda row: row.found["sampled"].value)
@@ -190,15 +191,16 @@ def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> 
 
 
 def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bool:
-    """Whether the best of all cells is above another by more than problems, seeds and choosing explain.
+    """Whether the best cell beats another by more than problems, seeds and selection explain.
 
-    In 95 % of sweeps of equal cells it is above none: every pair of cells may be the one that is looked at.
-    The spread of seeds is that of all cells together; of one seed it is not known, and ``SEED_SPREAD``.
+    If all cells are equal, no pair passes in 95 % of sweeps: the level is divided by the number of pairs. The
+    variance over seeds is pooled over all cells; with one seed each it is ``SEED_SPREAD`` squared.
     """
     (n, one), (m, two) = ((len(row.ended), next(iter(row.ended.values()))) for row in (best, other))
     if one.of != two.of or len(one.rates["sampled"]) != len(two.rates["sampled"]):
         return False
     means = [np.mean([run.rates["sampled"] for run in row.ended.values()], axis=0) for row in (best, other)]
+    # Two opposite pseudo-problems keep the standard error above 0 where all problems agree.
     gaps = np.append(means[0] - means[1], (1.0, -1.0))
     problems = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
     known = [[float(run.rates["sampled"].mean()) for run in row.ended.values()] for row in rows]
@@ -207,13 +209,14 @@ def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bo
         sum(float(np.var(seeds)) * len(seeds) for seeds in known) / freedom if freedom else SEED_SPREAD**2
     )
     seeds = math.sqrt(spread * (1 / n + 1 / m))
+    # Bonferroni over all pairs of cells.
     normal = NormalDist().inv_cdf(1 - 0.025 / math.comb(len(rows), 2))
     doubt = math.hypot(normal * problems, student(normal, freedom or math.inf) * seeds)
     return float(means[0].mean() - means[1].mean()) > doubt
 
 
 def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
-    """Write the table as JSON and the chart into the sweep's folder."""
+    """Write the results as JSON and the chart into the sweep's folder."""
     make_folder(sweep.home)
     write_file(sweep.home / RECORD_NAME, json.dumps(sweep_record(sweep, failed), indent=1) + "\n")
     if rows := rows_of(sweep):
@@ -221,7 +224,7 @@ def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
 
 
 def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
-    """Held-out accuracy over each setting, a line for each choice of the others, and over the training."""
+    """Draw held-out accuracy over each setting, one line per choice of the others, and over training."""
     panels = [
         _over(sweep, rows, n)
         for n, key in enumerate(sweep.keys)
@@ -233,6 +236,7 @@ def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
 
 
 def _over(sweep: Sweep, rows: Sequence[CellRow], place: int) -> Panel:
+    # Values of a setting may be words, so they are drawn at equal distances with labels.
     marks = list(dict.fromkeys(row.cell.values[place] for row in rows))
     others = dict.fromkeys(_without(row.cell.values, place) for row in rows)
     lines = []
@@ -250,7 +254,7 @@ def _without(values: Sequence[str], place: int) -> tuple[str, ...]:
 
 
 def _course(row: CellRow) -> Line:
-    """Accuracy of the sampled groups of a cell over the steps, in the mean of its seeds."""
+    """Return the accuracy of a cell's sampled groups over the steps, averaged over its seeds."""
     seen = dict[float, list[float]]()
     for run in row.ended.values():
         for metrics in read_numbers(run.stage, "metrics.jsonl"):

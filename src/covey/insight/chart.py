@@ -1,4 +1,4 @@
-"""Charts as SVG: panels of lines with intervals, round ticks and units, readable on light and dark pages."""
+"""Draw charts as SVG: panels of lines with intervals and round ticks, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jinja2 import Environment
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 26, 36
 """Margins around the axes of a panel, px."""
 LETTER = 6.2
-"""Width of a letter of the legend, px, nearly."""
+"""Approximate width of a letter of the legend, px."""
 DOTS = 12
-"""A line of at most so many points shows each."""
+"""Number of points up to which a line shows each as a dot."""
 LIGHT = ("#0b69a3", "#b7550a", "#2d7d46", "#ba2525", "#6b46a3")
 DARK = ("#5fb0e5", "#f0a45b", "#6cc28a", "#f28b8b", "#b79be0")
-"""Of the lines, on a light and on a dark page."""
+"""Colours of the lines, on a light and on a dark page."""
 
 SVG = Environment(autoescape=True).from_string(
     """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" class="chart" role="img"
@@ -75,20 +75,20 @@ SVG = Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True)
 class Line:
-    """Values over x. Values that are not finite are left out."""
+    """A line of values over x. Values that are not finite are left out."""
 
     name: str
-    """For the legend; lines of one name have one colour. Empty: none needed."""
+    """Name in the legend; lines of one name share a colour. Empty: no entry."""
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     """The ends of each value's interval, drawn as a band."""
     background: bool = False
-    """Drawn in grey behind the others."""
+    """Whether the line is drawn in grey behind the others."""
 
     def points(self, y: Sequence[float]) -> list[tuple[float, float]]:
-        """Of the values or of an end of their intervals: what can be drawn."""
+        """Return the drawable points of the values, or of one end of their intervals."""
         known = [(a, b, c) for a, b, c in zip(self.x, self.y, y, strict=True) if math.isfinite(b)]
         return [(a, c if math.isfinite(c) else b) for a, b, c in known]
 
@@ -103,26 +103,28 @@ class Panel:
     unit: str = ""
     """Written after the numbers of the vertical axis."""
     bounds: tuple[float, float] | None = None
-    """Of the vertical axis; None: from 0, or what lies below it, to the largest value."""
+    """Range of the vertical axis; None: from the smaller of 0 and the least value to the largest."""
     bars: Sequence[float] = ()
     """Values with a dashed line."""
     marks: Sequence[str] = ()
-    """What stands at x = 0, 1, ... where x is not a number."""
+    """Labels at x = 0, 1, ... if x is not a number."""
 
 
 def chart(
     panels: Sequence[Panel], label: str, *, across: int = 3, wide: int = 190, high: int = 110, title: str = ""
 ) -> str:
-    """An SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
+    """Return an SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
     drawn = list[dict[str, object]]()
     heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 8.2))  # px of a letter in a wide font
     y = 17 * len(heads) + (10 if heads else 0)
     every = [line for p in panels for line in p.lines]
+    # With few names a name has the same colour in every panel; else colours repeat per panel.
     few = len({line.name for line in every if not line.background}) <= len(LIGHT)
     for start in range(0, len(panels), across):
         row = panels[start : start + across]
         own = [_colours(every if few else p.lines) for p in row]
         legends = [_legend(p, c, wide) for p, c in zip(row, own, strict=True)]
+        # The tallest legend of a row of panels, so that their axes align.
         head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
         for place, (panel, legend, named) in enumerate(zip(row, legends, own, strict=True)):
             corner = {"x": LEFT + (LEFT + wide + RIGHT) * place, "y": y + TOP, "foot": head + high}
@@ -134,14 +136,14 @@ def chart(
 
 
 def _colours(lines: Sequence[Line]) -> dict[str, str]:
-    """The class of every name."""
+    """Return the CSS class of each name."""
     front = dict.fromkeys(line.name for line in lines if not line.background)
     colours = {name: f"c{number % len(LIGHT)}" for number, name in enumerate(front)}
     return colours | {line.name: "grey" for line in lines if line.background}
 
 
 def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> dict[str, object]:
-    """The parts of a panel, in px from the upper left corner of its legend, which is ``head`` high."""
+    """Return the parts of a panel, in px from the upper left corner of its legend of height ``head``."""
     known = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
     least, most = panel.bounds or (min([0.0, *known, *panel.bars]), max([*known, *panel.bars], default=1.0))
     rows = round_ticks(least, most, 6)
@@ -153,6 +155,7 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
         below = [(float(n), mark) for n, mark in enumerate(panel.marks)]
 
     def place(x: float, y: float) -> tuple[float, float]:
+        # y grows downwards in SVG.
         return round(wide * x / last, 1), round(head + high * (rows[-1] - y) / (rows[-1] - rows[0]), 1)
 
     def path(points: Sequence[tuple[float, float]]) -> str:
@@ -168,6 +171,7 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
             {
                 "colour": colours[line.name],
                 "points": path(line.points(line.y)),
+                # A polygon along the low ends and back along the high ones.
                 "band": path([*line.points(line.low), *line.points(line.high)[::-1]]) if line.low else "",
                 "dots": [place(*p) for p in line.points(line.y)] if len(line.x) <= DOTS else [],
             }
@@ -177,7 +181,7 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
 
 
 def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[float, int, str, str]]:
-    """(x, y, name, colour) of each name that has something to show, in as many rows as it takes."""
+    """Return (x, y, name, colour) for each name with points, on as many rows as needed."""
     entries, x, y = list[tuple[float, int, str, str]](), 0.0, 6
     for name in dict.fromkeys(line.name for line in panel.lines if line.name and line.points(line.y)):
         width = 24 + LETTER * len(name)
@@ -189,22 +193,24 @@ def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[f
 
 
 def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most ``most`` or so steps of 1, 2 or 5 times a power of ten that span ``low`` to ``high``.
+    """Return about ``most`` ticks, 1, 2 or 5 times a power of ten apart, that span ``low`` to ``high``.
 
     >>> round_ticks(0, 220, 6), round_ticks(-0.13, 1.06, 6)
     ([0.0, 50.0, 100.0, 150.0, 200.0, 250.0], [-0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
     """
     largest = max(abs(low), abs(high))
+    # A range of rounding errors alone would give ticks too close for floats.
     span = high - low if high - low > 1e-9 * largest else largest
     span = max(span, 1e-30)
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(m * power for m in (1, 2, 5, 10) if m * power * most >= span * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Removes the rounding of i * step, as 0.30000000000000004.
     return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """The numbers of an axis, with as many decimals as their distance needs.
+    """Return the numbers of an axis as text, with as many decimals as their distance needs.
 
     >>> tick_texts([0, 0.05, 0.1]), tick_texts([0, 2000]), tick_texts([0, 1e-6])
     (['0.00', '0.05', '0.10'], ['0', '2,000'], ['0', '1e-06'])

@@ -1,4 +1,4 @@
-"""The learning curve of a run as an SVG: accuracy and reward, on held-out problems and in training."""
+"""Draw a run's learning curve as SVG: accuracy and reward, on held-out problems and in training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covey.insight.evidence import Records
 from covey.runs.atomic import write_file
 
 SMOOTHING = 10
-"""Steps averaged into a point of the training curve."""
+"""Number of steps that one point of the training curve averages."""
 
 
 def write_curve(path: Path, title: str, metrics: Records, evals: Records) -> None:
@@ -34,7 +34,7 @@ def _training(metrics: Records, name: str, scale: float = 1.0) -> Line:
 
 
 def _held_out(evals: Records, name: str, shown: str, scale: float = 1.0) -> Line:
-    """An estimate over the steps at which it was made; None in a record is not known."""
+    """Return an estimate over the steps of its evaluations; None in a record means unknown."""
 
     def values(key: str) -> list[float]:
         return [math.nan if e.get(key) is None else scale * e[key] for e in evals]

@@ -1,4 +1,4 @@
-"""`covey diff`: two runs side by side: settings, curves, and the problems that both have met."""
+"""`covey diff`: compare two runs: settings, curves, held-out and training problems of both."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey_verify.errors import ConfigError
 
 LATE = 0.25
-"""Of the logged steps, the last: what a run gives for a problem in the end."""
+"""Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
 def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
-    """What B does differently from A, and what came of it. As JSON, and for people. Raises ConfigError."""
+    """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
     first, second = last_stage(a), last_stage(b)
     settings, files = changed(first, second), changed_files(first, second)
     held_out, why_not = held_out_change(first, second)
@@ -56,7 +56,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
 
 
 def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
-    """Settings of two runs that are not the same, but for where they write."""
+    """Return the settings in which two runs differ, except their output folder."""
     flat = []
     for stage in (first, second):
         if (settings := recorded_settings(stage)) is None:
@@ -68,7 +68,7 @@ def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
 
 
 def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str]:
-    """Changes on held-out problems from A's last evaluation to B's; why there are none, or of how few."""
+    """Return the changes from A's last evaluation to B's, and a note if there are none or few problems."""
     logs = [read_stream(stage, "evals.jsonl") for stage in (first, second)]
     if not all(logs):
         return {}, "one of them has no evaluation"
@@ -83,14 +83,15 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
 
 
 def changed_files(first: Path, second: Path) -> dict[str, str]:
-    """What the two have read that is not the same: data, sources of the user's functions, models."""
+    """Return the files that differ: data, sources of the user's functions, models."""
     before, now = ((read_environment(stage) or {}).get("files", {}) for stage in (first, second))
     return changes(before, now)
 
 
 def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
-    """B's mean reward less A's, over the problems that both met in their last steps; not of other rewards."""
+    """Return B's mean reward minus A's on problems that both trained on late, if the rewards are the same."""
     settings = {name.partition(".")[0] for name in changed(first, second)}
+    # Under other rewards, or other code of the same ones, their means do not compare.
     if "rewards" in settings or any(name.endswith(".py") for name in changed_files(first, second)):
         return None, 0
     means = [_late_rewards(stage) for stage in (first, second)]
@@ -102,7 +103,7 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 
 def _late_rewards(stage: Path) -> dict[str, float]:
-    """Problem and prompt -> mean reward: files may hold other problems under the same name and line."""
+    """Return problem and prompt -> mean late reward. Two files may use one name for different problems."""
     steps, found = recorded_steps(stage), defaultdict[str, list[float]](list)
     for step in steps[-max(1, round(LATE * len(steps))) :]:
         for row in read_rollouts(stage, step).rows:

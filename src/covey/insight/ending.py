@@ -1,4 +1,4 @@
-"""How a run, or a stage of it, has ended: its record, and what is said of it besides the verdict."""
+"""The end of a run or stage: its record, and the sentences that are added to the verdict."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ ACCURACY = re.compile("held_out/.+/accuracy")
 
 @dataclass(frozen=True)
 class Result:
-    """How a run, or a stage of it, ended."""
+    """The record of how a run, or a stage of it, ended."""
 
     folder: Path
-    """`final/` in it is the model, or `examples.jsonl` what a stage that makes examples has made."""
+    """Folder of the stage: `final/` in it is the model, or `examples.jsonl` the examples it made."""
     steps: int
     seconds: float
     example: str | Messages
-    """A prompt to try the model with, and in ``template`` what its chat template gets besides."""
+    """A prompt to try the model with; ``template`` has further arguments of its chat template."""
     verdict: Verdict | None = None
-    """None where there were no held-out problems."""
+    """The verdict; None if there were no held-out problems."""
     template: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -43,25 +43,25 @@ class Result:
 
     @property
     def kind(self) -> str:
-        """What that is: `examples`, a `reward model` or a `model`."""
+        """The kind of ``made``: `examples`, a `reward model` or a `model`."""
         if self.made.name == EXAMPLES:
             return "examples"
         return "reward model" if is_reward_model(self.made) else "model"
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the result as JSON."""
         return {**asdict(self), "folder": str(self.folder)}
 
 
 def read_result(output: Path) -> Result:
-    """The record of a run that has ended. Raises CheckpointError where it is damaged."""
+    """Return the record of a run that has ended. Raises CheckpointError if it is damaged."""
     return read_record(
         output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
     )
 
 
 def offer(best: Best | None, output: Path) -> str:
-    """Of a run whose best evaluated step is better than its last one: which, and how to have its model."""
+    """Name the best evaluated step, if it beats the last one, and the command that exports its model."""
     if best is None or not best.fell:
         return ""
     chance = "" if best.clear else ", which may be chance"
@@ -69,7 +69,10 @@ def offer(best: Best | None, output: Path) -> str:
 
 
 def told_of_better(best: Best, step: int, chosen: bool) -> str:
-    """What a verdict says of a better step before its last, ``step``; ``chosen``: `final/` is that one."""
+    """Return the part of a verdict about a better step before the last, ``step``.
+
+    ``chosen``: `final/` is the best step.
+    """
     if chosen and best.step != step:
         return f"; final/ is step {best.step}, the best of {best.count} evaluations, so partly by chance"
     sampled = best.evaluation.summary()["pass@1"]
@@ -77,11 +80,13 @@ def told_of_better(best: Best, step: int, chosen: bool) -> str:
 
 
 def ranked(metrics: Records, held_out: Sequence[Prompted]) -> str:
-    """What the held-out examples said last, in words; nothing where there are none."""
+    """Describe the last result on held-out examples; empty if there are none."""
     seen = [m for m in metrics if any(k.startswith("held_out/") for k in m)]
     if not held_out or not seen:
         return ""
+    # One such metric per method of preference training.
     shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
+    # An answer is one question; an answer with labels by step is one question per labelled step.
     asked = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)
     paired = len(held_out[0].answers) == 2
     count = len(held_out) if paired else asked

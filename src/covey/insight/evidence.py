@@ -1,8 +1,8 @@
-"""How sure a change of a mean over steps is, where it is looked at after every step.
+"""Test whether a mean over steps has changed, if it is tested after every step.
 
-Two standard errors are wrong in one look of twenty, so of a run of a hundred looks nearly always in some.
-Here the looks share one error rate: the n-th may use ``RATE`` / (n (n + 1)), and all of these sum to
-``RATE``. Looks at overlapping windows of steps see nearly the same, so each window counts as a look.
+A test at two standard errors gives a false alarm in one of twenty looks, so nearly every run of a hundred
+looks has some. Here all looks share one error rate: the n-th may spend ``RATE`` / (n (n + 1)), which sums to
+``RATE``. Looks at overlapping windows see nearly the same data, so each window of steps counts as one look.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Any
 
 Records = Sequence[Mapping[str, Any]]
 RATE = 0.002
-"""How often chance alone may ever make a comparison speak, in a run of any length."""
+"""Probability of a false alarm of one comparison, over a run of any length."""
 SHARES = "groups/dead"
-"""Metrics whose names begin so are shares of the groups of a step."""
+"""Prefix of metrics that are fractions of the groups of a step."""
 OFTEN = 15
-"""Degrees of freedom of a step's standard error where the number of its groups is not known."""
+"""Degrees of freedom of a step's standard error if the number of its groups is unknown."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What chance does to a metric of one step."""
+    """The sampling noise of a metric in one step."""
 
     variance: float
     freedom: float
-    """Degrees of freedom of the variance; 0 where nothing is known of it."""
+    """Degrees of freedom of the variance; 0 if nothing is known about it."""
 
     def error(self, *windows: int) -> float:
-        """The standard error of a mean over so many steps, or of the difference of two of these."""
+        """Return the standard error of a mean over a window of steps, or of the difference of two windows."""
         return math.sqrt(self.variance * sum(1 / max(1, steps) for steps in windows))
 
 
 def known_values(records: Records, name: str) -> list[float]:
-    """Those of the steps that have it."""
+    """Return the values of a metric in the steps that have it."""
     values = (r.get(name) for r in records)
     return [v for v in values if v is not None and not math.isnan(v)]
 
 
 def error_name(metric: str) -> str:
-    """Under which name the standard error of a step's metric is logged, clustered by group.
+    """Return the name under which the standard error of a metric is logged, clustered by group.
 
     >>> error_name("reward/form/mean"), error_name("accuracy")
     ('reward/form/stderr', 'accuracy/stderr')
@@ -52,10 +52,10 @@ def error_name(metric: str) -> str:
 
 
 def noise(windows: Sequence[Records], name: str) -> Noise:
-    """The noise of a metric, pooled over windows of steps.
+    """Return the noise of a metric, pooled over windows of steps.
 
-    From the standard errors that were logged with it; of a share of the groups from their number; without
-    these from what it differs by from one step to the next, which a slow course does not enlarge.
+    It comes from the logged standard errors, or for a fraction of groups from the number of groups. Without
+    either it comes from the differences of successive steps, which a slow trend hardly enlarges.
     """
     logged = [(r, r.get(error_name(name))) for window in windows for r in window if r.get(name) is not None]
     errors = [float(error) for _, error in logged if error is not None and not math.isnan(error)]
@@ -70,26 +70,28 @@ def noise(windows: Sequence[Records], name: str) -> Noise:
         for values in (known_values(window, name) for window in windows)
         for earlier, later in pairwise(values)
     ]
+    # Half of a squared difference of two steps is an estimate of the variance. Neighbouring differences share
+    # a step, so n of them count for about 2n / 3 degrees of freedom.
     return Noise(sum(steps) / len(steps), 2 * len(steps) / 3) if steps else Noise(math.inf, 0.0)
 
 
 def _noise_of_share(shares: Sequence[float], counts: Sequence[float]) -> Noise:
-    """Binomial, by the rule of succession: what was so in all groups so far need not be so in the next."""
+    """Return binomial noise with (k + 1) / (n + 2) for the rate: a rate of 0 or 1 must not mean no noise."""
     held = sum(share * count for share, count in zip(shares, counts, strict=True))
     likely = (held + 1) / (sum(counts) + 2)
     return Noise(likely * (1 - likely) * len(counts) / sum(counts), math.inf)
 
 
 def errors_needed(freedom: float, looks: float, rate: float = RATE) -> float:
-    """By how many standard errors a mean has to be off in the ``looks``-th look, on one side.
+    """Return how many standard errors a mean has to differ in look number ``looks``, one-sided.
 
-    Student's quantile; without end where nothing is known of the error.
+    This is Student's quantile; infinite if nothing is known about the error.
     """
     return student(NormalDist().inv_cdf(1 - rate / (looks * (looks + 1))), freedom)
 
 
 def student(normal: float, freedom: float) -> float:
-    """Student's quantile where the normal one is ``normal``, by Wallace's approximation.
+    """Return Student's quantile for a normal quantile ``normal``, by Wallace's approximation.
 
     >>> round(student(1.959964, 10), 2), student(3.0, math.inf)
     (2.23, 3.0)
@@ -99,5 +101,5 @@ def student(normal: float, freedom: float) -> float:
     if math.isinf(freedom):
         return normal
     wide = normal * (8 * freedom + 3) / (8 * freedom + 1)
-    exponent = min(wide**2 / freedom, 700.0)  # of one degree of freedom it has no end
+    exponent = min(wide**2 / freedom, 700.0)  # it overflows with one degree of freedom
     return math.sqrt(freedom * math.expm1(exponent))

@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a model folder of its own."""
+"""`covey export`: write a checkpoint of a run as a model folder of its own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError
 
 OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "reference", "critic")
-"""What a checkpoint holds and a model folder does not."""
+"""Files of a checkpoint that do not belong in a model folder."""
 
 
 def export(run: Path, step: int | None, output: Path | None) -> Path:
-    """Write the model of a run's checkpoint; without ``step`` that of the best evaluation. -> its folder.
+    """Write the model of a run's checkpoint, by default that of the best evaluation. Return its folder.
 
-    Adapters are merged, as in `final/`. By default it is `export/step_...` in the run's folder. Raises
-    ConfigError where there is no such checkpoint or the folder is taken, CheckpointError for a damaged one.
+    Adapters are merged, as in `final/`. The default folder is `export/step_...` in the run's. Raises
+    ConfigError if there is no such checkpoint or the folder is taken, CheckpointError for a damaged one.
     """
     stage = last_stage(run)
     evals = read_stream(stage, "evals.jsonl")
@@ -69,7 +69,7 @@ def _checkpoint(stage: Path, step: int) -> Path:
 
 
 def _write_model(stage: Path, checkpoint: Path, new: Path) -> None:
-    """A whole model as it is; one that is made of adapters is put together from what the run began with."""
+    """Copy a complete model; merge a checkpoint of adapters into the model with which the run began."""
     if (checkpoint / "config.json").is_file():
         for path in checkpoint.iterdir():
             if path.name not in OF_TRAINER:

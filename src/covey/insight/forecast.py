@@ -1,4 +1,4 @@
-"""Seconds, hours and memory of a run before its first step: from what a step has to do and how fast it is."""
+"""Forecast the time and memory of a run from the work of a step and the measured speed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ NONE = Expected()
 
 @dataclass(frozen=True)
 class Workload:
-    """What a training step has to do, on average."""
+    """The average work of a training step."""
 
     completions: float
-    """Sampled, those of groups that a filter then leaves out included."""
+    """Number of sampled completions, including those of groups that a filter then leaves out."""
     trained: float
-    """Of these, how many go through the update, times ``train.inner_epochs``."""
+    """Number of them that go through the update, times ``train.inner_epochs``."""
     length: float
-    """Tokens of a completion."""
+    """Mean tokens of a completion."""
     continued: Expected = NONE
 
     @property
     def tokens(self) -> float:
-        """Generated."""
+        """Number of generated tokens."""
         return self.completions * (self.length + self.continued.tokens)
 
     @classmethod
     def of(cls, config: Config, algorithm: Algorithm, dead: float, length: float) -> Workload:
-        """``dead``: the fraction of groups that tie. A filter has them replaced, in so many rounds at most.
+        """Compute the work, given the fraction ``dead`` of groups and the mean ``length`` of a completion.
 
-        What else an estimator samples is counted: greedy completions, continuations (``expected``).
-        Of P prompts in R further rounds P (1 + d + ... + d^R) groups are sampled, and P (1 - d^(R+1)) kept.
+        A filter replaces dead groups in a limited number of rounds. Further completions of an estimator count
+        too: greedy ones and continuations (``expected``). Of P prompts, in R further rounds,
+        P (1 + d + ... + d^R) groups are sampled and P (1 - d^(R+1)) kept.
         """
         rollout, rounds = config.rollout, config.rollout.max_resampling_rounds + 1
         sampled = rollout.prompts_per_step * rollout.group_size
@@ -52,43 +53,43 @@ class Workload:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run takes."""
+    """The forecast of a run's time and memory."""
 
     rollout: float
-    """Seconds of a step."""
+    """Seconds of sampling in a step."""
     update: float
-    """Seconds of a step, what is prepared for it included."""
+    """Seconds of updates in a step, including their preparation."""
     evaluation: float
-    """Seconds of one evaluation; the greedy pass of it too."""
+    """Seconds of one evaluation, including its greedy pass."""
     steps: int
     evaluations: int
     tokens: float
-    """Generated in all steps together."""
+    """Number of tokens generated in all steps together."""
     continued: float
-    """Those of continuations among them."""
+    """Number of these tokens that belong to continuations."""
     memory: Mapping[str, int]
     """Bytes at the peak, by role."""
     there: int
-    """Bytes that the device has."""
+    """Bytes of the device."""
     prepass: float = 0.0
     """Seconds before the first step, in which ``rollout.prepass`` measures every problem."""
 
     @property
     def hours(self) -> float:
-        """Of the whole run."""
+        """Hours of the whole run."""
         return (self.prepass + self.steps * self.step + self.evaluations * self.evaluation) / 3600
 
     @property
     def step(self) -> float:
-        """Seconds."""
+        """Seconds of a step."""
         return self.rollout + self.update
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the forecast as JSON."""
         return asdict(self) | {"hours": self.hours}
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield lines for people."""
         yield (
             f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
             "updating"
@@ -111,13 +112,14 @@ class Forecast:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds as people read them."""
+    """Return seconds as text for people."""
     return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def evaluations_of(config: Config, held_out: int) -> tuple[int, int]:
-    """How many evaluations a run makes, and the completions of one."""
+    """Return the number of evaluations of a run, and the completions of one."""
     if not held_out:
         return 0, 0
     between = (config.train.steps - 1) // config.eval.every if config.eval.every else 0
+    # One before the first step and one after the last; one greedy completion besides the samples.
     return 2 + between, min(config.eval.problems, held_out) * (config.eval.samples + 1)

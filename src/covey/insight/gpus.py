@@ -1,8 +1,8 @@
-"""The same run on one GPU that is not at hand: seconds and memory, computed from its data sheet.
+"""Forecast the same run on one GPU that is not available: seconds and memory from its data sheet.
 
-Nothing here was measured with covey. Compute is counted at the share of the peak that prime-rl reports for
-updates of 0.6B and 4B on an H100, and bandwidth at half of it. The seconds are those of a machine that does
-nothing else: published runs took up to eight times as long.
+Nothing here was measured with covey. Compute counts at the fraction of the peak that prime-rl reports for
+updates of 0.6B and 4B models on an H100, bandwidth at half of its peak. The result is a lower bound:
+published runs took up to eight times as long.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from covey.insight.stages import in_columns
 from covey.learner.memory import Shape, asked_of, forecast, planned_tokens
 
 BANDWIDTH = 0.5
-"""Share of the peak that decoding reaches."""
+"""Fraction of the peak bandwidth that decoding reaches."""
 COMPUTE_SMALL, COMPUTE_LARGE = (0.6e9, 0.111), (4e9, 0.217)
-"""Parameters, and the share of the peak that an update reaches; between and beyond, a power of the size."""
+"""(parameters, fraction of the peak that an update reaches); other sizes follow a power law through both."""
 COMPUTE_MOST = 0.4
 LAUNCH = 3e-5
-"""Seconds for a layer of a decode step besides its work, with kernels captured in graphs."""
+"""Overhead of a layer of a decode step in seconds, with kernels captured in graphs."""
 BACKWARD = 3.0
-"""Products of an update, forward and backward, over those of a forward pass."""
+"""Matrix products of an update (forward and backward) relative to a forward pass."""
 PROGRAM = 500_000_000
-"""Bytes of a GPU's context."""
+"""Bytes that a GPU's context takes."""
 
 
 class Gpu(NamedTuple):
@@ -50,35 +50,35 @@ GPUS = (
 
 
 class Subject(NamedTuple):
-    """The model, and the lengths of its prompts in tokens."""
+    """The model and the lengths of its prompts, in tokens."""
 
     shape: Shape
     prompts: Sequence[int]
 
     @property
     def prompt(self) -> float:
-        """Mean tokens of a prompt."""
+        """Mean length of a prompt, in tokens."""
         return sum(self.prompts) / len(self.prompts)
 
 
 class Row(NamedTuple):
-    """A run on a GPU."""
+    """The forecast of a run on one GPU."""
 
     gpu: str
     memory: int
     there: int
-    """Bytes: at the peak of the run, and of the GPU."""
+    """Bytes of the GPU; ``memory`` is the run's peak."""
     step: float
-    """Seconds."""
+    """Seconds of a step."""
     hours: float
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the forecast as JSON."""
         return {**self._asdict(), "fits": self.memory <= self.there}
 
 
 def share_of_compute(parameters: float) -> float:
-    """The share of a GPU's peak that an update of a model reaches.
+    """Return the fraction of a GPU's peak that an update of a model reaches.
 
     >>> [round(share_of_compute(p), 3) for p in (0.6e9, 4e9, 8e9, 70e9)]
     [0.111, 0.217, 0.277, 0.4]
@@ -89,9 +89,11 @@ def share_of_compute(parameters: float) -> float:
 
 
 def forward_seconds(gpu: Gpu, shape: Shape, completions: float, length: float, prompts: float) -> float:
-    """Seconds of the products of completions of ``length`` tokens, and of ``prompts`` tokens of prompts."""
+    """Return the seconds of a forward pass over completions and ``prompts`` tokens of their prompts."""
     tokens = completions * length
     attended = tokens * (prompts / max(completions, 1) + length / 2)
+    # Two operations per weight and token. Attention adds 2 for scores and 2 for values per layer, head
+    # dimension and attended position: all of the prompt and on average half of the completion.
     products = 2 * shape.parameters * (tokens + prompts)
     products += 4 * shape.layers * shape.queries * shape.head * attended
     return products / (1e12 * gpu.teraflops * share_of_compute(shape.parameters))
@@ -100,11 +102,13 @@ def forward_seconds(gpu: Gpu, shape: Shape, completions: float, length: float, p
 def decode_seconds(
     gpu: Gpu, shape: Shape, completions: float, length: float, prompt: float, running: int, longest: float
 ) -> float:
-    """Seconds for reading weights, keys and values in every decode step.
+    """Return the seconds for reading weights, keys and values in all decode steps.
 
     ``running`` completions are decoded at once; the ``longest`` is alone at the end.
     """
     tokens = completions * length
+    # Every decode step reads all weights once for the whole batch; the caches of keys and values are read
+    # once for each token.
     steps = tokens / max(min(completions, running), 1) + max(0.0, longest - length)
     cached = 2 * shape.layers * shape.keys * shape.head * tokens * (prompt + length / 2)
     read = shape.number * (steps * shape.parameters + cached)
@@ -112,7 +116,7 @@ def decode_seconds(
 
 
 def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> float:
-    """Seconds of a training step."""
+    """Return the seconds of a training step."""
     rollout, train, shape = stage.config.rollout, stage.config.train, subject.shape
     sampling = decode_seconds(
         gpu, shape, work.completions, work.length, subject.prompt, rollout.max_running, rollout.max_tokens
@@ -127,7 +131,7 @@ def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> f
 
 
 def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
-    """Bytes at the peak of the run, with the largest micro-batch that fits."""
+    """Return the bytes at the peak of the run, with the largest micro-batch that fits."""
     config, shape = stage.config, subject.shape
     asked = asked_of(config, subject.prompts, (), stage.algorithm.whole_groups)
     kept = stage.algorithm.needs_reference and config.lora is None
@@ -137,7 +141,8 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
 
 
 def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:
-    """The run on one GPU of each kind; evaluations take the same part of it as ``here``."""
+    """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
+    # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     number = 4 if stage.config.dtype == "float32" else 2
     subject = subject._replace(shape=subject.shape._replace(number=number, exact=False))
     rows = []
@@ -149,7 +154,7 @@ def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> 
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """For people."""
+    """Yield the table for people."""
     yield "on one GPU, computed from its data sheet: at least so long, and without the rewards"
     table = [["GPU", "memory, GB", "a step", "the run"]]
     for row in rows:

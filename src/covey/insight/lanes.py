@@ -1,4 +1,4 @@
-"""`covey recommend`: which method for what there is to learn from, and what each takes in memory."""
+"""`covey recommend`: choose a training method by the data there is, and show each one's memory."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from covey.insight.stages import in_columns
 from covey_verify.errors import ConfigError
 
 KEPT = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")
-"""What is in memory between steps, whatever the batch."""
+"""Parts that stay in memory between steps, whatever the batch."""
 FLOAT32 = 4
 FEW = 500
-"""Pairs or judged answers; from fewer little is learned that holds elsewhere."""
+"""Number of pairs or judged answers below which little is learned that generalizes."""
 SHARE = 0.8
-"""Of a device's memory; the rest is for activations, sampling and the program."""
+"""Fraction of a device's memory that these parts may take; activations and sampling need the rest."""
 
 
 @dataclass(frozen=True)
 class Have:
-    """What a user has. Counts are rows of a file."""
+    """The data and tools that a user has. Counts are rows of a file."""
 
     worked: int = 0
-    """Worked answers to imitate."""
+    """Number of worked answers to imitate."""
     pairs: int = 0
-    """Answers in pairs, one preferred."""
+    """Number of pairs of answers, one preferred."""
     judged: int = 0
-    """Answers judged good or bad, each alone."""
+    """Number of answers judged good or bad, each alone."""
     verifier: bool = False
-    """A program that says whether an answer is correct."""
+    """Whether a program can say if an answer is correct."""
     steps: bool = False
-    """Labels, or a program, for single steps of an answer."""
+    """Whether there are labels, or a program, for single steps of an answer."""
     budget: Literal["tight", "ample"] = "tight"
 
     def has(self, what: str) -> bool:
-        """Whether there is what a lane asks for in its `when`."""
+        """Whether the user has a thing that a method's `when` names."""
         combined = {"feedback": bool(self.pairs or self.judged), "ample": self.budget == "ample"}
         return combined[what] if what in combined else bool(getattr(self, what))
 
 
 class Lane(NamedTuple):
-    """A way to train, as `lanes.yaml` has it."""
+    """A training method, as in `lanes.yaml`."""
 
     name: str
     needs: str
@@ -56,7 +56,7 @@ class Lane(NamedTuple):
 
 
 class LaneRow(TypedDict):
-    """A lane in the table of an answer."""
+    """A method in the table of an answer."""
 
     lane: str
     needs: str
@@ -69,31 +69,32 @@ class LaneRow(TypedDict):
 
 @cache
 def lanes() -> list[Lane]:
-    """All of them; the first that a user can take is the one to take."""
+    """Return all methods, in order of preference: the first that a user can take is recommended."""
     text = (files("covey") / "insight" / "lanes.yaml").read_text(encoding="utf-8")
     return [Lane(**entry) for entry in yaml.safe_load(text)]
 
 
 @cache
 def measured_memory() -> Mapping[str, Mapping[str, float]]:
-    """Lane -> role -> multiples of the policy's weights in float32: what `benchmarks/lanes.py` measured."""
+    """Return method -> part -> multiples of the float32 policy weights, from `benchmarks/lanes.py`."""
     return yaml.safe_load((files("covey") / "insight" / "lane_memory.yaml").read_text(encoding="utf-8"))
 
 
 def kept_multiple(lane: str) -> float:
-    """Everything that is kept between steps, in multiples of the policy's weights."""
+    """Return the memory kept between steps, in multiples of the policy's weights."""
     return sum(measured_memory()[lane][role] for role in KEPT)
 
 
 def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, object], list[str]]:
-    """The lane for what there is, and all lanes with their memory. As JSON, and for people.
+    """Recommend a method, and list all with their memory: as JSON, and as lines for people.
 
-    ``parameters`` of the model in billions and ``memory`` of the device in GB; 0: not known. Raises
-    ConfigError for numbers that cannot be, and where there is nothing to learn from.
+    ``parameters`` of the model in billions, ``memory`` of the device in GB; 0 means unknown. Raises
+    ConfigError for impossible numbers, and if there is nothing to learn from.
     """
     for name, value in {**vars(have), "parameters": parameters, "memory": memory}.items():
         if not isinstance(value, str) and not 0 <= value <= 1e12:
             raise ConfigError(f"--{name} {value}: a number from 0 to 1e12")
+    # lanes.yaml is in order of preference: the first method whose needs are met.
     taken = next((lane for lane in lanes() if all(map(have.has, lane.when))), None)
     if taken is None:
         raise ConfigError(
@@ -113,6 +114,7 @@ def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, o
 
 def _row(lane: Lane, have: Have, parameters: float, memory: float) -> LaneRow:
     multiple = kept_multiple(lane.memory)
+    # Billions of parameters times bytes each are gigabytes.
     gigabytes = multiple * FLOAT32 * parameters
     return {
         "lane": lane.name,
@@ -148,6 +150,7 @@ def _advice(have: Have, taken: Lane) -> Iterator[str]:
 def _on_memory(row: LaneRow, parameters: float, memory: float) -> Iterator[str]:
     if row["fits"] is not False:
         return
+    # The one remedy for memory that keeps the method: only adapters have gradients and moments.
     lora = kept_multiple("lora") * FLOAT32 * parameters
     fits = "fits" if lora <= SHARE * memory else "does not fit either: take a smaller model"
     yield (

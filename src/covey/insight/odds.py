@@ -1,4 +1,4 @@
-"""The odds that a group is dead, by its size: from the rewards of a few groups, with what is not known."""
+"""Estimate how likely a group is dead, by its size, with intervals, from the rewards of a few groups."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from covey.estimates import Estimate, wilson
 from covey.types import Group
 
 Outcome = float | frozenset[tuple[str, float]] | None
-"""What a completion was paid; None where it ties with no other, not even with one of its kind."""
+"""The reward of a completion. None ties with no other completion, not even with another None."""
 Counts = Mapping[Outcome, int]
-"""How many completions of a problem had each outcome."""
+"""Number of completions of a problem with each outcome."""
 CONCENTRATIONS = np.logspace(-3, 3, 61)
 
 
 def reward_counts(group: Group) -> Counts:
-    """How many completions of a group had each outcome; those without a reward teach nothing: not counted.
+    """Count the completions of a group with each outcome; those without a reward are not counted.
 
-    Of credit by step, an outcome is what each function paid all steps of a completion; where that differs
-    from step to step, or is compared with a critic's values, the completion makes any group live.
+    With credit by step, the outcome is the one value that each function paid to all steps. If values differ
+    from step to step, or are compared with a critic's, the completion makes any group live.
     """
     return Counter(_outcome(group, int(i)) for i in np.flatnonzero(group.scorable))
 
@@ -38,13 +38,13 @@ def _outcome(group: Group, i: int) -> Outcome:
 
 
 def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
-    """The fraction of groups of ``size`` whose rewards all tie, with a 95 % interval; problems are the unit.
+    """Estimate the fraction of groups of ``size`` that are dead, with a 95 % interval over problems.
 
-    A problem whose rewards r have probabilities p_r ties with sum_r p_r^G, which for right and wrong is
-    p^G + (1-p)^G. The measured share k/n put in for p would be too pessimistic: of 8 failures it makes
-    certain failure. Up to the n completions drawn, sum_r C(k_r, G) / C(n, G) has the right mean; beyond n
-    the mean under the posterior of a Dirichlet prior fitted to all problems is taken; there a problem says as
-    much as sqrt(n / G) of one drawn in full, so that in simulations the interval mostly holds the truth.
+    A group of G whose rewards r have probabilities p_r ties with probability sum_r p_r^G; for correct and
+    incorrect that is p^G + (1-p)^G. Plugging in the measured rate k/n is too pessimistic: 0 of 8 would mean
+    p = 0. For G up to the n samples, sum_r C(k_r, G) / C(n, G) is unbiased. Beyond n it is the mean under
+    the posterior of a Dirichlet prior that was fitted to all problems. There a problem counts as sqrt(n / G)
+    of one with G samples, with which the interval mostly covered the truth in simulations.
     """
     if not counts:
         return wilson(0, 0)
@@ -54,7 +54,7 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
 
 
 def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:
-    """(N,) for each problem, how likely a group of ``size`` ties, as ``dead_share`` has it."""
+    """Return (N,) probabilities that a group of ``size`` ties, one per problem, as in ``dead_share``."""
     prior = _prior(counts)
     return np.array([_tie(own, size, prior) for own in counts])
 
@@ -67,23 +67,26 @@ def _tie(own: Counts, size: int, prior: Mapping[Outcome, float]) -> float:
         return sum(comb(k, size) for r, k in own.items() if r is not None) / comb(drawn, size)
     total = drawn + sum(prior.values())
     weights = np.array([w + own.get(r, 0) for r, w in prior.items() if r is not None])
+    # E[p_r^G] under a Dirichlet is (w_r)_G / (sum w)_G with rising factorials, in logs.
     rising = _lgamma(weights + size) - _lgamma(weights)
     return float(np.exp(rising - _lgamma(total + size) + _lgamma(total)).sum())
 
 
 def _prior(counts: Sequence[Counts]) -> dict[Outcome, float]:
-    """Pseudo-counts of each reward: the rewards of all problems together, as strong as they are alike.
+    """Return Dirichlet pseudo-counts of each reward: the pooled rewards, stronger if problems are alike.
 
-    A reward that nobody has seen yet (NaN) gets half a completion: 0 of 200 correct does not prove never.
+    A reward that has not been seen yet (NaN) gets half a completion: 0 of 200 correct does not prove never.
     """
     pooled: Counter[Outcome] = Counter()
     for own in counts:
         pooled.update(own)
     total = sum(pooled.values()) + 0.5
     mean = np.array([*(n / total for n in pooled.values()), 0.5 / total])
+    # (problems, rewards + 1): the last column is the reward not seen yet.
     table = np.array([[own.get(r, 0) for r in pooled] + [0] for own in counts], dtype=float)
     drawn = table.sum(1)
 
+    # Log-likelihood of the Dirichlet-multinomial with prior strength * mean, up to constants.
     def likelihood(strength: float) -> float:
         fits = _lgamma(strength * mean + table) - _lgamma(strength * mean)
         return float(fits.sum() + (_lgamma(strength) - _lgamma(strength + drawn)).sum())

@@ -1,4 +1,4 @@
-"""What measured groups say before a run: can it learn, and with which group size, limit, temperature."""
+"""Conclude from groups measured before a run whether it can learn, and with which settings."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from covey.types import Group
 SIZES_TOLD = (2, 4, 8, 16, 32, 64)
 BUCKETS = ("0 %", "below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %", "100 %")
 MOST_DEAD = 0.5
-"""Of the groups: above it half of the sampling is for nothing."""
+"""Fraction of dead groups above which more than half of the sampling is wasted."""
 FEW_LIVE = 2.0
 """Live groups in a step below which its gradient is the accident of one problem."""
 MANY_TRUNCATED = 0.1
 MUCH_UNREAD = 0.2
-"""Of the completions: so many more have the right answer in them than are correct, or have another's."""
+"""Excess of completions that contain the correct answer over those that are correct, or contain another's."""
 LOOP = 8
-"""Tokens of the window whose repetition shows that a completion goes in circles."""
+"""Tokens of the window whose repetition shows that a completion loops."""
 WIDE_ENTROPY = 3.0
-"""Nats a token, as many as an even choice among twenty: what cannot be right but by accident."""
+"""Nats per token, as an even choice among twenty: such texts are correct only by accident."""
 
 Promise = Literal["yes", "barely", "no"]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to change before the run."""
+    """A recommended change before the run."""
 
     finding: str
     remedy: str
@@ -50,47 +50,47 @@ class Advice:
 
 @dataclass(frozen=True)
 class Measured:
-    """Groups that were sampled and scored, and what that took. Seconds."""
+    """Groups that were sampled and scored, and the time that took, in seconds."""
 
     groups: Sequence[Group]
     seconds: float
     asked: int
-    """Groups that were wanted."""
+    """Number of groups that were requested."""
     scoring: ScoringStats
     stopped: bool = False
-    """Whether somebody had enough before all were there; then nothing below is known."""
+    """Whether the user stopped before all groups were sampled; then nothing below is known."""
     reward_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of one completion, by reward."""
+    """Seconds per completion, by reward."""
     prepare: float = 0.0
     update: float = 0.0
     update_tokens: int = 0
-    """Tokens whose gradient was taken in ``update``."""
+    """Number of tokens whose gradient ``update`` computed."""
     continued: float = 0.0
-    """Tokens of continuations for one completion, where the algorithm asks for these."""
+    """Tokens of continuations per completion, if the algorithm samples these."""
     continuing: float = 0.0
-    """Seconds of them."""
+    """Seconds of the continuations of one completion."""
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The measurement, read."""
+    """The measurement and the conclusions from it."""
 
     stage: Loaded
     measured: Measured
     memory: Mapping[str, int]
     there: int
     held_out: int
-    """Problems to evaluate on."""
+    """Number of problems to evaluate on."""
     problems: int
-    """Problems to train on."""
+    """Number of problems to train on."""
     others: Mapping[float, Sequence[Group]] = field(default_factory=dict)
-    """The groups of the same problems at other temperatures."""
+    """Temperature -> groups of the same problems."""
     subject: gpus.Subject | None = None
-    """The model and its prompts; without them nothing is said of other devices."""
+    """The model and its prompts; without them there is no forecast for other devices."""
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """How often each reward, by problem."""
+        """How often each reward occurred, by problem."""
         return [reward_counts(g) for g in self.measured.groups]
 
     @cached_property
@@ -100,11 +100,11 @@ class Preview:
 
     @cached_property
     def truncated(self) -> np.ndarray:
-        """(N,) bool."""
+        """(N,) bool: whether each completion was truncated."""
         return np.array([c.finish == "length" for g in self.measured.groups for c in g.completions])
 
     def dead(self, size: int) -> Estimate:
-        """The fraction of groups of this size that would be dead."""
+        """Return the fraction of groups of this size that would be dead."""
         return dead_share(self.counts, size)
 
     @property
@@ -123,24 +123,26 @@ class Preview:
 
     @cached_property
     def work(self) -> Workload:
-        """What a training step has to do."""
+        """The work of a training step."""
         dead, length = self.dead(self.now).value, float(self.lengths.mean())
         return Workload.of(self.stage.config, self.stage.algorithm, dead, length)
 
     def elsewhere(self) -> list[gpus.Row]:
-        """The run on GPUs that are not at hand; empty if the update was not timed, or nothing was written."""
+        """Forecast the run on other GPUs; empty if the update was not timed or all completions are empty."""
         here = self.forecast()
         if self.subject is None or here is None or not self.lengths.any():
             return []
         return gpus.on_gpus(self.subject, self.stage, self.work, here)
 
     def forecast(self) -> Forecast | None:
-        """Seconds, hours and memory; None if the update was not timed."""
+        """Forecast seconds, hours and memory; None if the update was not timed."""
         measured, config, work = self.measured, self.stage.config, self.work
         if not measured.update_tokens:
             return None
+        # Seconds per sampled token, with rewards and prompts included.
         a_token = measured.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
+        # Updates of a step, in units of the one that was measured.
         through = work.trained * work.length / measured.update_tokens
         again = work.completions * measured.continued
         before = self.problems * config.rollout.prepass * work.length
@@ -158,8 +160,9 @@ class Preview:
         )
 
     def advice(self) -> list[Advice]:
-        """What to change before the run, the gravest first."""
+        """Return the changes to make before the run, the most serious first."""
         entropy = sampled_entropy(self.measured.groups)
+        # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
         if entropy > WIDE_ENTROPY and self.word == "no":
             noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
             remedy = "a cold start (a stage with method: sft), or a model that has learned to answer"
@@ -185,7 +188,7 @@ class Preview:
         return Advice(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
 
     def _unread(self) -> Advice | None:
-        """What is right stands in the texts, and the verdict does not see it."""
+        """Advise if the texts contain the correct answer and the verdict does not read it."""
         inside = answers_inside(self.measured.groups)
         rate = float(np.mean([g.pass_rate for g in self.measured.groups]))
         known = inside.get("text/reference", 0.0)
@@ -198,24 +201,25 @@ class Preview:
         )
 
     def _of(self, temperature: float) -> tuple[Estimate, Estimate, str]:
-        """Pass rate, dead groups of the config's size, and the rest in words, at another temperature."""
+        """Return pass rate, fraction of dead groups and other facts in words at another temperature."""
         groups = self.others[temperature]
         ended = np.mean([c.finish == "stop" for g in groups for c in g.completions])
         rest = f"{1 - ended:.0%} truncated, entropy {sampled_entropy(groups):.2f}"
         return _pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.now), rest
 
     def _fewer_dead(self, temperature: float) -> Estimate:
-        """How the chance of a tie changes with the temperature, problem by problem."""
+        """Estimate the change of the probability of a tie with the temperature, paired by problem."""
         here, there = (
             {g.problem.id: reward_counts(g) for g in groups}
             for groups in (self.measured.groups, self.others[temperature])
         )
+        # Sampling at a temperature may have been stopped early.
         both = [problem for problem in here if problem in there]
         before, after = (tie_chances([own[p] for p in both], self.now) for own in (here, there))
         return gain(before, after)
 
     def _limit(self) -> Advice | None:
-        """rollout.max_tokens is too small, or would be too small at any size."""
+        """Advise if rollout.max_tokens is too small, or if no limit would be large enough."""
         limit, share = self.stage.config.rollout.max_tokens, float(self.truncated.mean())
         ended = self.lengths[~self.truncated]
         if share > MANY_TRUNCATED:
@@ -236,7 +240,7 @@ class Preview:
         return None
 
     def _roomy(self) -> Advice | None:
-        """rollout.max_tokens is larger than anything needs."""
+        """Advise if rollout.max_tokens is much larger than any completion needs."""
         limit, ended = self.stage.config.rollout.max_tokens, self.lengths[~self.truncated]
         if len(ended) == len(self.lengths) and 4 * (longest := np.quantile(ended, 0.99)) < limit:
             return Advice(
@@ -247,6 +251,7 @@ class Preview:
 
     def _temperature(self) -> Advice | None:
         groups, temperature = self.measured.groups, self.stage.config.rollout.temperature
+        # The temperature with the fewest dead groups; advised only if the paired interval excludes chance.
         best = min(self.others, key=lambda t: self._of(t)[1].value, default=temperature)
         if best in self.others and self._fewer_dead(best).high < 0:
             found = (
@@ -262,13 +267,14 @@ class Preview:
         return None
 
     def _size(self) -> Advice | None:
-        """The smallest group size with enough live groups; or why none has."""
+        """Advise the smallest group size with enough live groups, or say why none has."""
         now = self.dead(self.now)
         if now.value <= MOST_DEAD:
             return None
         groups = self.measured.groups
         rate = float(np.mean([g.pass_rate for g in groups]))
         found = f"{now} of the groups of {self.now} are dead"
+        # Larger groups are dead less often; the smallest of them is the cheapest.
         enough = [n for n in SIZES_TOLD if n > self.now and self.dead(n).value <= MOST_DEAD]
         if enough and self.word != "no":
             fewer = f"{found}; of groups of {enough[0]} {self.dead(enough[0])}"
@@ -286,7 +292,7 @@ class Preview:
         )
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the preview as JSON."""
         groups, forecast = self.measured.groups, self.forecast()
         sizes = sorted({*SIZES_TOLD, self.now})
         texts = [c.text for g in groups for c in g.completions]
@@ -327,12 +333,12 @@ class Preview:
         return {k: float(np.quantile(ended, q)) for k, q in levels.items()} if len(ended) else {}
 
     def _price(self, size: int) -> float | None:
-        """Completions sampled for a group that is not dead, resampling included; None: there is none."""
+        """Return completions sampled per live group, resampling included; None if no group is live."""
         live = 1 - self.dead(size).value
         return size / live if live > 0.001 else None
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield lines for people."""
         groups = self.measured.groups
         yield (
             f"{len(groups)} problems, {len(self.lengths)} completions"
@@ -387,6 +393,7 @@ class Preview:
 
 
 def _histogram(rates: np.ndarray, width: int = 40) -> Iterator[str]:
+    # Bucket 0 is exactly 0 %, bucket 5 exactly 100 %, and 1 to 4 are the quarters between.
     place = np.where(rates <= 0, 0, np.where(rates >= 1, 5, 1 + np.minimum((4 * rates).astype(int), 3)))
     counts = np.bincount(place, minlength=len(BUCKETS))
     for name, count in zip(BUCKETS, counts, strict=True):
@@ -395,7 +402,7 @@ def _histogram(rates: np.ndarray, width: int = 40) -> Iterator[str]:
 
 
 def _loops(tokens: np.ndarray) -> bool:
-    """Whether most windows of some tokens occurred before: it goes in circles."""
+    """Whether most windows of ``LOOP`` tokens occurred before in the text: it loops."""
     windows = [tuple(tokens[i : i + LOOP].tolist()) for i in range(len(tokens) - LOOP + 1)]
     return bool(windows) and len(set(windows)) < (1 - MOST_DEAD) * len(windows)
 
@@ -405,7 +412,7 @@ def _same_text(group: Group) -> bool:
 
 
 def _pass_rate(groups: Sequence[Group]) -> Estimate:
-    """Problems are the unit; the interval of a share is wide enough, and never closed at 0 or 1."""
+    """Estimate the pass rate with a Wilson interval over problems, which has a width even at 0 and 1."""
     return wilson(float(np.sum([g.pass_rate for g in groups])), len(groups))
 
 

@@ -1,4 +1,4 @@
-"""`covey report`: a run as one HTML file that loads nothing."""
+"""`covey report`: write a run as one HTML file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ SMALL: Mapping[str, Mapping[str, str]] = {
     "KL, nats a completion": {"": "kl/completion_k1"},
     "gradient norm": {"": "optimizer/grad_norm"},
 }
-"""Panel -> lines -> metrics."""
+"""Title of a panel -> name of a line -> metric."""
 MOST_POINTS = 120
-"""Of a line: more steps are averaged."""
+"""Number of points of a line; more steps are averaged."""
 
 
 def write_report(run: Path, output: Path) -> None:
-    """Write the report of a run, or of all stages of a pipeline. Raises ConfigError where there is no run."""
+    """Write the report of a run, or of all stages of a pipeline. Raises ConfigError without a run."""
     stages = [run] if (run / "config.yaml").exists() else stages_in(run) or [last_stage(run)]
     if output.is_dir() or not output.parent.is_dir():
         raise ConfigError(f"--output {output}: name a file in a folder that exists")
@@ -68,6 +68,7 @@ def _stage(stage: Path) -> dict[str, object]:
     measured = [Evaluation.from_record(e) for e in known]
     verdict = recorded_verdict(stage, known, seconds)
     steps = f"{len(metrics)} of {settings['train']['steps']}"
+    # CSS class of the verdict; "cannot tell" has none.
     moods = {"learned": "learned", "got worse": "worse", "did not learn": "worse"}
     return {
         "title": f"{stage.name}: {settings['method']}, {steps} steps in {duration(seconds)}",
@@ -87,17 +88,19 @@ def _stage(stage: Path) -> dict[str, object]:
 
 
 def _panels(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords) -> list[Panel]:
-    """Each becomes a picture of its own: a page puts as many side by side as can be read on its screen."""
+    """Return the panels, each drawn as its own picture, so that the page can wrap them to its width."""
     panels = []
     if evals:
         lines = [_measured(evals, name, said) for name, said in (("greedy", "greedy"), ("pass@1", "sampled"))]
         training = _line("in training", metrics, "accuracy", background=True)
         panels.append(Panel("accuracy", [*lines, *training], bounds=(0.0, 1.0)))
         panels.append(Panel("held-out reward", [_measured(evals, "reward", "")]))
+    # Adds the three difficulty fractions, which are not logged themselves.
     counted = [{**m, **_frontier(m)} for m in metrics]
     for title, named in SMALL.items():
         drawn = [line for said, metric in named.items() for line in _line(said, counted, metric)]
         if drawn and not (title == "loss" and any("reward/mean" in m for m in metrics)):
+            # A curve of zeros has no range of its own.
             flat = not any(y for line in drawn for y in line.y)
             panels.append(Panel(title, drawn, bounds=(0.0, 1.0) if flat else None))
     rates = [
@@ -109,7 +112,7 @@ def _panels(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords
 
 
 def _frontier(record: Mapping[str, float]) -> dict[str, float]:
-    """The remembered pass rates of a curriculum, ten buckets of them, as three."""
+    """Return a curriculum's ten buckets of pass rates as three: hard, frontier, easy."""
     shares = [v for k, v in record.items() if k.startswith("difficulty/pass_rate")]
     parts = {"hard": shares[:2], "frontier": shares[2:8], "easy": shares[8:]}
     return {name: sum(part) for name, part in parts.items()} if shares else {}
@@ -121,8 +124,9 @@ def _measured(evals: NumberRecords, name: str, said: str) -> Line:
 
 
 def _line(said: str, records: NumberRecords, metric: str, background: bool = False) -> list[Line]:
-    """A metric over the steps, averaged into so many points; [] where it was never logged."""
+    """Return a metric over the steps as one line of at most ``MOST_POINTS``; [] if it was never logged."""
     known = [(r["step"] + 1, r[metric]) for r in records if r.get(metric) is not None]
+    # Ceiling division: records per point.
     size = max(1, -(-len(known) // MOST_POINTS))
     parts = [known[i : i + size] for i in range(0, len(known), size)]
     means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]
@@ -134,7 +138,7 @@ def _known(value: float | None) -> float:
 
 
 def _groups(stage: Path) -> list[dict[str, object]]:
-    """The best and the worst completion of the most mixed group, of the first and of the last logged step."""
+    """Return the best and the worst completion of a group with the widest rewards, of first and last step."""
     steps = recorded_steps(stage)
     return [found for step in sorted({*steps[:1], *steps[-1:]}) if (found := _extremes(stage, step))]
 
@@ -145,6 +149,7 @@ def _extremes(stage: Path, step: int) -> dict[str, object] | None:
     groups = {n: rows for n, rows in scored.items() if rows}
     if not groups:
         return None
+    # Rows are sorted by reward, so this is the group with the largest range.
     number, rows = max(groups.items(), key=lambda g: g[1][-1]["reward"] - g[1][0]["reward"])
     shown = (("worst", rows[0]), ("best", rows[-1])) if len(rows) > 1 else (("best", rows[0]),)
     return {

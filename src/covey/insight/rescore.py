@@ -1,4 +1,4 @@
-"""`covey rescore`: other rewards over the completions of a run: which groups would teach something else."""
+"""`covey rescore`: score a run's completions with other rewards, to see which groups would change."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Rescored:
     problem: str
     old: np.ndarray
     new: np.ndarray
-    """(G,), NaN where there is none."""
+    """(G,) rewards; NaN for a completion without one."""
     judged: Mapping[tuple[str, str], int]
-    """(reward, status) -> completions of which the reward says it."""
+    """(reward, status) -> number of completions with that status."""
 
     @property
     def flips(self) -> int:
-        """Completions that would be pushed the other way: above the group's mean before, below it now, or
-        the other way round.
+        """Number of completions whose advantage changes its sign: above the group's mean before, below now,
+        or vice versa.
         """
         return int((_signs(self.old) * _signs(self.new) < 0).sum())
 
     @property
     def change(self) -> str:
-        """What becomes of the group."""
+        """How the group changes, in a word."""
         dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
@@ -53,8 +53,9 @@ class Rescored:
 
 
 def _signs(rewards: np.ndarray) -> np.ndarray:
-    """(G,) of -1, 0, 1: below the mean of its group, at it, above it; equal rewards are all 0."""
+    """Return (G,) of -1, 0, 1: below, at or above the mean of the group; equal rewards are all 0."""
     known = rewards[~np.isnan(rewards)]
+    # Compared exactly: a mean of equal rewards may differ from them by rounding.
     if len(known) < 2 or (known == known[0]).all():
         return np.zeros(len(rewards))
     centred = np.nan_to_num(rewards - known.mean())
@@ -64,10 +65,10 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
 def rescore(
     run: Path, rewards: Rewards, steps: int, say: Callable[[str], object] = lambda _: None
 ) -> list[Rescored]:
-    """The groups of the last ``steps`` logged steps, scored anew with the columns that the run's data have.
+    """Score the groups of the last ``steps`` logged steps again, with the columns of the run's data.
 
-    ``say``: told why the run's chat template is not known, if it is not. Raises DataError where the data no
-    longer have a problem of the run.
+    ``say`` is called with the reason if the run's chat template is unknown. Raises DataError if a problem of
+    the run is no longer in the data.
     """
     stage = last_stage(run)
     loaded = look_at(stage)
@@ -80,6 +81,7 @@ def rescore(
     wording = wording_of(with_own_model(loaded, stage))
     if wording.note:
         say(wording.note)
+    # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards.calls, rewards.decode = calls_by_text, wording.decode
     found = []
     for step in logged:
@@ -92,12 +94,15 @@ def rescore(
                     f"{stage}: problem {name} of step {step} is not in the run's data any more, or has "
                     "another prompt: put the data back"
                 )
+            # The logged prompt decides, since a chat template may have been changed.
             asked = _with_thoughts(replace(problem, prompt=prompt), log, number, wording)
             problem = replace(problem, thoughts=asked.thoughts)
+            # Rewards do not see prompt tokens, so none are given.
             group = scorer.group(problem, np.zeros(0, np.int64), len(places))
             for sample, place in enumerate(places):
                 group.add(sample, _completion(log, place))
             begun.append((number, problem, places, group))
+        # All groups of a step are submitted first, then awaited: rewards run in parallel.
         for number, problem, places, group in begun:
             old = np.array([log.rows[p]["reward"] for p in places], dtype=np.float64)
             new = group.result()
@@ -109,7 +114,7 @@ def rescore(
 
 
 def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wording) -> Problem:
-    """A group's problem and whether its prompt, by its recorded tokens, opens thoughts."""
+    """Return a group's problem with the note whether its prompt, by its recorded tokens, opens thoughts."""
     place, ends = list(log.groups).index(group), log.arrays["prompt_ends"]
     first = int(ends[place - 1]) if place else 0
     return wording.with_thoughts(problem, log.arrays["prompt_tokens"][first : int(ends[place])].tolist())
@@ -133,7 +138,7 @@ def _completion(log: RolloutLog, place: int) -> Completion:
 
 
 def record(found: Sequence[Rescored]) -> Mapping[str, object]:
-    """As JSON."""
+    """Return the groups as JSON."""
     return {
         "groups": len(found),
         "changes": _counted(found),
@@ -154,7 +159,7 @@ def record(found: Sequence[Rescored]) -> Mapping[str, object]:
 
 
 def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
-    """For people: what changes, and the groups that change the most."""
+    """Return lines for people: the changes, and the groups that change the most."""
     counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
     old, new = (np.concatenate([getattr(g, which) for g in found]) for which in ("old", "new"))
     means = " -> ".join(f"{r[~np.isnan(r)].mean():.3f}" if not np.isnan(r).all() else "-" for r in (old, new))
@@ -162,6 +167,7 @@ def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
     said = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {means}"]
     said += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
     said += [""]
+    # Most sign changes first.
     moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     said += [
         f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
@@ -176,9 +182,9 @@ def _counted(found: Sequence[Rescored]) -> dict[str, int]:
 
 
 def _statuses(found: Sequence[Rescored]) -> dict[tuple[str, str], float]:
-    """The fraction of the completions that a reward could not read, or not score, by how it says so.
+    """Return the fraction of completions that a reward could not read or score, by its status.
 
-    Where a name is given without the run's settings it may look for another form, and find nothing.
+    A reward named without the run's settings may look for another answer format and find nothing.
     """
     counts = sum((Counter(g.judged) for g in found), Counter[tuple[str, str]]())
     total = sum(len(g.new) for g in found)

@@ -1,4 +1,4 @@
-"""`covey show`: a recorded run, a step of it, a group, as lines for a terminal; it may still be at work."""
+"""`covey show`: print a run, a step or a group for a terminal; the run may still be at work."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from covey_verify.errors import ConfigError
 ShownRecord = Mapping[str, object]
 NumberRecords = Sequence[Mapping[str, float]]
 STATE_SHOWN = 500
-"""Characters of what an environment has become."""
+"""Characters of an environment's final state that are shown."""
 TABLE_ROWS = 12
-"""Steps of a run that its table shows, evenly spread."""
+"""Number of steps in a run's table, evenly spread."""
 TABLE = {
     "reward": ("reward/mean",),
     "correct": ("accuracy",),
@@ -40,13 +40,13 @@ TABLE = {
     "accuracy": ("preference/accuracy", "reward_model/accuracy"),
     "margin": ("preference/margin", "reward_model/margin"),
 }
-"""Heading -> the metrics that may be below it."""
+"""Heading -> the metrics that may fill its column; the first that was logged is shown."""
 PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
 
 def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
-    """What a run is, how it went, what stands out. As JSON, and for people."""
+    """Show a run's facts, course and findings: as JSON, and as lines for people."""
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
@@ -84,21 +84,22 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
 
 
 def findings(stage: Path) -> list[str]:
-    """What the run has found, in words; of one that wrote nothing down, what its records give."""
+    """Return a run's findings in words; if it logged none, those that follow from its records."""
     return list(finding_lines(stage, explain_run(stage)[-1]))
 
 
 def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:
-    """The findings in words; that there are none, unless why it ended early says enough."""
+    """Return the findings in words, or that there are none, unless the run ended early."""
     nothing = [] if read_ending(stage) else [f"nothing stands out in the metrics of {stage}"]
     return [*finding_lines(stage, found)] or nothing
 
 
 def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
-    """Steps as the console counts them, from 1, and the command that shows the evidence."""
+    """Yield a line per finding, with the step counted from 1 and the command that shows the evidence."""
     logged = set(recorded_steps(stage))
     for f in found:
         step, group = f.evidence.get("step"), f.evidence.get("group")
+        # The step of `covey show` counts from 0, as in the logs.
         place = f" (covey show {stage} {step} {group})" if step in logged and group is not None else ""
         yield f"step {f.step + 1}: {f}{place}"
 
@@ -118,6 +119,7 @@ def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> li
 def _table(metrics: NumberRecords) -> Iterator[str]:
     shown = [name for name in TABLE if any(_value(m, name) is not None for m in metrics)]
     shown = [name for name in shown if name != "loss" or "reward" not in shown]
+    # Ceiling division; the newest step is added if the stride misses it.
     every = max(1, -(-len(metrics) // TABLE_ROWS))
     yield " ".join(f"{name:>9}" for name in ("step", *shown))
     for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
@@ -131,10 +133,11 @@ def _value(record: Mapping[str, float], heading: str) -> float | None:
 
 
 def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
-    """The groups of a step, those whose rewards differ the most first."""
+    """Show the groups of a step, those with the widest rewards first."""
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r.spread, r.group))
+    # One range for all bars of the step, so that groups can be compared.
     known = [r for row in rows for r in row.rewards if r is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
@@ -165,7 +168,7 @@ class _Row:
 
 
 def why_pushed(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Why completions of dead groups have advantages all the same, in a sentence; "" where none has."""
+    """Explain why completions of dead groups have advantages; empty if none has."""
     if not any(row.get("dead") and row["advantage"] for row in rows):
         return ""
     kl = (recorded_yaml(stage).get("algorithm") or {}).get("kl") or {}
@@ -192,12 +195,13 @@ def _row(log: RolloutLog, number: int) -> _Row:
 
 
 def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:
-    """The prompt of a group and its completions, the best first, with what every reward said."""
+    """Show the prompt of a group and its completions, best first, with the result of every reward."""
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
     if number not in log.groups:
         raise ConfigError(f"{stage}: step {step} has no group {number}; it has 0 to {max(log.groups)}")
     rows = [log.rows[place] for place in log.groups[number]]
+    # Completions without a reward come last.
     rows.sort(key=lambda r: -np.inf if r["reward"] is None else r["reward"], reverse=True)
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
     lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
@@ -211,14 +215,14 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
 
 
 def said_of(row: Mapping[str, Any]) -> str:
-    """The facts of a completion in the rollout log, in a line."""
+    """Return the facts of a logged completion in one line."""
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
     facts = f"advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
     return "; ".join((f"{reward}, {facts}", *(f"{name} {_said(row, name)}" for name in row["components"])))
 
 
 def _said(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """What a reward gave, and why."""
+    """Describe the value of a reward, and the reason for it."""
     value, status, extracted = (row[k].get(name) for k in ("components", "status", "extracted"))
     words = [f"{value:.3g}" if isinstance(value, float | int) else "-"]
     words += [str(status)] if status not in ("ok", None) else []
@@ -228,12 +232,12 @@ def _said(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 def _indented(text: str, before: str) -> list[str]:
-    """No line of a completion can pass for one of ours."""
+    """Return lines with a prefix, so that no line of a completion looks like one of covey's."""
     return [before + line for line in text.splitlines() or [""]]
 
 
 def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:
-    """A prompt as text: of a chat the system message and the last of the user."""
+    """Return a prompt as text; of a chat, the system message and the last message of the user."""
     system, text = last_turn(prompt)
     return f"{system}\n{text}" if system else text
 

@@ -1,4 +1,4 @@
-"""What each stage of a pipeline has added: a table from the records of its stages."""
+"""Print what each stage of a pipeline has gained, as a table from the records of its stages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MEASURES: Mapping[str, str] = {
     "held_out/reward_model/accuracy": "held-out ranked {:.0%}",
     "text/reflection": "reflection {:.2f}",
 }
-"""Metrics of a last step that say what accuracy does not."""
+"""Metrics of the last step that accuracy does not show, with their texts."""
 
 
 def stage_table(folders: Sequence[Path]) -> list[str]:
-    """Lines for people: each stage, its held-out accuracy at the end and what it changed."""
+    """Return lines for people: each stage, its final held-out accuracy and its gain."""
     return in_columns([HEAD, *(_row(folder) for folder in folders)])
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table's rows, all of the same length, as lines.
+    """Return a table's rows, all of the same length, as aligned lines.
 
     >>> in_columns([("stage", "steps"), ("1-sft", "40")])
     ['stage  steps', '1-sft  40']
@@ -50,6 +50,7 @@ def _row(folder: Path) -> tuple[str, ...]:
     told += [
         f"{name.split('/')[1]} {last[name]:.2f}"
         for name in last
+        # The mean of each reward function; the mean of their sum is reward/mean.
         if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2
     ]
     examples = folder / EXAMPLES
@@ -61,7 +62,7 @@ def _row(folder: Path) -> tuple[str, ...]:
 
 
 def points(gain: Estimate) -> str:
-    """A difference of fractions in points."""
+    """Return a difference of fractions as percentage points with its interval."""
     if math.isnan(gain.value):
         return "not known"
     value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))

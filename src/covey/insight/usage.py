@@ -1,4 +1,4 @@
-"""How to try a model: a prompt to show, and the command line that sends it as it was trained."""
+"""Choose a prompt to try a model with, and write the command that sends it as in training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from covey_verify.types import Messages
 
 SHORT_PROMPT = 200
 LOOKED_AT = 256
-"""Problems among which a simple example is looked for."""
+"""Number of problems among which a simple example is searched."""
 ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def example_of(problems: Sequence[Problem]) -> Problem:
-    """The first problem that a command line shows whole in one short line, else the shortest."""
+    """Return the first problem whose prompt fits in one short line of a command, else the shortest."""
     few = problems[:LOOKED_AT]
     return next((p for p in few if _simple(p)), min(few, key=lambda p: len(str(p.prompt))))
 
@@ -25,8 +25,9 @@ def example_of(problems: Sequence[Problem]) -> Problem:
 def sample_command(
     model: Path, prompt: str | Messages, template: Mapping[str, object], tools: Sequence[str] = ()
 ) -> str:
-    """The `covey sample` line for a prompt, safe to paste into bash or zsh; ``tools`` bring their schemas."""
+    """Return the `covey sample` command for a prompt, safe to paste into bash or zsh."""
     if tools:
+        # --tools gives the template their schemas already.
         template = {name: value for name, value in template.items() if name != "tools"}
     system, text = last_turn(prompt)
     words = ["covey sample", shell_word(str(model))]
@@ -45,7 +46,7 @@ def sample_command(
 
 
 def last_turn(prompt: str | Messages) -> tuple[str, str]:
-    """(system message or "", last user's message) of a chat; ("", text) of a text."""
+    """Return (system message or "", last user message) of a chat, and ("", text) for a plain prompt."""
     if isinstance(prompt, str):
         return "", prompt
     system = [_text(m) for m in prompt[:1] if m["role"] == "system"]
@@ -54,7 +55,7 @@ def last_turn(prompt: str | Messages) -> tuple[str, str]:
 
 
 def shell_word(text: str) -> str:
-    r"""Quoted for a shell: nothing in it is expanded, and line breaks stay on the line.
+    r"""Quote text for a shell: nothing in it is expanded, and line breaks become escapes.
 
     >>> print(shell_word("it's $2"), shell_word("two\nlines"))
     'it'"'"'s $2' $'two\nlines'
@@ -80,7 +81,7 @@ def _simple(problem: Problem) -> bool:
 
 
 def _text(message: Mapping[str, object]) -> str:
-    """A message's content, which may be a list of parts."""
+    """Return a message's content as text; it may be a list of parts."""
     content = message["content"]
     parts = content if isinstance(content, list) else [content]
     return "".join(str(p.get("text", "")) if isinstance(p, Mapping) else str(p or "") for p in parts)

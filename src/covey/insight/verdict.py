@@ -1,4 +1,4 @@
-"""The verdict on a run: learned, did not learn, or cannot tell, with the evidence."""
+"""Judge a run by held-out problems: learned, did not learn, got worse, or cannot tell, with evidence."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from covey.runs.reader import verdict_record
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
-"""An interval narrower than this on both sides of zero is evidence of no learning."""
+"""An interval within this distance of zero is evidence of no learning."""
 ACCURACIES = ("greedy", "sampled")
 ONE_CLAIM = 2.2414
-"""Standard errors at which two tests, greedy and sampled, are wrong together in 5 % of runs (Bonferroni)."""
+"""Standard errors at which either of two tests, greedy and sampled, fails in 5 % of runs (Bonferroni)."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What held-out problems say about a run."""
+    """The verdict of held-out problems on a run."""
 
     word: Word
     sentence: str
 
 
 def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: float = ONE_CLAIM) -> Verdict:
-    """Compare accuracy, greedy and sampled, and reward on the same held-out problems, one by one.
+    """Compare accuracy, greedy and sampled, and reward, paired by held-out problem.
 
-    ``errors``: how many standard errors a change has to be off. Accuracy decides. Where it says nothing,
-    because it is all or nothing on both sides or its intervals are wide, the reward does.
+    ``errors``: the standard errors by which a change must differ from 0. Accuracy decides. If it cannot tell,
+    because it is 0 or 1 throughout or its intervals are wide, the reward decides.
     """
     if why := incomparable(before, after):
         return Verdict("cannot tell", f"cannot tell: {why}")
@@ -49,9 +49,10 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: flo
 
 
 def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, Any]], seconds: float) -> Verdict | None:
-    """The verdict that a run ended with, which includes what was measured again; before, from its ``evals``.
+    """Return the verdict that a run recorded at its end; until then, judge its ``evals``.
 
-    None if there were fewer than two. Raises CheckpointError if the result is damaged.
+    The recorded one includes the repeated measurement at the end. None if there were fewer than two
+    evaluations. Raises CheckpointError if the result is damaged.
     """
     said = verdict_record(stage)
     if said is not None:
@@ -63,7 +64,7 @@ def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, Any]], seconds: f
 
 
 def change(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
-    """The verdict's word."""
+    """Return the word of the verdict."""
     return judge_run(before, after, 0.0, max(errors, ONE_CLAIM)).word
 
 
@@ -74,8 +75,9 @@ def _by_accuracy(up: list[str], down: list[str]) -> tuple[Word, str]:
 
 
 def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Estimate]) -> tuple[Word, str]:
-    """The verdict where neither accuracy has clearly changed."""
+    """Judge by the reward, if neither accuracy has clearly changed."""
     reward = changes["reward"]
+    # Both ends of both intervals are near 0: not only no proof of a change, but proof of none that matters.
     still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
     if reward.high < 0:
         return "got worse", f"; the reward fell by {_change(reward, -1)}"
@@ -94,13 +96,13 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
 
 
 def _saturated(before: Evaluation, after: Evaluation) -> bool:
-    """Whether all is correct or all is incorrect before and after, so that accuracy cannot show a change."""
+    """Whether everything is correct, or incorrect, before and after: then accuracy cannot show a change."""
     rates = np.concatenate([a for e in (before, after) for a in (e.greedy, e.pass_rate)])
     return bool((rates == rates[0]).all() and rates[0] in (0, 1))
 
 
 def course(before: Evaluation, after: Evaluation) -> str:
-    """From what to what, in words; the reward only where it says more than sampled accuracy."""
+    """Describe the change in words; the reward only if it differs from sampled accuracy."""
     before, after = on_shared_problems(before, after)
     old, new = before.summary(), after.summary()
     said = (

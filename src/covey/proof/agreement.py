@@ -1,4 +1,4 @@
-"""What a shadow's step is compared by with a recorded one, or with its twin's."""
+"""Compare a step of the shadow trainer with the recorded one, or with its twin's."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from covey.proof.decoder import NamedWeights
 
 @dataclass(frozen=True)
 class Agreement:
-    """One step's record beside the shadow's: the largest differences."""
+    """The largest differences between a step of the shadow and the record of the run."""
 
     step: int
     gradient: float
-    """Of the mean norm of the step's updates, relative."""
+    """Relative difference of the mean gradient norm of the step's updates."""
     logprobs: float | None = None
-    """Nats, between what the sampler recorded and float64 under the shadow's weights of the version that drew
-    each token, where the shadow still has these."""
+    """Difference in nats between the sampler's log-probs and the shadow's, under the version of the weights
+    that sampled each token; None without any token whose version the shadow still has."""
     advantages: float | None = None
-    """As a fraction of the step's largest advantage."""
+    """Difference of advantages, as a fraction of the step's largest one."""
     kl_coef: float | None = None
-    """Of the KL coefficient, relative."""
+    """Relative difference of the KL coefficient."""
     told: float | None = None
-    """Of the loss and of the metrics beside it, where examples are given; relative to values above 1."""
+    """Difference of the loss and its metrics, with given examples; relative for values above 1."""
     weights: float | None = None
-    """Of the weights after the step, where a checkpoint holds them."""
+    """Difference of the weights after the step, if a checkpoint holds them."""
     course: float | None = None
-    """The norm of that difference as a fraction of how far the run has moved the weights."""
+    """Norm of that difference, as a fraction of the distance that the run has moved the weights."""
     apart: Agreement | None = None
-    """The same differences between the shadow and its twin: what rounding alone comes to by then."""
+    """The same differences between the shadow and its twin: the effect of rounding alone."""
 
 
 class StepFigures(NamedTuple):
-    """What one trainer's step is compared by with another's, in this order of completions."""
+    """The figures of one trainer's step that are compared, with completions in the recorded order."""
 
     logprobs: Sequence[torch.Tensor]
-    """Of the tokens, each under the weights that drew it."""
+    """Log-probs of the tokens, each under the weights that sampled it."""
     advantages: Sequence[torch.Tensor]
     norm: float
-    """The mean of the updates' gradients."""
+    """Mean gradient norm of the step's updates."""
     kl_coef: float | None
     weights: NamedWeights
-    """After the step; none where they were not kept."""
+    """Weights after the step; empty if they were not saved."""
 
 
 NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
-"""By how much a twin's first weights differ, relative: where they are rounded to bfloat16 it is by 2^-9."""
+"""Relative difference of a twin's first weights; the second if weights are rounded to bfloat16."""
 
 
 def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
-    """The same weights but for their rounding."""
+    """Return the weights with random relative changes as large as rounding."""
     random, nudge = torch.Generator().manual_seed(0), COARSE_NUDGE if coarsely else NUDGE
     moved = {
         name: w.detach() * (1 + nudge * torch.randn(w.shape, generator=random, dtype=w.dtype))
@@ -71,7 +71,7 @@ def agreement(
     known: Sequence[slice | torch.Tensor],
     start: NamedWeights,
 ) -> Agreement:
-    """A shadow's step beside another; of log-probs where ``known`` says so."""
+    """Compare a shadow's step with another; log-probs only of the tokens that ``known`` selects."""
     logprobs = zip(own.logprobs, other.logprobs, known, strict=True)
     advantages = zip(own.advantages, other.advantages, strict=True)
     largest = max((float(a.abs().max()) for a in other.advantages), default=0.0)
@@ -96,7 +96,7 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
 def weights_apart(
     own: NamedWeights, other: NamedWeights, start: NamedWeights
 ) -> tuple[float | None, float | None]:
-    """A shadow's weights beside others, if there are any: the largest difference; the course."""
+    """Return the largest difference of weights, and its norm relative to the way from ``start``."""
     if not other:
         return None, None
     trained = [name for name, w in own.items() if w.requires_grad]
@@ -108,7 +108,7 @@ def weights_apart(
 
 
 def saved(run: Path, number: int, steps: int, own: NamedWeights) -> NamedWeights:
-    """The weights that a run kept after a step, of those that ``own`` trains; nothing where it kept none."""
+    """Return the weights that a run saved after a step, of those that ``own`` trains; empty if none."""
     folder = run / ("final" if number + 1 == steps else f"checkpoints/step_{number + 1:06d}")
     trained = [name for name, w in own.items() if w.requires_grad]
     adapter = next(folder.glob("**/adapter_model.safetensors"), None)

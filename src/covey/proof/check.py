@@ -1,4 +1,4 @@
-"""`covey check`: proof on the user's own model and data that a training step is right.
+"""`covey check`: test on the user's own model and data that a training step is correct.
 
 A run is set up in a scratch folder, one batch is sampled, and each claim is measured on it.
 """
@@ -38,7 +38,7 @@ GRADIENT_ROUNDING = 1e-4
 CLOSE = 1e-3
 """Largest difference of log-probs, in nats, between sampler and trainer in float32."""
 WHOLE = 1 << 30
-"""Tokens of a micro-batch that holds everything."""
+"""Tokens of a micro-batch that holds the whole batch."""
 WITHOUT_BASELINE = (
     "algorithm.advantage {}: the advantages of a group do not sum to 0, so it subtracts no baseline and "
     "reinforces every completion with a positive reward. Ignore this if that is what you want"
@@ -48,7 +48,7 @@ EVERY_BIT = ", where every bit has to be the same"
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that has to be true, whether it is, and the number that says so."""
+    """A property of a correct training step, whether it holds, and the measured evidence."""
 
     claim: str
     holds: bool
@@ -56,7 +56,7 @@ class Claim:
 
 
 def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
-    """Measure every claim on one batch of the config's model, data and rewards."""
+    """Measure every claim on one batch from the config's model, data and rewards."""
     return with_newest(loaded, lambda now: _check(now, console), console.say)
 
 
@@ -69,6 +69,7 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
         )
     with tempfile.TemporaryDirectory() as folder, caller_restored():
         stage = loaded.stages()[-1]
+        # A run of its own in a scratch folder: the user's output folder is never touched.
         config = stage.config.model_copy(update={"output": Path(folder) / "check"})
         algorithm = stage.algorithm
         run = set_up(replace(stage, config=config), console, StopSignal())
@@ -85,7 +86,9 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
                 console.say(
                     "all completions got the same reward; for this check every second one gets 1 instead"
                 )
+                # Without any advantage the gradient is 0 and every claim would hold for any code.
                 batch = with_signal(prepare(told_apart(groups), *parts))
+            # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
             if algorithm.advantage.own and off_centre(batch, groups) is not None:
                 console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
             minibatch = next(updates(batch, algorithm, config, old, step=0))
@@ -122,6 +125,8 @@ def claims(
         gap == 0.0 if sampler.bit_exact else gap < _tolerance(learner, CLOSE),
         f"largest difference {gap:.1e} nats" + (EVERY_BIT if sampler.bit_exact else ""),
     )
+    # Every second token is masked, and NaN is put in its advantage: 0 * NaN is NaN, so even a weight of 0
+    # that reaches it shows.
     masked = replace(batch, mask=batch.mask & (torch.arange(batch.mask.shape[1]) % 2 == 0))
     garbage = replace(masked, advantages=masked.advantages.where(masked.mask, torch.nan))
     clean = replace(masked, advantages=masked.advantages.where(masked.mask, 0.0))
@@ -135,6 +140,7 @@ def claims(
     yield from _directions(learner, objective, batch)
     before = weights_hash(learner.policy.model.state_dict())
     learner.forward_backward(batch, objective)
+    # AdamW's moments move, and decay is scaled by the rate: no bit of a weight may change.
     learner.step(lr=0.0)
     after = weights_hash(learner.policy.model.state_dict())
     yield Claim(
@@ -145,7 +151,7 @@ def claims(
 
 
 def _directions(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
-    """Whether the loss and a step that follows from it go the right way."""
+    """Measure whether the loss, and a small step along its gradient, go in the correct direction."""
     wrong = against(learner, objective, batch)
     yield Claim(
         "the loss pulls each token to the side of its advantage",
@@ -162,7 +168,7 @@ def _directions(learner: Learner[Policy], objective: PolicyObjective, batch: Bat
 
 
 def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
-    """The gradient of an optimizer step on a batch, flat, computed in pieces of ``tokens``."""
+    """Return the flat gradient of an optimizer step on a batch, with micro-batches of ``tokens``."""
     learner.clear()
     learner.micro_tokens = tokens
     learner.forward_backward(batch, objective)
@@ -179,5 +185,5 @@ def _logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch
 
 
 def _tolerance(learner: Learner[Policy], value: float) -> float:
-    """bfloat16 rounds 2^16 times coarser than float32; measured gaps are about 100 times larger."""
+    """Return the tolerance: bfloat16 rounds 2^16 times coarser; measured differences grow about 100 times."""
     return 200 * value if learner.policy.rounded else value

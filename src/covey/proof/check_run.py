@@ -1,4 +1,4 @@
-"""`covey check RUN`: the first steps of a recorded run, and of each of its stages, repeated by the shadow."""
+"""`covey check RUN`: repeat the first steps of a recorded run, or of each stage, by the shadow."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from covey_verify.errors import ConfigError
 
 
 def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False) -> list[Claim]:
-    """Repeat the first steps of a recorded run in float64, and compare what was written down.
+    """Repeat the first steps of a recorded run in float64, and compare them with the record.
 
-    Of a pipeline those of each stage that has trained a policy, from the model that the stage before it has
-    left. Raises ConfigError for a run that the shadow trainer cannot repeat.
+    Of a pipeline, the steps of each stage that trained a policy are repeated, from the model of the stage
+    before. Raises ConfigError for a run that the shadow trainer cannot repeat.
     """
     if (folder / "config.yaml").exists() or not stages_in(folder):
         return _of_stage(last_stage(folder), steps, console, trust)
@@ -59,12 +59,12 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
 
 
 def has_steps(stage: Path) -> bool:
-    """Whether a step has been recorded."""
+    """Whether a stage has recorded a step."""
     return bool(read_numbers(stage, "metrics.jsonl"))
 
 
 def unrepeatable(method: str) -> str:
-    """Why no step of a method can be repeated; empty where it can be."""
+    """Return why no step of a method can be repeated; empty if it can be."""
     if METHODS[method].makes:
         return f"{method} trains no model"
     if method == "reward_model":
@@ -83,10 +83,10 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
 
 
 def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
-    """A stage's config with the model it has to begin with: an earlier stage's.
+    """Return a stage's config with the model from which it must have begun: an earlier stage's.
 
-    That is the one its record names, and where it names none of them, whatever it says, the last that has
-    left a policy.
+    That is the one its record names. If the record names none of them, it is the last earlier stage that left
+    a policy, whatever the record says.
     """
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
     earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
@@ -97,9 +97,9 @@ def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
 
 
 COARSE = 200
-"""How many times larger differences are where activations are bfloat16, or a part of the run was rounded."""
+"""Factor on all limits if activations are bfloat16, or if a part of the run was rounded."""
 AS_TWINS = 10
-"""How many times farther than its twin a run may be from the shadow: the twin is rounded once."""
+"""Factor by which a run may differ more from the shadow than the twin does: the twin is rounded once."""
 CLAIMS = (
     ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),
     ("the advantages follow from the recorded rewards", "advantages", "of the largest", GRADIENT_ROUNDING),
@@ -118,21 +118,21 @@ CLAIMS = (
     ),
     ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
 )
-"""A sentence, the difference that decides on it, its unit, the largest that float32 makes in a few steps."""
+"""(claim, difference that decides on it, its unit, the largest that float32 causes in a few steps)."""
 NO_STEP = "no step has been recorded yet"
 REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""The families that the second trainer knows."""
+"""Model families that the second trainer knows."""
 
 
 def hides(policy: Policy) -> bool:
-    """Whether a layer's window is shorter than the context."""
+    """Whether some layer has a sliding window of attention."""
     return policy.decoder is not None and policy.decoder.windows != {None}
 
 
 def coarsely_computed(stage: Path) -> bool:
-    """Whether a run was rounded in ways that the shadow does not repeat, as it has recorded.
+    """Whether the record says that a run was rounded in ways that the shadow does not repeat.
 
-    Raises ConfigError where nothing says so, because then no difference is too large or small enough.
+    Raises ConfigError without a record, because then the tolerance is unknown.
     """
     record = read_environment(stage) or {}
     if "rounded" not in record:
@@ -155,6 +155,7 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
     agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
         raise ConfigError(f"{stage}: {NO_STEP}")
+    # A twin doubles the time, so it runs only if a fixed limit was exceeded.
     if not all(claim.holds for claim in _claims(agreements, scale)):
         console.doing("repeating them beside a twin, which differs by rounding")
         agreements = list(repeat(shadow_weights(policy), twin=True))
@@ -164,7 +165,7 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
 def _repetition(
     stage: Path, loaded: Loaded, policy: Policy, steps: int
 ) -> Callable[..., Iterator[Agreement]]:
-    """What repeats the steps of a recorded stage from given weights, alone or beside a twin."""
+    """Return the function that repeats the steps of a recorded stage from given weights."""
     shape = policy.model.config.to_dict()
     if not METHODS[loaded.config.method].learns_from:
         return partial(replay, stage, architecture=shape, steps=steps)
@@ -172,12 +173,12 @@ def _repetition(
 
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
-    """What has been compared: each step within a limit, or near what rounding alone comes to by then."""
+    """Yield each claim: every step is within its limit, or near the effect of rounding alone."""
     where = f"in steps 0 to {agreements[-1].step}"
     for claim, quantity, unit, limit in CLAIMS:
         steps = [a for a in agreements if getattr(a, quantity) is not None]
         found = [getattr(a, quantity) for a in steps]
-        apart = list(accumulate((getattr(a.apart, quantity, 0.0) for a in steps), max))  # it never shrinks
+        apart = list(accumulate((getattr(a.apart, quantity, 0.0) for a in steps), max))  # running maximum
         if not found:
             continue
         holds = all(f < max(scale * limit, AS_TWINS * a) for f, a in zip(found, apart, strict=True))
@@ -188,7 +189,7 @@ def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
 
 
 def shadow_weights(policy: Policy) -> dict[str, Tensor]:
-    """A policy's weights in float64 under their Hugging Face names; those that are trained need gradients."""
+    """Return a policy's weights in float64 by Hugging Face name; trained ones require gradients."""
     weights: dict[str, Tensor] = {}
     for name, parameter in policy.model.named_parameters():
         plain = name.replace(".base_layer", "").replace(".default.weight", "")

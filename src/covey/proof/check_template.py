@@ -1,4 +1,4 @@
-"""`covey check MODEL`: what a model's chat template does, in words, without loading its weights."""
+"""`covey check MODEL`: describe what a model's chat template does, without loading its weights."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LOOK_UP = {
         },
     },
 }
-"""A tool of which a call is made up."""
+"""A tool for a made-up call."""
 
 
 @dataclass
 class Speech:
-    """A tokenizer with the ends of its completions, as far as they are known without weights."""
+    """A tokenizer with the end tokens of completions, as far as they are known without weights."""
 
     tokenizer: PreTrainedTokenizerBase
     end_ids: list[int]
@@ -42,19 +42,19 @@ class Speech:
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """What a model's template does."""
+    """The facts about a model's template."""
 
     facts: TemplateFacts
     call: WrittenCall
     end: str
-    """The token by which an answer ends."""
+    """The token that ends an answer."""
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as JSON."""
         return {**asdict(self.facts), "turn_end": self.end, "call": self.call._asdict()}
 
     def lines(self) -> Iterator[str]:
-        """In words."""
+        """Yield the report in words."""
         facts = self.facts
         if facts.refusal:
             yield f"refused    {facts.refusal}"
@@ -112,7 +112,7 @@ def check_template(folder: Path) -> TemplateReport:
 
 
 def _configured(folder: Path) -> list[int]:
-    """The ends in a folder's generation_config.json."""
+    """Return the end tokens in a folder's generation_config.json."""
     if not (folder / "generation_config.json").is_file():
         return []
     ends = GenerationConfig.from_pretrained(folder).eos_token_id

@@ -1,4 +1,4 @@
-"""The model once more: a decoder of the Llama family in float64, one sequence at a time."""
+"""A second implementation of the model: a Llama-family decoder in float64, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def exactly(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T of factors that are rounded to bfloat16, and so are those of its gradients."""
+    """x W^T with both factors rounded to bfloat16, in the backward products too."""
     out = coarse(x) @ coarse(weight).T
     if out.requires_grad:
+        # The incoming gradient is a factor of both backward products, so it is rounded too.
         out.register_hook(lambda grad: grad.bfloat16().double())
     return out
 
 
 def coarse(x: Tensor) -> Tensor:
-    """x in bfloat16; the gradient passes through the rounding."""
+    """x rounded to bfloat16, with a straight-through gradient."""
     return x + (x.bfloat16().double() - x).detach()
 
 
@@ -39,7 +40,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotated(x: Tensor, base: float) -> Tensor:
-    """Rotary positions: halves of each head turned by position * base^(-2i/E). (T, H, E)."""
+    """Apply rotary positions: rotate the halves of each head by position * base^(-2i/E). (T, H, E)."""
     length, _, width = x.shape
     angle = torch.arange(length)[:, None] * base ** (-torch.arange(0, width, 2).double() / width)
     cos, sin = (torch.cat([f(angle)] * 2, -1)[:, None] for f in (torch.cos, torch.sin))
@@ -62,6 +63,7 @@ def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
 
     eps, heads, groups = model["rms_norm_eps"], model["num_attention_heads"], model["num_key_value_heads"]
     width = model.get("head_dim") or model["hidden_size"] // heads
+    # Causal mask (T, T): -inf above the diagonal, 0 elsewhere.
     hidden = torch.full((len(tokens), len(tokens)), -math.inf, dtype=torch.float64).triu(1)
     x = w["model.embed_tokens.weight"][torch.tensor(tokens)]
     for i in range(model["num_hidden_layers"]):
@@ -72,6 +74,7 @@ def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
             q = normed(q, w[layer + "self_attn.q_norm.weight"], eps)
             k = normed(k, w[layer + "self_attn.k_norm.weight"], eps)
         q, k = rotated(q, rotary_base(model)), rotated(k, rotary_base(model))
+        # Grouped queries: each key/value head serves heads // groups query heads.
         k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
         weight = (torch.einsum("ahe,bhe->hab", q, k) / math.sqrt(width) + hidden).softmax(-1)
         x = x + linear(torch.einsum("hab,bhe->ahe", weight, v).flatten(1), f"{layer}self_attn.o_proj")
@@ -82,11 +85,11 @@ def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
 
 
 def effective(w: NamedWeights, name: str) -> Tensor:
-    """A weight with its low-rank update, where there is one: W + scale * B A."""
+    """Return a weight with its low-rank update, if there is one: W + scale * B A."""
     a, b = name.replace(".weight", ".lora_A"), name.replace(".weight", ".lora_B")
     return w[name] + w["lora_scale"] * (w[b] @ w[a]) if a in w else w[name]
 
 
 def rotary_base(model: AxisSettings) -> float:
-    """The base of the rotary angles, wherever a version of the format writes it."""
+    """Return the base of the rotary angles; config formats differ in where they write it."""
     return float((model.get("rope_parameters") or model).get("rope_theta", 10_000.0))

@@ -1,4 +1,4 @@
-"""`covey check`, whether a step goes the right way: towards what was paid, and away from the rest."""
+"""`covey check`: test that a step makes rewarded completions more likely, and the others less."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from covey.models.policy import Policy
 from covey.types import Group
 
 AGAINST = 0.02
-"""Share of the tokens that a loss may pull against their advantage: a penalty on a few of them does."""
+"""Fraction of tokens that a loss may pull against their advantage, as a penalty on a few tokens does."""
 RATES = (1e-5, 1e-4, 1e-3)
-"""Learning rates of the small steps: the first that moves more than rounding does."""
+"""Learning rates to try, until a step moves log-probs by more than rounding."""
 UNMOVED = 1e-6
-"""Nats a token that a log-prob may change by without a step."""
+"""Nats per token by which a log-prob may change through rounding alone."""
 
 
 def told_apart(groups: Sequence[Group]) -> list[Group]:
-    """Groups whose completions are paid 1 and 0 in turns, where what they were paid tells none apart."""
+    """Return the groups with rewards 1, 0, 1, 0, ..., for a batch whose rewards are all equal."""
     return [_in_turns(group) for group in groups]
 
 
@@ -36,7 +36,7 @@ def _in_turns(group: Group) -> Group:
 
 
 def against(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> float:
-    """Share of the tokens with an advantage that the loss pulls to the other side."""
+    """Return the fraction of tokens with an advantage that the loss pulls in the opposite direction."""
     learner.clear()
     stats = learner.forward_backward(batch, objective)
     learner.clear()
@@ -46,9 +46,7 @@ def against(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) 
 
 
 def above_mean(batch: Batch) -> Tensor:
-    """(N,) what a completion was paid, less the mean of its group, or of the batch where groups are of
-    one.
-    """
+    """Return (N,) rewards minus the mean of the group, or of the batch if each group has one completion."""
     trained = batch.mask.any(-1) & ~batch.rewards.isnan()
     alone = len(batch.group[trained].unique()) == int(trained.sum())
     found = torch.zeros(len(batch), dtype=torch.float64)
@@ -62,11 +60,11 @@ def above_mean(batch: Batch) -> Tensor:
 def small_step(
     learner: Learner[Policy], objective: PolicyObjective, batch: Batch
 ) -> tuple[float, float] | None:
-    """What one small step changes the log-probs of completions by: those paid more, less those paid less.
+    """Return how one small step changes log-probs, weighted by reward above the mean, and its learning rate.
 
-    -> that, in nats a token, weighted by what each was paid above its group's mean; and the learning rate.
-    None where the step moves nothing. The weights are as before afterwards, bit by bit.
+    The change is in nats per token. None if the step moves nothing. The weights are restored bit by bit.
     """
+    # Masters are the float32 originals of bfloat16 weights; both are restored at the end.
     weights = [*learner.optimizer.masters, *learner.policy.model.parameters()]
     saved = [w.detach().clone() for w in weights]
     paid = above_mean(batch)
@@ -89,6 +87,6 @@ def small_step(
 
 
 def _sums(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Tensor:
-    """(N,) log-prob of the trained tokens of each completion."""
+    """Return (N,) summed log-probs of the trained tokens of each completion."""
     logprobs = learner.score(batch, objective.temperature).logprobs
     return logprobs.where(batch.mask, 0.0).double().sum(-1)

@@ -1,7 +1,7 @@
-"""The formulas of every axis, once more, for one group or one completion at a time.
+"""A second implementation of the advantage formulas, for one group or completion at a time.
 
-A completion is a row of T sampled tokens, without padding. ``Row`` holds what is known of it; every function
-takes the rows it speaks about and the settings of its axis, as a config spells them out.
+A completion is a row of T sampled tokens, without padding. ``Row`` holds its data. Every function takes the
+rows that it needs and the settings of its axis, as a config spells them out.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 AxisSettings = Mapping[str, Any]
-"""As config.yaml and config.json spell them out."""
+"""Settings as config.yaml and config.json spell them out."""
 
 
 @dataclass
 class Row:
-    """One completion of a recorded run, and what the shadow has found out about it."""
+    """One completion of a recorded run, with the values that the shadow computes for it."""
 
     prompt: list[int]
     tokens: list[int]
     drawn: list[int]
-    """The places of its T tokens among ``tokens``; the others were inserted, and are only read."""
+    """Indices of its T sampled tokens in ``tokens``; the others were inserted, and are only read."""
     sampled: Tensor
-    """(T,) float64: log-probs as the sampler recorded them."""
+    """(T,) float64 log-probs, as the sampler recorded them."""
     reward: float
-    """NaN: no reward function could judge."""
+    """The reward; NaN if no function could score."""
     components: Mapping[str, float]
     """Each reward function's value; NaN where it does not apply."""
     weights: Mapping[str, float]
@@ -42,12 +42,12 @@ class Row:
     greedy: float | None = None
     """Reward of the greedy completion to the same prompt."""
     running: float = 0.0
-    """The running mean of rewards before this one."""
+    """Running mean of rewards before this completion."""
     segments: Sequence[tuple[int, float]] = ()
     """(last token, value after it) of each segment but the last."""
     correct: bool = False
     siblings: Sequence[tuple[float, float]] = ()
-    """(sign of the advantage, mean log-ratio) of the others of its group, now."""
+    """(sign of the advantage, mean log-ratio) of the other completions of its group, now."""
     group: int = 0
     trained: bool = True
     noise: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -67,18 +67,18 @@ class Row:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean; exactly the value itself where all are equal."""
+    """Return the arithmetic mean; if all values are equal, exactly that value."""
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
 
 
 def level(values: Sequence[float]) -> float:
-    """The mean of a batch; 0 where groups that are centred leave nothing but rounding."""
+    """Return the mean of a batch; exactly 0 if it is only the rounding of centred groups."""
     found = mean(values)
     return found if abs(found) > 1e-14 * max(map(abs, values)) else 0.0
 
 
 def deviation(values: Sequence[float], ddof: int) -> float:
-    """The standard deviation with ``len - ddof`` in the denominator; 0 for one value."""
+    """Return the standard deviation with ``len - ddof`` in the denominator; 0 for one value."""
     centre = mean(values)
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / max(len(values) - ddof, 1))
 
@@ -103,7 +103,7 @@ def sibling_zscores(values: Sequence[float], eps: float) -> list[float]:
 
 
 def by_component(rows: Sequence[Row], score: Callable[[list[float]], list[float]]) -> list[float]:
-    """Every reward function's values scored on their own, then summed by weight."""
+    """Score each reward function's values on their own, then sum them by weight."""
     totals = [0.0] * len(rows)
     for name, weight in rows[0].weights.items():
         known = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
@@ -129,11 +129,12 @@ def _mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
 
 
 def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
-    """Function by function: its values, or all its steps' rewards, z-scored for their tokens and weighted."""
+    """Z-score each function's values, or all its step rewards, and add them by weight to their tokens."""
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
         if name in rows[0].steps:
             values = [value for row in rows for _, _, value in row.steps[name]]
+            # One flat list over all rows' steps, handed out again in the same order.
             scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
             for row, advantage in zip(rows, advantages, strict=True):
                 own = [next(scores) for _ in row.steps[name]]
@@ -148,7 +149,8 @@ def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
 
 
 def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
-    """What the tokens of step ``k`` get of a completion's scored steps."""
+    """Return the credit of the tokens of step ``k`` from a completion's scored steps."""
+    # The last of equally bad steps.
     worst = max(j for j, v in enumerate(scores) if v == min(scores))
     options = {
         "own_step": scores[k],
@@ -178,6 +180,7 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
     """r - sum_i r_i W_it / sum_i W_it, W the summed squared norm of the score of the tokens so far."""
     energies = []
     for row in rows:
+        # |grad log p|^2 by the logits: 1 - 2 p(token) + sum_v p(v)^2, summed up to each token.
         energy = (1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained
         energies.append(dict(zip(row.drawn, energy.tolist(), strict=True)))
     shifted = [r - mean(rewards) for r in rewards]
@@ -194,7 +197,7 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
 
 
 def _segment_difference(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
-    """What a token's segment gains: the value after it minus the value before it."""
+    """Return for each token the gain of its segment: the value after it minus the value before it."""
     found = []
     for row, reward in zip(rows, rewards, strict=True):
         ends = [*(end for end, _ in row.segments), len(row.tokens) - 1]
@@ -212,7 +215,7 @@ def _length_penalized(rows: Sequence[Row], rewards: Sequence[float], weight: flo
 
 
 def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
-    """Every set of k, one after another: what its best gets, by who is in it."""
+    """Enumerate all sets of k: the mean best reward of the sets with a completion, minus that of all sets."""
     sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
     best = [max(rewards[i] for i in members) for members in sets]
     spread = deviation(best, 0)
@@ -224,7 +227,7 @@ def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
 
 
 def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
-    """Function by function: its rewards minus those of the other completions, discounted by step. PRIME."""
+    """Sum over functions the rewards minus those of the other completions, discounted by step. PRIME."""
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
         by_step = name in rows[0].steps
@@ -251,13 +254,13 @@ def gae_of_row(row: Row, gamma: float, lam: float) -> Tensor:
 
 
 def discounted(paid: Tensor, gamma: float) -> Tensor:
-    """What is paid from each token on, the n-th after it times gamma^n."""
+    """Return the discounted sum of rewards from each token on."""
     powers = gamma ** torch.arange(len(paid), dtype=torch.float64)
     return torch.stack([(paid[t:] * powers[: len(paid) - t]).sum() for t in range(len(paid))])
 
 
 def _lambda(row: Row, s: AxisSettings) -> float:
-    """VAPO's by length, or the given one."""
+    """Return VAPO's lambda, which depends on the length, or the configured one."""
     adaptive = s["length_adaptive"]
     return max(0.0, 1 - 1 / (adaptive * len(row.drawn))) if adaptive else float(s["lam"])
 
@@ -265,9 +268,10 @@ def _lambda(row: Row, s: AxisSettings) -> float:
 def advantages(
     name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
 ) -> Sequence[float | Tensor]:
-    """One group's advantages under the estimator of that name. Raises KeyError for an unknown one."""
+    """Return one group's advantages under the estimator ``name``. Raises KeyError for an unknown one."""
     size, kept = len(rows), s.get("single") == "reward"
     base = 0.0 if kept and size == 1 else mean(rewards)
+    # Lambdas, because only the chosen estimator has its settings in `s`.
     table: Mapping[str, Callable[[], Sequence[float | Tensor]]] = {
         "reward": lambda: list(rewards),
         "running_baseline": lambda: [r - row.running for row, r in zip(rows, rewards, strict=True)],
@@ -296,7 +300,7 @@ def advantages(
 
 
 def whitened(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
-    """The second step, over the trained completions of the whole batch."""
+    """Normalize the advantages over the trained completions of the whole batch."""
     own = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()
     if name == "batch_centered":

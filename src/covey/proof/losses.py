@@ -1,4 +1,4 @@
-"""The loss of one completion, axis by axis, once more: (T,) in, (T,) out."""
+"""A second implementation of the loss of one completion, axis by axis: (T,) in, (T,) out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.proof.formulas import AxisSettings, Row
 
 FAR = 20.0
-"""Log-ratios are bounded here, as the documentation of the ratios says."""
+"""Bound on log-ratios, as the documentation of the ratios says."""
 
 
 def value_loss_of_row(values: Tensor, row: Row, clip: float | None) -> Tensor:
@@ -22,7 +22,7 @@ def value_loss_of_row(values: Tensor, row: Row, clip: float | None) -> Tensor:
 
 
 def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """pi / pi_old, at the level of the axis."""
+    """Return pi / pi_old, at the level of the axis."""
     moved = (logprobs - row.old).clamp(-FAR, FAR)
     if name == "on_policy":
         return (logprobs - logprobs.detach()).exp()
@@ -38,12 +38,13 @@ def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     if name == "sequence":
         return mean_ratio
     if name == "sequence_token":
+        # The value is the sequence ratio; each token's gradient is that of its own log-prob.
         return mean_ratio.detach() * logprobs.exp() / logprobs.detach().exp()
     raise KeyError(name)
 
 
 def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """The loss of each token before weights; what is under .detach() is a weight on log pi."""
+    """Return the loss of each token before weights. Detached factors are weights on log pi."""
     advantage, up = row.advantage, row.advantage > 0
     if name == "unclipped":
         return -rho * advantage
@@ -72,7 +73,7 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSetting
 
 
 def _divergence_mask(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """DPPO: nothing where the token's probability has moved too far on the side of its advantage."""
+    """DPPO: no loss for a token whose probability has moved too far in the direction of its advantage."""
     now, before = logprobs.detach().exp(), row.old.exp()
     weight = (now / before).clamp(max=s["cap"])
     if name == "divergence_mask_tv":
@@ -98,14 +99,14 @@ def _group_classification(logprobs: Tensor, row: Row, tau: float) -> Tensor:
 
 
 def divergence(name: str, d: Tensor) -> Tensor:
-    """Estimators of KL(pi || ref) from d = log pi - log ref."""
+    """Return an estimate of KL(pi || ref) from d = log pi - log ref."""
     bounded = d.clamp(min=-FAR)
     table = {"k1": d, "k2": d**2 / 2, "k3": (-bounded).exp() - 1 + bounded, "absolute": d.abs()}
     return table[name]
 
 
 def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """The importance correction for a sampler that disagrees with the trainer. Detached."""
+    """Return the importance correction for the mismatch of sampler and trainer. Detached."""
     gap = (row.old - row.sampled).clamp(-FAR, FAR)
     level = gap.sum().expand_as(gap).clamp(-FAR, FAR) if s.get("level") == "sequence" else gap
     if name == "truncated":
@@ -125,7 +126,7 @@ def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
 
 
 def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """Factors on the policy term of each token. Detached."""
+    """Return factors on the policy term of each token. Detached."""
     if name == "selected_only":
         return row.marked.double()
     if name == "unselected_only":
@@ -136,6 +137,8 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
         moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
         decay, running, later = 0.5 ** (1 / s["half_life"]), 0.0, row.drawn[-1]
         influence = torch.zeros_like(moved)
+        # A decayed sum of this and later log-ratios. `distance` counts inserted tokens too; outliers are
+        # left out.
         for t in reversed(range(len(moved))):
             own, distance = float(moved[t]), later - row.drawn[t]
             later = row.drawn[t]
@@ -148,7 +151,7 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
 
 
 def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
-    """Which tokens of an optimizer step are singled out, from what was known when it began."""
+    """Return which tokens of an optimizer step are selected, from values at its beginning."""
     if name == "top_entropy":
         return _largest([row.old_entropy for row in rows], None, s["share"])
     logprobs, advantage = (torch.cat([getattr(row, x) for row in rows]) for x in ("old", "advantage"))
@@ -162,9 +165,9 @@ def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
 
 
 def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: float) -> list[Tensor]:
-    """The ``share`` of all tokens with the largest values, at least one; equal ones at the border all.
+    """Return the fraction ``share`` of all tokens with the largest values: at least one, and all ties.
 
-    Siblings have the same entropy at their first token; float64 may part them in the sixteenth digit.
+    Siblings have the same entropy at their first token, but float64 may differ in the sixteenth digit.
     """
     among = among or [torch.ones_like(v, dtype=torch.bool) for v in values]
     candidates = sorted(torch.cat([v[a] for v, a in zip(values, among, strict=True)]).tolist(), reverse=True)
@@ -175,7 +178,7 @@ def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: fl
 
 
 def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: AxisSettings) -> float:
-    """How much one token of this completion weighs in the loss of the optimizer step."""
+    """Return the weight of one token of this completion in the loss of the optimizer step."""
     trained = [r for r in step if r.trained]
     count = len(step) if s.get("rows") == "all" else len(trained)
     if name == "token_mean":
@@ -196,14 +199,14 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
 
 @dataclass(frozen=True)
 class Judged:
-    """A given answer that was preferred or not."""
+    """A given answer, with its log-probs."""
 
     total: Tensor
-    """The log-prob of all its tokens that the model has to write, under the policy; no dimension."""
+    """Log-prob of all its trained tokens under the policy; a scalar."""
     reference: float
-    """The same under the model that the run began with."""
+    """That log-prob under the model at the start of the run."""
     length: int
-    """How many tokens that are."""
+    """Number of trained tokens."""
 
     @property
     def gain(self) -> Tensor:
@@ -217,7 +220,7 @@ class Judged:
 
 
 def pair_loss(name: str, good: Judged, bad: Judged, s: AxisSettings) -> Tensor:
-    """The loss of a chosen and a rejected answer. What ORPO learns of the chosen one alone is not in it."""
+    """Return the loss of a pair of answers, without ORPO's imitation of the chosen one."""
     if name in ("dpo", "robust_dpo"):
         d, wrong = s["beta"] * (good.gain - bad.gain), s["label_smoothing"]
         as_labelled, reversed_ = (1 + (-d).exp()).log(), (1 + d.exp()).log()
@@ -238,7 +241,7 @@ def pair_loss(name: str, good: Judged, bad: Judged, s: AxisSettings) -> Tensor:
 
 
 def lone_loss(name: str, answer: Judged, good: bool, point: float, s: AxisSettings) -> Tensor:
-    """The loss of an answer that was judged alone, against the KL at the reference ``point``."""
+    """Return the loss of an answer that was judged alone, against the KL estimate ``point``."""
     if name != "kto":
         raise KeyError(name)
     side = 1 if good else -1

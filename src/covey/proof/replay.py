@@ -1,4 +1,4 @@
-"""A run folder through the shadow trainer, to see whether its record follows from the formulas."""
+"""Repeat a recorded run in the shadow trainer, to test that its record follows from the formulas."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ def replay(
     """Repeat the first steps of a recorded stage from the weights it began with.
 
     ``model`` holds these weights by their Hugging Face names, in float64; those that are trained
-    require a gradient. With ``twin`` another shadow begins beside them and repeats the same steps. Raises
-    ConfigError where the run used a function the shadow does not know.
+    require a gradient. With ``twin`` a second shadow begins with slightly different weights and repeats the
+    same steps. Raises ConfigError if the run used a function that the shadow does not know.
     """
     setting = read_setting(folder, architecture)
     start = {name: w.detach().clone() for name, w in model.items()}
     trainers = [
         _begun(folder, setting, w) for w in ([model, nudged(model, setting.rounded)] if twin else [model])
     ]
+    # pasts[i] has the old weights of trainers[i], for completions that an earlier version sampled.
     pasts: list[Past] = [{} for _ in trainers]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         rows, _ = read_rows(folder, number)
         pairs = list(zip(trainers, pasts, strict=True))
         own, *twins = [_repeated(folder, trainer, past, setting, number) for trainer, past in pairs]
+        # Tokens whose version the shadow still has; without versions, all tokens are of this step's.
         known = [slice(None) if v is None else torch.from_numpy(np.isin(v, list(pasts[0]))) for *_, v in rows]
         written = StepFigures(
             [row.sampled for row, *_ in rows],
@@ -61,12 +63,13 @@ def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> s
 
 
 Past = dict[int, NamedWeights]
-"""The weights that completions of a step may have been drawn by, under their versions."""
+"""Version -> the weights by which completions of the present step may have been sampled."""
 
 
 def _remember(past: Past, trainer: shadow.Trainer, staleness: int) -> None:
-    """Keep what a step begins with, and of earlier steps as many as completions may be behind."""
+    """Keep the weights at the start of a step, and those of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
+        # The optimizer updates weights in place; a copy is needed only if they are asked for later.
         name: w.detach().clone() if w.requires_grad and staleness else w.detach()
         for name, w in trainer.weights.items()
     }
@@ -77,7 +80,7 @@ def _remember(past: Past, trainer: shadow.Trainer, staleness: int) -> None:
 def _repeated(
     folder: Path, trainer: shadow.Trainer, past: Past, setting: shadow.ShadowConfig, number: int
 ) -> StepFigures:
-    """A step of a shadow, which moves it."""
+    """Repeat a step with a shadow, which moves its weights."""
     recorded, sampled = read_rows(folder, number)
     coefficient, now = trainer.kl_coef, trainer.updates
     _remember(past, trainer, setting.staleness)
@@ -85,6 +88,7 @@ def _repeated(
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
     except KeyError as error:
         raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
+    # Log-probs under the present weights; tokens of older versions are replaced one version at a time.
     drawn = list(done.logprobs)
     for place, (row, _, versions) in enumerate(recorded):
         for version in (set() if versions is None else set(versions.tolist()) & set(past)) - {now}:
@@ -97,7 +101,7 @@ def _repeated(
 
 
 def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> shadow.Trainer | None:
-    """The critic as it began: the policy's weights under a head that is 0, or that head alone."""
+    """Return the first critic: a head of zeros on a copy of the policy's weights, or the head alone."""
     axis = setting.algorithm["critic"]
     if not axis:
         return None
@@ -111,7 +115,7 @@ def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> 
 
 
 def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfig:
-    """What of a run's config moves the weights. Raises ConfigError for what the shadow cannot repeat."""
+    """Return the settings that affect the weights. Raises ConfigError for any the shadow cannot repeat."""
     config = recorded_settings(folder) or {}
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
         raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
@@ -133,13 +137,14 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
 
 
 def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, np.ndarray | None]], int]:
-    """A step's trained completions, advantage and, where they differ, version of each token; its groups."""
+    """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""
     log = read_rollouts(folder, number)
     rows, arrays = [], log.arrays
     for place, line in enumerate(log.rows):
         if line["trained"]:
             span = slice(*_span(arrays["ends"], place))
             prompt = slice(*_span(arrays["prompt_ends"], line["group"]))
+            # Indices of sampled tokens; tool answers between them are read but not trained.
             drawn = np.arange(span.stop - span.start)
             drawn = drawn[arrays["sampled"][span]] if "sampled" in arrays else drawn
             row = Row(
@@ -166,7 +171,7 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, 
 
 
 def _kept(arrays: Mapping[str, np.ndarray], span: slice) -> list[list[int]] | None:
-    """For each token of a completion, the tokens there were to draw from; None: all."""
+    """Return for each token of a completion the ids that sampling could choose from; None means all."""
     if "kept_ends" not in arrays:
         return None
     places = (_span(arrays["kept_ends"], t) for t in range(span.start, span.stop))

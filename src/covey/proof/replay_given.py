@@ -1,4 +1,4 @@
-"""A run over given examples through the naive trainer, and how far its record is from what follows."""
+"""Repeat a recorded run over given examples in the naive trainer, and compare it with the record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def replay_given(
     steps: int,
     twin: bool = False,
 ) -> Iterator[Agreement]:
-    """As ``covey.proof.replay.replay``, of a stage that learns from given examples."""
+    """Repeat a stage that learns from given examples, as ``covey.proof.replay.replay`` does for RL."""
     setting = read_setting(folder, architecture)
     start = {name: w.detach().clone() for name, w in model.items()}
     begun = [model, nudged(model, setting.rounded)] if twin else [model]
@@ -59,7 +59,7 @@ def _compared(
 
 
 def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
-    """The examples of a recorded stage. Raises ConfigError where a file is not the one the run has read."""
+    """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
     config, stage = loaded.config, loaded.run
     source = with_schemas(load_source(loaded), toolbox_of(loaded))
     known = ((read_environment(stage) if stage is not None else None) or {}).get("files", {})

@@ -26,7 +26,7 @@ UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
 
 @dataclass(frozen=True)
 class ShadowConfig:
-    """What of the config moves the weights."""
+    """The settings that affect the weights."""
 
     model: AxisSettings
     """The model's own config.json: layers, heads, rotary base, ..."""
@@ -38,8 +38,7 @@ class ShadowConfig:
     mask_truncated: bool
     group_size: int
     seed: int
-    rounded: bool = False
-    """Whether the model computes with bfloat16 copies of float32 weights."""
+    rounded: bool = False  # whether it computes with bfloat16 copies of float32 weights
     product: Product = exactly  # how it multiplies
     known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
     staleness: int = 0  # by how many steps a completion may be behind
@@ -51,38 +50,32 @@ class Trainer:
 
     weights: NamedWeights
     reference: NamedWeights
-    critic: Trainer | None = None
-    """Of values: a network and its head, or the head alone."""
+    critic: Trainer | None = None  # a network with a value head, or the head alone
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     first: NamedWeights = field(default_factory=dict)
     second: NamedWeights = field(default_factory=dict)
-    applied: int = 0
-    """Optimizer steps that AdamW has made."""
-    updates: int = 0
-    """Of them those made before the present step."""
+    applied: int = 0  # AdamW steps so far
+    updates: int = 0  # AdamW steps before the present training step
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a step came to, for comparison with the record."""
+    """The results of a step, for comparison with the record."""
 
     rows: Sequence[Row]
     logprobs: Sequence[Tensor]
-    """Of the recorded tokens, under the weights the step began with."""
-    norms: list[float]
-    """Of the gradient of each update, before clipping."""
-    drifts: list[float]
-    """log pi - log ref of each completion in each update, nats."""
-    entropies: list[float]
-    """Of each token in each update, nats."""
+    """Log-probs of the recorded tokens, under the weights at the start of the step."""
+    norms: list[float]  # of each update's gradient, before clipping
+    drifts: list[float]  # log pi - log ref of each completion in each update, nats
+    entropies: list[float]  # at each token in each update, nats
 
 
 # --- what is computed of a completion ----------------------------------------------------------------
 
 
 def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
-    """The weights as the model computes with them."""
+    """Return the weights as the model computes with them: rounded to bfloat16 if the run does so."""
     return {name: coarse(w) for name, w in weights.items()} if setting.rounded else weights
 
 
@@ -91,6 +84,7 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tens
     every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
     scaled = every[len(row.prompt) - 1 :, : setting.known][row.drawn] / setting.temperature
     if row.kept is not None:
+        # top-p or top-k left only these ids: renormalize over them, as the sampler did.
         left = torch.full_like(scaled, -math.inf)
         for t, place in enumerate(row.drawn):
             left[t, torch.tensor(row.kept[place])] = 0.0
@@ -105,12 +99,13 @@ def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) ->
     trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
     every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
     read = every[len(row.prompt) - 1 :][row.drawn]
+    # The value is unchanged; the gradient into the shared trunk is scaled by `pull` (0: none).
     read = read if own else read.detach() + pull * (read - read.detach())
     return read @ head["value.weight"] + head["value.bias"]
 
 
 def picked(log_pi: Tensor, row: Row) -> Tensor:
-    """The log-probs of the tokens themselves. (T, V) -> (T,)."""
+    """Return the log-probs of the sampled tokens. (T, V) -> (T,)."""
     return log_pi.gather(1, torch.tensor(row.tokens)[row.drawn, None])[:, 0]
 
 
@@ -127,6 +122,7 @@ def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
     with torch.no_grad():
         look(trainer, setting, rows, number)
         give_advantages(trainer, setting, rows)
+    # Kept for the comparison with the sampler, before `old` may become the sampler's own.
     before = [row.old for row in rows]
     if setting.algorithm["old"] == "sampler":
         for row in rows:
@@ -146,7 +142,7 @@ def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
 
 
 def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> None:
-    """Everything frozen that formulas ask for: log-probs of the old policy and the reference."""
+    """Compute the frozen inputs of the formulas: log-probs of the old policy and of the reference."""
     longest = max((len(row.tokens) for row in rows), default=0)
     noise = torch.from_numpy(
         splitmix_uniforms(stream_key(setting.seed, "noise", number), len(rows) * longest)
@@ -167,7 +163,7 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
 
 
 def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]) -> None:
-    """Rewards -> one advantage a token: KL in the reward, the group's estimator, the batch's."""
+    """Compute one advantage per token: KL in the reward, then the estimator of groups, then of the batch."""
     kl, axes = setting.algorithm["kl"], setting.algorithm
     in_reward = kl and kl["place"] == "reward"
     for group in {row.group for row in rows}:
@@ -189,6 +185,8 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
     trained = [row for row in rows if row.trained]
     by_token = axes["advantage"]["name"] in ("gae", "discounted_return")
     for row in trained if not by_token else ():
+        # A token's advantage loses the KL cost of itself and of all later tokens; gae and discounted_return
+        # have it in `paid` already.
         row.advantage -= trainer.kl_coef * row.cost.flip(0).cumsum(0).flip(0)
     set_targets(setting, trained)
     if axes["whiten"] and trained:
@@ -201,14 +199,14 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
 
 
 def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
-    """What the critic learns: its own lambda, the discount of the advantages."""
+    """Set the critic's targets: its values plus GAE with its own lambda and the advantages' discount."""
     gamma, critic = setting.algorithm["advantage"].get("gamma", 1.0), setting.algorithm["critic"]
     for row in trained if critic else ():
         row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
 
 
 def pay(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
-    """What each token is paid: steps at their ends, the rest of the reward at the last, a KL by token."""
+    """Set the reward of each token: steps at their ends, the rest at the last token, minus a KL by token."""
     kl = setting.algorithm["kl"]
     row.paid, row.cost = torch.zeros(2, len(row.drawn), dtype=torch.float64)
     if not row.drawn:
@@ -226,12 +224,12 @@ def pay(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
 
 
 def behind(setting: ShadowConfig, row: Row) -> Tensor:
-    """The old log-probs, by whose record they are."""
+    """Return the old log-probs: the sampler's record, or the trainer's own."""
     return row.sampled if setting.algorithm["old"] == "sampler" else row.old
 
 
 def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Iterator[list[Row]]:
-    """Whole groups in the keyed order of the step, in nearly equal parts, one part an update."""
+    """Yield one minibatch per update: whole groups in the keyed order of the step, in nearly equal parts."""
     groups = sorted({row.group for row in rows})
     for epoch in range(setting.train["inner_epochs"]):
         seed = stream_key(setting.seed, "minibatches", number, epoch)
@@ -242,7 +240,7 @@ def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Ite
 
 
 def mark(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
-    """Single out tokens of the update, where the algorithm does."""
+    """Mark the selected tokens of an update, if the algorithm selects any."""
     axis, trained = setting.algorithm["select_tokens"], [row for row in minibatch if row.trained]
     if axis and trained:
         for row, marked in zip(trained, losses.marks(axis["name"], trained, axis), strict=True):
@@ -252,7 +250,7 @@ def mark(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
 def row_loss(
     trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], unmoved: bool, done: Done
 ) -> Tensor:
-    """A completion's share of the loss of an update; what controllers follow is noted in ``done``."""
+    """Return a completion's part of an update's loss; quantities for controllers are added to ``done``."""
     axes, kl = setting.algorithm, setting.algorithm["kl"]
     log_pi = distribution(trainer.weights, setting, row)
     logprobs = picked(log_pi, row)
@@ -291,7 +289,7 @@ def row_loss(
 def value_share(
     trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], pull: float
 ) -> Tensor:
-    """A completion's share of the critic's loss, a mean over the tokens of an update."""
+    """Return a completion's part of the critic's loss, a mean over the tokens of an update."""
     each = losses.value_loss_of_row(
         values_of(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
     )
@@ -301,7 +299,7 @@ def value_share(
 def kl_cost(
     trainer: Trainer, setting: ShadowConfig, row: Row, log_pi: Tensor, logprobs: Tensor, rho: Tensor
 ) -> Tensor:
-    """KL to the reference at each token, with the gradient the config asks for."""
+    """Return the KL to the reference at each token, with the gradient that the config chooses."""
     kl = setting.algorithm["kl"]
     if kl["estimator"]["name"] == "full":
         with torch.no_grad():
@@ -314,20 +312,21 @@ def kl_cost(
     if kl["gradient"] == "straight_through":
         straight = losses.divergence("k2", difference)
         return within(value, kl["bound"]).detach() + straight - straight.detach()
+    # Equal to 1, with the gradient of log pi: it adds the score-function term.
     drawn = (difference - difference.detach()).exp()
     value = value * {"ratio": rho, "score": drawn}.get(kl["gradient"], torch.ones(()))
     return within(value, kl["bound"])
 
 
 def within(value: Tensor, bound: float | None) -> Tensor:
-    """A penalty no larger than its bound."""
+    """Return a penalty clamped to its bound."""
     return value if bound is None else value.clamp(-bound, bound)
 
 
 def apply(
     trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int, unmoved: bool, done: Done
 ) -> None:
-    """One update. Without a completion that pulls there is none, and the norm is 0."""
+    """Make one update. Without a completion that has a gradient there is none, and the norm is 0."""
     axes = setting.algorithm
     always = axes["entropy"] or axes["nll"] or (axes["kl"] and axes["kl"]["place"] == "loss")
     joined = axes["critic"] and axes["critic"]["trunk"] == "policy"
@@ -346,7 +345,7 @@ def apply(
 
 @torch.no_grad()
 def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], unmoved: bool) -> None:
-    """Where each trained completion's siblings are now: their side and their mean log-ratio."""
+    """Note for each completion the sign of advantage and the mean log-ratio of its trained siblings."""
     moved: dict[int, tuple[float, float]] = {}
     for row in (row for row in minibatch if row.trained):
         now = picked(distribution(trainer.weights, setting, row), row)
@@ -358,7 +357,7 @@ def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], u
 
 
 def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int) -> None:
-    """One update of the critic alone; none without a completion that is trained."""
+    """Make one update of the critic alone; none without a trained completion."""
     assert trainer.critic is not None
     trained = [row for row in minibatch if row.trained]
     if trained:
@@ -366,7 +365,7 @@ def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at:
 
 
 def move(learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int) -> list[float]:
-    """Sum the gradients of parts of a loss, clip them, move the learners. -> the norms."""
+    """Sum the gradients of parts of a loss, clip them and move the learners. Return the norms."""
     totals: list[NamedWeights] = [
         {name: torch.zeros_like(w) for name, w in t.weights.items() if w.requires_grad} for t in learners
     ]
@@ -402,7 +401,7 @@ def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm:
 
 
 def rate_at(train: AxisSettings, at: int) -> float:
-    """Of optimizer step ``at``, counted from 0: a linear warm-up that begins above 0, then the schedule."""
+    """Return the learning rate of optimizer step ``at`` (from 0): linear warm-up, then the schedule."""
     lr, warm, each = train["lr"], train["warmup_steps"], train["inner_epochs"] * train["updates_per_batch"]
     if at < warm * each:
         return float(lr * (at // each + 1) / warm)
@@ -412,10 +411,11 @@ def rate_at(train: AxisSettings, at: int) -> float:
 
 
 def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> None:
-    """The coefficients and the reference follow what a step has shown; ``groups`` were sampled."""
+    """Update the coefficients and the reference after a step that sampled ``groups`` groups."""
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
     before, every = trainer.updates, kl["refresh_every"] if kl else None
     trainer.updates = trainer.applied
+    # Whether a multiple of refresh_every lies among the optimizer steps of this training step.
     if every and trainer.updates // every > before // every:
         mix = kl["refresh_mix"]
         for name, w in used(trainer.weights, setting).items():
@@ -433,13 +433,13 @@ def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> N
 
 
 def stream_key(*parts: int | str) -> int:
-    """blake2b over the parts' Python forms, joined by the unit separator; 8 bytes, little end first."""
+    """Return blake2b over the parts' reprs, joined by the unit separator: 8 bytes, little-endian."""
     text = "\x1f".join(map(repr, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def splitmix_uniforms(stream: int, count: int) -> np.ndarray:
-    """The first numbers of a key's stream: SplitMix64, the top 23 bits. (count,) float32 in [0, 1)."""
+    """Return the first numbers of a key's stream: top 23 bits of SplitMix64, (count,) float32 in [0, 1)."""
     words = 1 << 64
     drawn = np.zeros(count, np.float32)
     for t in range(count):

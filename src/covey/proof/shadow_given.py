@@ -1,6 +1,6 @@
 """The naive trainer over given examples: imitation and preferences, one example at a time, in float64.
 
-It imports nothing of covey. An optimizer step takes the examples whose turn it is by the run's seed.
+It imports nothing of covey. The run's seed determines the examples of each optimizer step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from covey.proof.shadow import ShadowConfig, Trainer, move, stream_key, used
 
 IMITATION = "sft"
 OF_ANSWERS = ("kto",)
-"""Methods whose answers are judged alone."""
+"""Methods that learn from answers judged one by one."""
 WITHOUT_REFERENCE = ("orpo", "simpo")
 Told = defaultdict[str, float]
-"""The loss of a step and the metrics beside it, by their names in the record."""
+"""The loss and the metrics of a step, by their names in the record."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Answer:
 
     tokens: Sequence[int]
     trained: Sequence[int]
-    """The places of those that the model has to write."""
+    """Indices of the tokens that the model has to write."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Example:
     prompt: Sequence[int]
     answers: Sequence[Answer]
     good: bool = True
-    """Of an answer that is judged alone."""
+    """The judgement of an answer that is judged alone."""
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """What a run learns from, and how."""
+    """The examples of a run, its method and its loss."""
 
     method: str
     loss: AxisSettings
@@ -63,17 +63,19 @@ def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int)
     """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
     size, told = setting.train["batch_size"], Told(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
+    # Number of the optimizer step, for the learning rate.
     at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
     (norm,) = move([trainer], setting, shares(trainer, setting, lessons, rows, told), at)
     return norm, told
 
 
 def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
-    """Epoch after epoch, each in an order of its own, cut into batches."""
+    """Return the rows of a step: epochs in keyed orders of their own, joined and split into batches."""
     first, end = number * size, (number + 1) * size
     orders: list[int] = []
     for epoch in range(-(-end // count)):
         keyed = np.random.Generator(np.random.PCG64(stream_key(seed, "order", epoch)))
+        # One endless sequence: a batch may span two epochs.
         orders += keyed.permutation(count).tolist()
     return orders[first:end]
 
@@ -81,7 +83,7 @@ def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
 def shares(
     trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], told: Told
 ) -> Iterator[Tensor]:
-    """Each example's part of the loss of a step; what it tells is added to ``told``."""
+    """Yield each example's part of a step's loss; its metrics are added to ``told``."""
     batch = [lessons.examples[row] for row in rows]
     if lessons.method == IMITATION:
         parts = imitated(trainer, setting, batch)
@@ -95,7 +97,7 @@ def shares(
 
 
 def imitated(trainer: Trainer, setting: ShadowConfig, batch: Sequence[Example]) -> Iterator[Tensor]:
-    """-log pi of the answers' tokens, as a mean over all of a step."""
+    """Yield -log pi of the answers' tokens, as a mean over all tokens of a step."""
     count = sum(len(answer.trained) for example in batch for answer in example.answers)
     for example in batch:
         for answer in example.answers:
@@ -105,7 +107,7 @@ def imitated(trainer: Trainer, setting: ShadowConfig, batch: Sequence[Example]) 
 def compared(
     trainer: Trainer, setting: ShadowConfig, lessons: Lessons, batch: Sequence[Example], told: Told
 ) -> Iterator[Tensor]:
-    """The mean over pairs. ORPO imitates the chosen answers with their prompts, as a mean over tokens."""
+    """Yield the losses of pairs, as a mean. ORPO also imitates chosen answers with prompts, per token."""
     tokens = sum(len(e.prompt) - 1 + len(e.answers[0].trained) for e in batch)
     for example in batch:
         good, bad = (judged(trainer, setting, lessons, example, answer) for answer in example.answers)
@@ -120,14 +122,14 @@ def compared(
 
 
 def implied(lessons: Lessons, answer: Judged) -> Tensor:
-    """The implicit reward of an answer: its gain, without a reference its mean log-prob."""
+    """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
     return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
 
 
 def judged_alone(
     trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], told: Told
 ) -> Iterator[Tensor]:
-    """The mean over answers, each compared with how far the policy is from the reference elsewhere."""
+    """Yield the losses of single answers, as a mean, against the KL estimate from mismatched answers."""
     with torch.no_grad():
         others = [elsewhere(lessons, row) for row in rows]
         gaps = [judged(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
@@ -141,9 +143,13 @@ def judged_alone(
 
 
 def elsewhere(lessons: Lessons, row: int) -> Example:
-    """A prompt with the answer to the nearest other prompt before it, round the end, cut to the context."""
+    """Return a prompt with the answer to the nearest different prompt before it, cyclically.
+
+    The answer is truncated to the context.
+    """
     every = [*lessons.examples, *lessons.measured]
     prompt = every[row].prompt
+    # Negative indices wrap around to the end of the list.
     before = [every[row - back] for back in range(1, len(every))]
     other = next((e for e in before if list(e.prompt) != list(prompt)), every[row - 1]).answers[0]
     room = max(1, lessons.context - len(prompt))
@@ -153,7 +159,7 @@ def elsewhere(lessons: Lessons, row: int) -> Example:
 def judged(
     trainer: Trainer, setting: ShadowConfig, lessons: Lessons, example: Example, answer: Answer
 ) -> Judged:
-    """What the policy says of an answer, and what the model said that it began as."""
+    """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
     if lessons.method not in WITHOUT_REFERENCE:
         with torch.no_grad():
@@ -165,9 +171,10 @@ def judged(
 def logprobs(
     weights: NamedWeights, setting: ShadowConfig, example: Example, answer: Answer, with_prompt: bool = False
 ) -> Tensor:
-    """Of an answer's tokens that the model has to write; with the prompt, of all its tokens but the first."""
+    """Return log-probs of an answer's trained tokens, with the prompt also of its tokens but the first."""
     whole, first = [*example.prompt, *answer.tokens], len(example.prompt)
     said = [*(range(1, first) if with_prompt else ()), *(first + place for place in answer.trained)]
+    # The logits at position t predict token t + 1, hence `place - 1` below.
     every = logits(used(weights, setting), setting.model, whole[:-1], setting.product)
     every = every[:, : setting.known].log_softmax(-1)
     return every[[place - 1 for place in said], [whole[place] for place in said]]

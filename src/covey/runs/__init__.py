@@ -1,1 +1,1 @@
-"""The run folder: what is written, when it is safe, and how a run finds its way back."""
+"""The run folder: the files of a run, how they are made safe, and how a run resumes from them."""

@@ -1,6 +1,6 @@
-"""Computing as a run did, whoever loads its model: the record says what products multiply, and whose.
+"""Compute as a run did when its model is loaded again: its record names the product kernels and rounding.
 
-It also says at what time its prompts were rendered first: chat templates may print the date.
+The record also has the time at which prompts were first rendered: chat templates may print the date.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from covey.system.processes import by_first
 
 
 def run_behind(loaded: Loaded) -> Path | None:
-    """The folder of the run that a config is the record of, or that made its model; None without one."""
+    """Return the folder of the run that a config records, or that made its model; None without one."""
     model = loaded.config.model
     if loaded.run is not None or not isinstance(model, str):
         return loaded.run
@@ -30,18 +30,19 @@ def run_behind(loaded: Loaded) -> Path | None:
 
 
 def run_around(place: Path) -> Path | None:
-    """The run in whose folder a model lies: in `final`, in `checkpoints/...`, or where servers find it."""
+    """Return the run in whose folder a model lies: in `final`, `checkpoints/...` or `sync/...`."""
     above = list(place.resolve().parents)[:2] if place.is_dir() else []
     return next((p for p in above if all((p / name).is_file() for name in ("config.yaml", "env.json"))), None)
 
 
 def follow_run(run: Path | None) -> None:
-    """Compute from now on as the run in this folder began to: without a record, as was measured here.
+    """Compute from now on as the run in this folder did; without a record, as is fastest on this machine.
 
-    Whose products are taken depends on the processor, whether they are rounded does not.
+    The recorded kernels are used on the same processor only; the recorded rounding on every one.
     """
     before = (read_environment(run) if run is not None else None) or {}
     recorded = _rounded(run)
+    # The first process measures, or reads the clock below, for all: others might come to another result.
     rounding = by_first(lambda: rounding_pays() if recorded is None else recorded)
     follow(before.get("products") if before.get("machine") == processor() else None, rounding)
     now = datetime.now().isoformat(timespec="seconds")
@@ -50,7 +51,7 @@ def follow_run(run: Path | None) -> None:
 
 @contextmanager
 def computing_as(run: Path | None) -> Iterator[None]:
-    """``follow_run`` for a while: the process is the caller's."""
+    """Do ``follow_run`` inside the block and undo it after: the process belongs to the caller."""
     before, time = followed(), rendered_at()
     follow_run(run)
     try:
@@ -61,7 +62,7 @@ def computing_as(run: Path | None) -> Iterator[None]:
 
 
 def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
-    """What to say where a run's products were rounded and those of this policy cannot be."""
+    """Yield notes on what cannot be as in the run: rounded products, and the date in the prompts."""
     if _rounded(run) and config.precision == "auto" and not policy.rounds:
         yield (
             f"note: {run} rounded its products to bfloat16, which cannot be done here: these are computed "
@@ -76,12 +77,12 @@ def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str
 
 
 def rounded_so_far(run: Path, policy: Policy, resumes: bool) -> bool:
-    """Whether some of a run's steps are not computed in float32: by this process, or by one before it."""
+    """Whether this process or an earlier one computed some of a run's steps with less than float32."""
     before = (read_environment(run) or {}).get("rounded", False) if resumes else False
     return before or policy.rounded
 
 
 def _rounded(run: Path | None) -> bool | None:
-    """Whether a run's products were rounded; None where none is known, or on a GPU, which has no such."""
+    """Whether a run's products were rounded; None if unknown, or on a GPU, which has no such setting."""
     record = (read_environment(run) if run is not None else None) or {}
     return record.get("rounds_products") if record.get("device", "cpu") == "cpu" else None

@@ -1,7 +1,7 @@
-"""Writing so that a reader never sees half of anything: a file or folder is there whole, or not.
+"""Write files and folders atomically: a reader finds them complete, or not at all.
 
-A folder is written beside its place, every file synced, a manifest with sizes and checksums last,
-then renamed; a crash at any instant leaves the old state or the new one.
+A folder is written next to its place under a temporary name. Every file is synced, a manifest with sizes and
+checksums comes last, then the folder is renamed. A crash at any instant leaves the old state or the new one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from covey.system.opening import naming
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
-"""Names that writers give to what they have begun: the target's, and their process."""
+"""Temporary names: that of the target and the id of the writing process."""
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file's content atomically: that of a link's file, and a device is written to.
+    """Replace a file's content atomically. A link's target is replaced; a device is written to directly.
 
     Texts are written as UTF-8. OSError names the path.
     """
@@ -37,6 +37,7 @@ def write_file(path: Path, content: str | bytes) -> None:
             return
         temporary.write_bytes(written)
         sync(temporary)
+        # Read back before the rename: once renamed, the old content is lost.
         if temporary.read_bytes() != written:
             raise OSError(errno.EIO, "the disk, or the memory, does not give back what was written")
         temporary.replace(target)
@@ -50,7 +51,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def append_whole(path: Path, line: bytes) -> None:
-    """Add a line to a file, all of it or nothing. OSError names the path."""
+    """Append a line to a file: all of it, or nothing. OSError names the path."""
     with path.open("ab", buffering=0) as file, naming(path):
         before, left = file.tell(), line
         try:
@@ -63,7 +64,8 @@ def append_whole(path: Path, line: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, that survive a power loss; it may be there already."""
+    """Make a folder and its parents so that they survive a power loss. It may exist already."""
+    # A new folder is durable once the names in its parent are synced.
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -72,7 +74,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def committed_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder to write into; it becomes ``target`` when the block ends without error."""
+    """Yield a temporary folder to write into; it becomes ``target`` if the block ends without an error."""
     temporary = target.with_name(f"{TEMPORARY}{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -92,14 +94,14 @@ def committed_folder(target: Path) -> Iterator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder so that no reader finds it half removed."""
+    """Remove a folder so that no reader finds it half removed: it is renamed first."""
     doomed = folder.with_name(f"{TEMPORARY}trash-{folder.name}.{os.getpid()}")
     folder.rename(doomed)
     _remove(doomed)
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what writers that died have left behind."""
+    """Remove the temporary files and folders of writers that died."""
     for path in folder.glob(f"{TEMPORARY}*"):
         if LEFTOVER.fullmatch(path.name):
             _remove(path)
@@ -113,7 +115,7 @@ def _remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, survive a power loss."""
+    """Sync a file's content, or the names in a folder, to disk, so that they survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with naming(path):

@@ -1,5 +1,7 @@
-"""Which step of a run was the best on held-out problems. All of it is in `evals.jsonl`, which a resume cuts
-back with the other logs: what is kept and said after a kill is what an undisturbed run keeps and says.
+"""Find the step of a run that was best on held-out problems.
+
+It reads only `evals.jsonl`, which a resume truncates with the other logs. So an interrupted run keeps and
+reports the same step as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ class Best:
     """The best evaluation of a run and the newest one, which may be the same."""
 
     step: int
-    """Steps that were done by then."""
+    """Number of steps done at the best evaluation."""
     evaluation: Evaluation
     newest: Evaluation
     count: int
-    """How many evaluations it is the best of."""
+    """Number of evaluations that were compared."""
 
     @property
     def fell(self) -> bool:
-        """Whether less is correct now, sampled."""
+        """Whether sampled accuracy is lower now than at the best evaluation."""
         return self._change.value < 0
 
     @property
     def clear(self) -> bool:
-        """Whether that is more than chance explains, by the paired 95 % interval."""
+        """Whether the fall is larger than chance explains, by the paired 95 % interval."""
         return self._change.high < 0
 
     @property
@@ -47,11 +49,12 @@ class Best:
 
 
 def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
-    """The best of the evaluations since training began: by sampled accuracy, then greedy, then the reward.
+    """Return the best evaluation since training began: by sampled accuracy, then greedy, then reward.
 
-    ``records`` are those of `evals.jsonl`. Of equals it is the first. Those that measured something else than
-    the newest one are left out. None where nothing was measured. Raises CheckpointError for a damaged record.
+    ``records`` are those of `evals.jsonl`. Of equals the first wins. Those that measured something else
+    than the newest are left out. None if nothing was measured. Raises CheckpointError for a damaged record.
     """
+    # Step 0 is the model before training, which no checkpoint holds.
     found = [(int(str(r["step"])), Evaluation.from_record(r)) for r in records if r["step"]]
     if not found:
         return None
@@ -62,6 +65,7 @@ def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
 
 
 def _rank(evaluation: Evaluation, newest: Evaluation) -> tuple[float, float, float]:
+    # A curriculum or --eval.problems may change the set: ranks are comparable on shared problems only.
     own, _ = on_shared_problems(evaluation, newest)
     scored = own.reward[~np.isnan(own.reward)]
     reward = float(scored.mean()) if len(scored) else -math.inf

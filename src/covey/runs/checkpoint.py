@@ -1,4 +1,4 @@
-"""Checkpoints: a model folder with the trainer's state, complete or absent."""
+"""Save and load checkpoints: a model folder with the trainer's state, complete or absent."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from covey.system.processes import by_first, is_joint, together
 
 @dataclass(frozen=True)
 class GuardMemory:
-    """What guards remember between steps."""
+    """The counters that guards keep between steps."""
 
     bad_updates: int = 0
-    """In a row, skipped because they were not finite."""
+    """Number of updates in a row that were skipped because they were not finite."""
     dead_steps: int = 0
-    """In a row, without any advantage."""
+    """Number of steps in a row without any advantage."""
     kl_level: int = 0
     """Number of KL thresholds exceeded in the previous step."""
     lost_values: int = 0
-    """Steps in a row in which a critic was worse than a constant."""
+    """Number of steps in a row in which the critic predicted worse than a constant."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds in addition to weights and optimizer; the rest follows from the config."""
+    """The state in a checkpoint besides weights and optimizer; everything else follows from the config."""
 
     step: int = 0
-    """Steps done."""
+    """Number of steps done."""
     position: Position = field(default_factory=Position)
-    """Of the last rollout batch."""
+    """Position in the data of the last rollout batch."""
     updates: int = 0
-    """Optimizer steps that were applied."""
+    """Number of optimizer steps that were applied."""
     coefficients: Coefficients = field(default_factory=Coefficients)
     guards: GuardMemory = field(default_factory=GuardMemory)
     micro_tokens: int | None = None
-    """Tokens of a micro-batch after memory ran out; None: it never did."""
+    """Tokens per micro-batch since memory ran out; None if it never did."""
     seconds: float = 0.0
-    """Of the whole run, before and after resumes."""
+    """Seconds of the whole run, before and after resumes."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """`trainer.json` of a checkpoint."""
+    """The content of `trainer.json` in a checkpoint."""
 
     state: State
     logged: Logged
@@ -69,12 +69,14 @@ def save_checkpoint(
     moves_reference: bool,
     critic: Learner[ValueModel] | None = None,
 ) -> None:
-    """Commit a checkpoint of ``state``; nothing if it is there. Keeps the newest ``keep`` and the best one.
+    """Commit a checkpoint of ``state`` unless it exists. Keep the newest ``keep`` and the best one.
 
-    Raises GuardStop if a weight is not finite, OutOfRoom if it cannot be written; either leaves the
-    checkpoints there were, in the worst case only the newest one and that of the best evaluation.
+    Raises GuardStop if a weight is not finite, OutOfRoom if it cannot be written. Earlier checkpoints stay;
+    in the worst case only the newest one and that of the best evaluation.
     """
     target = checkpoint_at(folder.path, state.step)
+    # `by_first` runs its function on rank 0 and gives all ranks the result, `together` runs it on every rank.
+    # Both re-raise an error of one rank on all, so no rank waits for one that has failed.
     if by_first(target.exists):
         return
     for part in (learner, critic):
@@ -85,6 +87,7 @@ def save_checkpoint(
     except OutOfRoom:
         if by_first(lambda: len(folder.checkpoints())) < 2:
             raise
+        # Every checkpoint but the newest makes room; then one more attempt, whose failure is final.
         by_first(lambda: folder.rotate(1))
         _write(target, folder, learner, state, faults, moves_reference, critic)
     by_first(lambda: folder.rotate(keep))
@@ -102,6 +105,8 @@ def _write(
     full = faults.hit("save.full")
     by_first(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
     try:
+        # Collective operations in the same order on all ranks: rank 0 writes the model, every rank its part
+        # of the optimizer, and rank 0 the state last, when the streams it describes have been synced.
         with folder_of_all(target) as new:
             by_first(lambda: save_policy(learner.policy.whole, new, merged=False))
             together(lambda: save_tensors(learner.state(), new / "optimizer"))
@@ -115,6 +120,7 @@ def _write(
         if (system := system_error(error)) is None:
             raise
         failed = disk_error(system, f"{target} could not be written")
+        # Whether all ranks have this error already, so that it is not exchanged once more.
         failed.joint = is_joint(error)
         raise failed from None
 
@@ -136,7 +142,7 @@ def load_checkpoint(
     moves_reference: bool,
     critic: Learner[ValueModel] | None = None,
 ) -> Saved:
-    """Restore the learners from a checkpoint. Raises CheckpointError where a record is damaged."""
+    """Restore the learners from a checkpoint. Raises CheckpointError if a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
     saved = read_record(path / "trainer.json", Saved, remedy)
     learner.policy.load_weights(path)
@@ -145,6 +151,7 @@ def load_checkpoint(
         reference.load(load_tensors(path / "reference", reference.state().__getitem__))
     if critic is not None:
         critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)
+    # Memory ran out at the larger size before; a resume would run into that again.
     fits = saved.state.micro_tokens
     for part in (learner, critic):
         if part is not None and fits is not None:
@@ -153,10 +160,10 @@ def load_checkpoint(
 
 
 def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint, and what is wrong with those that are skipped.
+    """Return the newest undamaged checkpoint and a complaint about each newer, damaged one.
 
-    These are set aside, so that a step that is saved again is, and none that is good makes room for them.
-    Raises CheckpointError if there are only damaged ones or, if ``strict``, any.
+    Damaged ones are renamed. So their steps can be saved again, and rotation removes no good ones in their
+    favour. Raises CheckpointError if all are damaged or, with ``strict``, if any is.
     """
     checkpoint, complaints = folder.latest_checkpoint()
     if complaints and (strict or checkpoint is None):

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by phase."""
+"""Measure the time of a run by phase, with its token rates and its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
         self.started = time.monotonic()
         self.before = 0.0
         self.alive: Callable[[], Mapping[str, int]] = dict
-        """Bytes by what they are for, asked at each lap."""
+        """Returns the bytes of tensors by purpose; called at each lap."""
         self._phases: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)
 
@@ -41,16 +41,17 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Seconds measured elsewhere."""
+        """Add seconds that were measured elsewhere."""
         self._phases[phase] += seconds
 
     def count(self, phase: str, tokens: int) -> None:
-        """Tokens a phase has handled, for its rate."""
+        """Count the tokens that a phase handled, for its rate."""
         self._counts[phase] += tokens
 
     def lap(self) -> dict[str, float]:
-        """Seconds and tokens per second since the last lap; the memory of tensors by what they are for, and
-        the device's at its highest so far; the seconds of the whole run until now.
+        """Return seconds and tokens per second by phase since the last lap, and start the next one.
+
+        Includes the memory of tensors by purpose, the device's peak so far and the seconds of the whole run.
         """
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
@@ -65,5 +66,5 @@ class Clock:
         return lap
 
     def total(self) -> float:
-        """Seconds of the whole run, those before a resume included."""
+        """Return the seconds of the whole run, including those before a resume."""
         return self.before + time.monotonic() - self.started

@@ -1,4 +1,4 @@
-"""Continuing under other settings, or on another machine: what differs, and whether exactness survives."""
+"""Compare a run with its record before it continues: what differs, and whether it stays bit-exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
 BREAKS: Resume = "breaks exactness"
-"""What a change of a setting does to a resumed run where its row says nothing else."""
+"""The effect on a resumed run of changing a setting, unless the setting's row says otherwise."""
 PACKAGES = (
     "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
     "z3-solver", "reasoning-gym", "py3langid",
@@ -55,12 +55,12 @@ ENVIRONMENT = (
     "reference",
     "tokenizer",
 )
-"""What the bits of a run depend on besides its config. Threads count where torch's own kernels are used."""
+"""Facts besides the config that a run's bits depend on. Threads matter only with torch's own kernels."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting or fact that is not what it was."""
+    """A setting or fact that differs from the record."""
 
     name: str
     before: object
@@ -73,7 +73,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Unrecorded(Difference):
-    """A setting that the record of the run does not have: of another version of covey, or damaged."""
+    """A setting missing from the record: another version of covey wrote it, or it is damaged."""
 
     def __str__(self) -> str:
         return f"config.yaml has no {self.name}, which is {self.now} here ({self.verdict})"
@@ -81,14 +81,14 @@ class Unrecorded(Difference):
 
 @dataclass(frozen=True)
 class Changed(Difference):
-    """A file the run reads that is not what it was."""
+    """A file that the run reads and that has changed."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.now} since the run began ({self.verdict})"
 
 
 def verdict(key: str, schedule: str = "") -> Resume:
-    """What a change of a setting does to a run that continues; ``schedule`` of the learning rate.
+    """Return the effect of changing a setting on a run that continues, given the lr ``schedule``.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
     ('safe', 'breaks exactness', 'refused')
@@ -98,18 +98,21 @@ def verdict(key: str, schedule: str = "") -> Resume:
     if key == "train.steps" and schedule == "constant":
         return "safe"  # nothing else asks how many steps there will be
     if key.startswith("algorithm."):
+        # Settings of the algorithm have rows of their own. A name without a row belongs to a user's function,
+        # of which nothing is known.
         own = [row.setting.resume for row in algorithm_rows() if row.key == key]
         return own[0] or BREAKS if own else BREAKS
     return said_of(key, "resume") or BREAKS
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:
-    """Settings that are not those the output folder's run was started with."""
+    """Return the settings that differ from those that the run in the output folder started with."""
     recorded = recorded_settings(loaded.config.output)
     if recorded is None:
         return []
     before, now = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
     kept = "train.schedule" not in keys
     schedule = loaded.config.train.schedule if kept else ""
     kinds = {k: Difference if k in before else Unrecorded for k in keys}
@@ -149,7 +152,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
 
 
 def environment(loaded: Loaded) -> dict[str, object]:
-    """What the numbers of a run depend on besides its config."""
+    """Return the facts besides the config that a run's numbers depend on."""
     config = loaded.config
     device = pick_device(config.device)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
@@ -184,10 +187,13 @@ def _version(package: str) -> str | None:
 
 
 def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Facts about machine, versions and files that are not what they were."""
+    """Return the facts about machine, versions and files that differ from the record."""
+    # covey's kernels sum in an order that does not depend on the number of threads. Library products do not
+    # guarantee that, so the number of threads is safe only if no product uses them.
     ours = before.get("kernels") == now.get("kernels") == "compiled"
     same_for_any = ours and not any(now.get("products", {}).values())
     facts: list[Difference] = []
+    # Records of older versions have no such entry: they ran in one process.
     before = {"processes": 1, **before}
     for name in ENVIRONMENT:
         old, new = before.get(name), now.get(name)
@@ -201,7 +207,7 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
-    """What is not as it was in the process that left this run; a record that is missing is one of them."""
+    """Return the differences from the last process of this run; a missing record counts as one."""
     output = loaded.config.output
     before = read_environment(output)
     differences = changed_settings(loaded)

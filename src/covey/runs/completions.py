@@ -1,7 +1,8 @@
-"""Finished completions of a run that samples ahead, kept on disk until a checkpoint is past their step.
+"""Keep finished completions of a run that samples ahead on disk, until a checkpoint is past their step.
 
-`pending/NNNNNNNN.jsonl`, one file for each problem in the order of the data, one line a completion. A line is
-written when its completion ends and found again by all that determined it; a damaged one is drawn again.
+`pending/NNNNNNNN.jsonl`: one file per problem in the order of the data, one line per completion. A line is
+written when its completion ends. Its name is a hash of everything that determined the completion. A damaged
+line is ignored, so its completion is sampled again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ARRAYS = {
     "ends": "int64",
     "sampled": "bool",
 }
-"""What a line holds as base64, and of which type."""
+"""Arrays of a line, stored as base64, and their types."""
 
 
 class CompletionFiles:
@@ -40,11 +41,12 @@ class CompletionFiles:
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / PENDING
         make_folder(self.folder)
+        # Step -> first ticket not yet taken when it began; ticket -> lines by name, read once from disk.
         self._cursors: dict[int, int] = {}
         self._records: dict[int, dict[str, dict[str, str]]] = {}
 
     def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
-        """The completion that an earlier process has drawn for this request; None if there is none."""
+        """Return the completion that an earlier process sampled for this request, or None."""
         if ticket not in self._records:
             path = self._path(ticket)
             lines = path.read_bytes().split(b"\n") if path.exists() else []
@@ -54,7 +56,7 @@ class CompletionFiles:
         return None if record is None else _completion(record)
 
     def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
-        """Append a completion; a line that a killed process has torn before it stays torn."""
+        """Append a completion. A newline comes first, so a line torn by a kill does not spoil this one."""
         c = done.completion
         arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
         if c.sampling_mask is not None:
@@ -75,9 +77,11 @@ class CompletionFiles:
         append_whole(self._path(ticket), b"\n" + _check(record) + b" " + record + b"\n")
 
     def passed(self, step: int, cursor: int) -> None:
-        """A step begins, and tickets below ``cursor`` were taken before: forget what no resume asks for."""
+        """Forget completions that no resume needs, now that ``step`` begins with the ticket ``cursor``."""
         self._cursors[step] = cursor
         saved = checkpoints(self.run)
+        # A resume starts at the newest checkpoint and asks again for everything from that step's cursor on.
+        # If this process did not see that step begin, the cursor is unknown and nothing is removed.
         newest = int(saved[-1].name.removeprefix("step_")) if saved else 0
         done = self._cursors.get(newest, 0)
         for path in self.folder.iterdir() if done else ():
@@ -90,13 +94,13 @@ class CompletionFiles:
 
 
 def forget_completions(run: Path) -> None:
-    """Remove what was kept: the run has ended, or continues as another one than drew it."""
+    """Remove the kept completions: the run has ended, or continues with other settings."""
     if (run / PENDING).is_dir():
         discard(run / PENDING)
 
 
 def _name(request: Request, sample: int, params: SamplingParams) -> str:
-    """Of all that determines a completion but the weights."""
+    """Hash everything that determines a completion except the weights."""
     what = (request.prompt.tolist(), request.streams[sample], request.greedy, params)
     return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
@@ -116,6 +120,7 @@ def _completion(record: Mapping[str, str]) -> Completion:
     }
     mask = SamplingMask(arrays["ids"], arrays["ends"]) if "ids" in arrays else None
     finish: Literal["stop", "length"] = "stop" if record["finish"] == "stop" else "length"
+    # frombuffer gives read-only views of the bytes; the trainer needs arrays that it can write to.
     tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
     version = int(versions[0]) if len(versions) else 0
     drawn, turns = arrays.get("sampled"), tuple(json.loads(record["turns"]))

@@ -1,7 +1,7 @@
-"""Functions, rows and other objects by their content: the same in every process, without addresses.
+"""Hash functions, rows and other objects by their content: the same in every process, without addresses.
 
-A function is its bytecode, its defaults, what its closure holds and the globals that it names, those of the
-functions among them included. Where it stands in a file or a notebook, and what a library does, are not.
+The content of a function is its bytecode, defaults, closure and the globals that it names, including those of
+the functions among them. Its place in a file or notebook and the code of libraries do not count.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from covey.runs.inventory import is_library_file
 from covey_verify.contract import MARK
 
 MOST = 100_000
-"""Values that are looked at; of further ones the type counts only."""
+"""Number of values that are hashed by content; further ones count by their type only."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), PurePath)
 
 
 def parts_of(function: object) -> dict[str, str]:
-    """What may change about a callable, in words -> a hash of it."""
+    """Return the parts of a callable that may change, each described in words, with a hash."""
     if isinstance(function, functools.partial):
         bound = {"the bound arguments": hash_of((function.args, function.keywords))}
         return {**parts_of(function.func), **bound}
@@ -37,12 +37,12 @@ def parts_of(function: object) -> dict[str, str]:
 
 
 def hash_of(value: object) -> str:
-    """A hash of a value's content."""
+    """Return a hash of a value's content."""
     return _Content().of(value)
 
 
 def rows_hash(rows: Iterable[object]) -> str:
-    """A hash of rows, in their order."""
+    """Return a hash of rows, in their order."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(hash_of(row).encode())
@@ -59,6 +59,8 @@ def _parts(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             yield f"`{name}` of the closure", cell.cell_contents
         except ValueError:  # nothing is assigned yet
             yield f"`{name}` of the closure", None
+    # co_names mixes globals and attributes. For `helpers.score(x)` both names are in it, so of a user's
+    # module only the attributes that the function may use are hashed.
     names = _names(code)
     for name in sorted(names & set(known)):
         value = known[name]
@@ -84,11 +86,11 @@ class _Content:
 
     def __init__(self) -> None:
         self.open: list[int] = []
-        """What is being looked at, from the outside to the inside."""
+        """Ids of the values being hashed, outermost first: a value that contains itself is found here."""
         self.count = 0
 
     def of(self, value: object) -> str:
-        """The hash of a value: of its type, and of what is in it."""
+        """Return the hash of a value: its type and its content."""
         self.count += 1
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -104,6 +106,7 @@ class _Content:
 
     def _inside(self, value: object) -> Iterator[str]:
         if isinstance(value, Mapping):
+            # Sorted by hash: two equal mappings or sets may iterate in different orders.
             yield from sorted(self.of(k) + self.of(v) for k, v in value.items())
         elif isinstance(value, list | tuple):
             yield from map(self.of, value)
@@ -112,12 +115,15 @@ class _Content:
         elif isinstance(value, np.ndarray) and value.dtype != object:
             yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         elif isinstance(value, torch.Tensor):
+            # Viewed as bytes, because numpy has no bfloat16.
             flat = value.detach().cpu().contiguous().view(-1)
             yield f"{value.dtype} {tuple(value.shape)}"
             yield hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
         elif isinstance(value, types.CodeType):
             yield from self._code(value)
         elif isinstance(value, types.FunctionType | type):
+            # The name without the enclosing function. Library code counts by name only: the environment
+            # record has the library's version.
             yield value.__qualname__.rpartition("<locals>.")[2]
             if not _is_library(value.__module__):
                 yield from self._defined(value)
@@ -127,12 +133,13 @@ class _Content:
             yield from self._object(value)
 
     def _code(self, code: types.CodeType) -> Iterator[str]:
+        # No line numbers or file name: moving a function does not change it.
         yield code.co_code.hex()
         yield " ".join((*code.co_names, "/", *code.co_varnames, "/", *code.co_freevars))
         yield from map(self.of, code.co_consts)
 
     def _defined(self, value: types.FunctionType | type) -> Iterator[str]:
-        """A function or a class of the user's."""
+        """Hash the parts of a user's function or class."""
         if isinstance(value, types.FunctionType):
             yield from (self.of(part) for _, part in _parts(value))
             return
@@ -141,7 +148,7 @@ class _Content:
         yield from (self.of(base) for base in value.__bases__)
 
     def _object(self, value: object) -> Iterator[str]:
-        """An instance: its class, and its state as it would be pickled; of what cannot be, its class."""
+        """Hash an instance: its class, and the state that pickle would save."""
         if isinstance(value, staticmethod | classmethod):
             yield self.of(value.__func__)
         elif isinstance(value, property):
@@ -160,6 +167,7 @@ def _state(value: object) -> object:
         reduced = value.__reduce_ex__(4)
     except Exception:  # a lock, an open file
         return getattr(value, "__dict__", None)
+    # (callable, arguments, state, list items, dict items): the callable is the class, hashed above.
     return reduced if isinstance(reduced, str) else [*reduced[1:3], *map(list, filter(None, reduced[3:5]))]
 
 
@@ -167,7 +175,7 @@ OF_EVERY_CLASS = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__",
     "__annotations__", "__qualname__", "__abstractmethods__", "_abc_impl",
 }  # fmt: skip
-"""Names in a class that say nothing of what it does."""
+"""Attributes of a class that say nothing about its behaviour."""
 
 
 def _hash(*texts: str) -> str:

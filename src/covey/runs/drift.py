@@ -1,9 +1,9 @@
-"""How far the policy has moved from where it began, watched without a reference model.
+"""Measure how far the policy has moved from its start, without a reference model.
 
 Some completions of the first step are kept; their log-probs under the first policy were recorded when they
-were sampled. The mean of log p(then) - log p(now) over a completion is an unbiased estimate of
-KL(first || now), for the price of a forward pass over one completion in ``ONE_IN``; of fewer than
-``FEWEST`` it would be noise.
+were sampled. The sum of log p(then) - log p(now) over a completion's tokens, averaged over completions, is an
+unbiased estimate of KL(first || now). It costs a forward pass over one completion in ``ONE_IN``. With fewer
+than ``FEWEST`` completions it would be noise.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from covey.types import Completion, Group, Problem, SamplingMask
 from covey_verify.errors import ConfigError
 
 ONE_IN = 32
-"""Of the first step's completions one in so many is kept: under 1 % of a step's time."""
+"""One in this many of the first step's completions is kept, which costs under 1 % of a step's time."""
 FEWEST, MOST = 8, 32
 
 
 @dataclass
 class Drift:
-    """The completions that are kept. They are read from the run folder, so a resumed run has the same."""
+    """The kept completions, read from the run folder, so that a resumed run has the same ones."""
 
     folder: Path
     kept: Batch | None = None
 
     def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
-        """`kl/start`, nats a completion; nothing before the first step is written down, or if it is gone."""
+        """Return `kl/start`, nats per completion; empty without the log of the first step."""
         self.kept = self.kept or by_first(lambda: first_completions(self.folder))
         if self.kept is None:
             return {}
@@ -45,9 +45,9 @@ class Drift:
 
 
 def first_completions(folder: Path) -> Batch | None:
-    """Some completions of a run's first step, spread evenly over it; None where they are gone or damaged.
+    """Return some completions of a run's first step, spread evenly, or None if they are gone or damaged.
 
-    Raises OSError, with the file's name, where a read fails time and again.
+    Raises OSError, with the file's name, if reading fails repeatedly.
     """
     try:
         log = read_rollouts(folder, 0)
@@ -58,6 +58,8 @@ def first_completions(folder: Path) -> Batch | None:
         return None
 
 
+# A group of one completion each: only tokens, log-probs and masks matter here, so problem and reward are
+# dummies.
 def _as_group(log: dict[str, np.ndarray], group: int, row: int) -> Group:
     prompt = _between(log["prompt_tokens"], log["prompt_ends"], group)
     tokens, logprobs = (_between(log[name], log["ends"], row) for name in ("tokens", "logprobs"))
@@ -67,11 +69,14 @@ def _as_group(log: dict[str, np.ndarray], group: int, row: int) -> Group:
     return Group(Problem("", ""), prompt, (completion,), np.ones(1))
 
 
+# Arrays of the log are flat: part i ends before ends[i] and begins where part i - 1 ended.
 def _between(values: np.ndarray, ends: np.ndarray, number: int) -> np.ndarray:
     return values[int(ends[number - 1]) if number else 0 : int(ends[number])]
 
 
 def _mask(log: dict[str, np.ndarray], row: int) -> SamplingMask:
+    # Two levels: `ends` bounds the tokens of a completion, `kept_ends` the allowed ids of a token. `start` is
+    # the end of the last token before this completion; the mask counts its own ends from 0.
     ends = _between(log["kept_ends"], log["ends"], row)
     before = int(log["ends"][row - 1]) if row else 0
     start = int(log["kept_ends"][before - 1]) if before else 0

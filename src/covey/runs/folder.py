@@ -1,4 +1,4 @@
-"""A run's folder: configuration, metric stream, rollout log, checkpoints, final model.
+"""Read and write a run's folder: configuration, metric streams, rollout log, checkpoints, final model.
 
 config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl events.jsonl findings.jsonl
 rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
@@ -31,46 +31,46 @@ from covey_verify.errors import ConfigError
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 RESULT = "result.json"
-"""What a run that has ended leaves; one that trains on has none."""
+"""File that a run writes when it has ended."""
 WRITTEN = "written"
-"""In it: bytes and sha256 of what the run has written, by name."""
+"""Key in the result: bytes and sha256 of the run's files, by name."""
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = "trainer.json"
-"""A file that every checkpoint has, besides those of the model and the optimizer's."""
+"""A file that every checkpoint has, in addition to those of the model and the optimizer."""
 INEXACT = "no longer exact"
-"""An event that outlives what was logged after a checkpoint: the next resume finds nothing changed."""
+"""An event that a rewind keeps: the next resume finds nothing changed and would not log it again."""
 MOST_DIGITS = 18
-"""Of a whole number in a stream."""
+"""Largest number of digits of an integer in a stream."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """What had been logged when a checkpoint was written."""
+    """The state of the logs when a checkpoint was written."""
 
     streams: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Bytes and sha256 of each stream."""
     rollouts: int = 0
-    """Files in rollouts/."""
+    """Number of files in rollouts/."""
 
 
 @dataclass
 class Meant:
-    """What a stream was meant to hold, counted while it is appended: a disk that loses some is found out."""
+    """The intended content of a stream, counted while lines are appended: a disk may lose some."""
 
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     unread: bytearray = field(default_factory=bytearray)
-    """Appended since what is in the file was last compared."""
+    """Bytes appended since the file was last compared."""
 
     def add(self, line: bytes) -> None:
-        """A line more."""
+        """Count one more line."""
         self.size += len(line)
         self.digest.update(line)
         self.unread += line
 
 
 class RunFolder:
-    """Reads and writes one run folder; holds its lock while open. Of several processes the first writes."""
+    """One run's folder, locked while it is open. Of several processes only the first writes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.writes = path, first()
@@ -79,6 +79,7 @@ class RunFolder:
         folders = (path, path / "rollouts", path / "checkpoints")
         for folder in folders:
             make_folder(folder)
+        # "a+": opening must not empty the file, whose text names the owner in the message below.
         self._lock = (path / ".lock").open("a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,13 +92,14 @@ class RunFolder:
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
         os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
+        # The thread that samples ahead logs events too.
         self._appending = Lock()
         self._meant = {name: Meant() for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self.writes:
             self._lock.close()
 
@@ -112,11 +114,11 @@ class RunFolder:
             self._meant[stream].add(line)
 
     def read(self, stream: str) -> list[dict[str, object]]:
-        """All records of a stream."""
+        """Return all records of a stream."""
         return read_stream(self.path, stream)
 
     def sync(self) -> Logged:
-        """Make the streams survive a power loss. -> what a checkpoint remembers of them."""
+        """Sync the streams to disk against a power loss, and return their state for a checkpoint."""
         paths = [p for name in STREAMS if (p := self.path / name).exists()]
         for path in (*paths, self.path):
             sync(path)
@@ -128,7 +130,7 @@ class RunFolder:
         return Logged(known, len(self._rollouts()))
 
     def _check_written(self, path: Path, meant: Meant) -> None:
-        """Raise CheckpointError if a stream does not end in what has been appended since the last look."""
+        """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
         held = b""
         if meant.unread:
             with path.open("rb") as file, naming(path):
@@ -164,8 +166,9 @@ class RunFolder:
         return complaints
 
     def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
-        """What the log of completions before ``step`` lacks, and what in it is not as it was written, each in
-        words: of the first step, which is read again, or of ``every`` one.
+        """Describe missing or damaged files of the rollout log before ``step``.
+
+        The content is checked of the first step, which `kl/start` reads again, or of ``every`` step.
         """
         before = [path for path, number in self._rollouts().items() if number < step]
         numbers = sorted({number for path, number in self._rollouts().items() if number < step})
@@ -180,13 +183,15 @@ class RunFolder:
         return complaints
 
     def rewind(self, logged: Logged, step: int) -> None:
-        """Forget what was logged after a checkpoint: truncate the streams, drop later rollouts; blank what is
-        damaged.
+        """Forget everything logged after a checkpoint.
+
+        Truncates the streams, removes later rollouts, and blanks damaged lines.
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
             whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
             readable = _blanked(whole[:size])
+            # Without a checkpoint the run begins again from its first step: nothing is kept.
             later = whole[size:].splitlines(keepends=True) if logged.streams else []
             lasting = b"".join(line for line in later if _lasts(line))
             if lasting or readable != whole[:size]:
@@ -199,7 +204,7 @@ class RunFolder:
                 path.unlink()
 
     def _rollouts(self) -> dict[Path, int]:
-        """The files that ``write_rollouts`` has written, and their steps; users may keep others there."""
+        """Return the files that ``write_rollouts`` wrote, with their steps; users may keep others there."""
         found = ((p, ROLLOUT.fullmatch(p.name)) for p in (self.path / "rollouts").iterdir())
         return {path: int(match[1]) for path, match in found if match}
 
@@ -223,12 +228,13 @@ class RunFolder:
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
             values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
             name = self.path / "rollouts" / f"step_{step:06d}"
+            # The arrays first: a JSONL file, by which readers find a step, then never lacks its arrays.
             arrays = rollout_arrays(groups, every, values)
             write_file(name.with_suffix(".npz"), arrays)
             write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained), arrays))
 
     def checkpoints(self) -> list[Path]:
-        """Committed checkpoints, oldest first."""
+        """Return the committed checkpoints, oldest first."""
         return checkpoints(self.path)
 
     def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
@@ -236,7 +242,7 @@ class RunFolder:
         return latest_checkpoint(self.path)
 
     def best(self) -> Best | None:
-        """The best evaluation so far."""
+        """Return the best evaluation so far."""
         return best_of(self.read("evals.jsonl"))
 
     def rotate(self, keep: int) -> None:
@@ -248,17 +254,17 @@ class RunFolder:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Steps that were done when a checkpoint was written."""
+    """Return the number of steps done when a checkpoint was written."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
 def checkpoint_at(run: Path, step: int) -> Path:
-    """The folder of a step's checkpoint, whether it is there or not."""
+    """Return the folder of a step's checkpoint, whether it exists or not."""
     return run / "checkpoints" / f"step_{step:06d}"
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Committed checkpoints of a run, oldest first; nothing else that may stand among them."""
+    """Return the committed checkpoints of a run, oldest first, without anything else in that folder."""
     found = ((p, CHECKPOINT.fullmatch(p.name)) for p in (run / "checkpoints").glob("step_*") if p.is_dir())
     return [path for _, path in sorted((int(match[1]), path) for path, match in found if match)]
 
@@ -277,15 +283,15 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def optimizer_file(checkpoint: Path) -> str:
-    """A file of a checkpoint with the optimizer's state: of one process, or the first part of several."""
+    """Return a checkpoint's file with the optimizer's state, or its first part if several wrote it."""
     parts = sorted((checkpoint / "optimizer").glob("*.safetensors"))
     return str(parts[0].relative_to(checkpoint)) if parts else "optimizer.safetensors"
 
 
 def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
-    """What a run has logged so far; it may be at work, so a line may be half written.
+    """Return the records that a run has logged so far. A last line that is half written is left out.
 
-    Raises CheckpointError naming the line that is none of a log.
+    Raises CheckpointError naming a damaged line.
     """
     records = []
     for number, record in _lines(folder / stream):
@@ -300,13 +306,13 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
 
 
 def readable_stream(folder: Path, stream: str) -> tuple[list[dict[str, object]], int]:
-    """What can be read of a stream, and how many of its lines cannot."""
+    """Return the readable records of a stream, and the number of lines that cannot be read."""
     found = [record for _, record in _lines(folder / stream)]
     return [record for record in found if record is not None], found.count(None)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
-    """The number of each whole line of a stream and its record; a resume has made damaged ones blank."""
+    """Yield the number and record of each complete line; lines that a resume has blanked are skipped."""
     whole = read_below(path.parent, path.name, stream_bytes()).rpartition(b"\n")[0] if path.exists() else b""
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if line.strip():
@@ -314,8 +320,9 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
 
 
 def ended_otherwise(folder: Path, name: str) -> str:
-    """What a file of a run that has ended has lost or changed since, by its result; empty if nothing, or if
-    the run has not ended. Raises CheckpointError where the result is damaged.
+    """Describe how a file differs from its hash in the result of an ended run; empty if it does not.
+
+    Empty too if the run has not ended. Raises CheckpointError if the result is damaged.
     """
     if not (folder / RESULT).is_file():
         return ""
@@ -333,13 +340,13 @@ def ended_otherwise(folder: Path, name: str) -> str:
 
 
 def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
-    """The numbers of each record of a stream, by name. Raises as read_stream."""
+    """Return the numbers of each record of a stream, by name. Raises as read_stream."""
     records = read_stream(folder, stream)
     return [{k: float(v) for k, v in record.items() if isinstance(v, float | int)} for record in records]
 
 
 def stream_record(line: bytes) -> dict[str, object] | None:
-    """A line of a stream; None if it is damaged."""
+    """Return the record of a line; None if it is damaged."""
     try:
         record = unsealed_line(line, _bounded)
     except ValueError:
@@ -356,14 +363,14 @@ def _lasts(line: bytes) -> bool:
 
 
 def _bounded(digits: str) -> int:
-    """A whole number that is also a float: no record has another."""
+    """Parse an integer that a float can hold too; no record has a larger one."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"{digits} is too large")
     return int(digits)
 
 
 def _blanked(content: bytes) -> bytes:
-    """A stream whose unreadable lines are blank. No byte moves: what checkpoints know of it still fits."""
+    """Return a stream with its unreadable lines blanked. No byte moves: sizes in checkpoints stay valid."""
     lines = content.removesuffix(b"\n").split(b"\n")
     readable = [line if stream_record(line) is not None else b" " * len(line) for line in lines]
     return b"\n".join(readable)[: len(content) - 1] + b"\n" if content else b""

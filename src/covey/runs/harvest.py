@@ -1,4 +1,4 @@
-"""What a run has sampled as examples to learn from: best against worst of a group, and what was correct."""
+"""Make training examples from a run's completions: best-worst pairs of a group, or correct completions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_ROW = (
     *("step", "group", "problem", "prompt", "completion"),
     *("finish", "reward", "components", "turns"),
 )
-"""What is taken from a row of the log."""
+"""Fields taken from a row of the log."""
 
 
 class LoggedSample(NamedTuple):
@@ -36,14 +36,14 @@ class LoggedSample(NamedTuple):
     components: Mapping[str, float | None]
     turns: Sequence[Mapping[str, object]] = ()
     tokens: AnswerTokens | None = None
-    """What the text was decoded from."""
+    """Token ids that the text was decoded from."""
     prompt_tokens: tuple[int, ...] = ()
     tokenizer: str = ""
-    """Hash of the vocabulary of these."""
+    """Hash of the vocabulary of these tokens."""
 
 
 def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
-    """The groups of a run, or of each stage of a pipeline, in the order of sampling.
+    """Yield the groups of a run, or of each stage of a pipeline, in the order of sampling.
 
     Raises CheckpointError naming a damaged file, DataError where nothing was sampled.
     """
@@ -53,6 +53,7 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
+        # Prompts are stored one after another; [0, *ends] holds one entry more than there are groups.
         ends = log.arrays["prompt_ends"].tolist()
         for places, first, after in zip(log.groups.values(), [0, *ends], ends, strict=False):
             prompt = tuple(log.arrays["prompt_tokens"][first:after].tolist())
@@ -98,21 +99,23 @@ def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dic
 def pairs_of(
     groups: Iterable[Sequence[LoggedSample]], keep: Keep, columns: Mapping[str, Problem]
 ) -> list[ExampleRow]:
-    """The best against the worst of each group, then the next of each, by more than ``keep.margin``.
+    """Pair the best with the worst completion of each group, then the second best with the second worst.
 
-    Truncated completions are left out: their end is not the model's. ``columns``: the problems by id, whose
-    columns go along.
+    Both must differ by more than ``keep.margin``. Truncated completions are left out: the model did not end
+    them. ``columns`` are the problems by id; their columns are added to the rows.
     """
     rows: dict[str, ExampleRow] = {}
     for group in groups:
         whole = [(s.reward, s) for s in group if s.reward is not None and s.finish == "stop"]
         ranked = sorted(whole, key=lambda pair: -pair[0])
         count = min(len(ranked) // 2, keep.per_problem)
+        # count is at most half of the group, so no completion is both chosen and rejected.
         for (best, chosen), (worst, rejected) in zip(ranked[:count], ranked[::-1], strict=False):
             if best - worst <= keep.margin or chosen.completion == rejected.completion:
                 continue
             answers = {"chosen": chosen, "rejected": rejected}
             row = {**example_row(answers), "margin": best - worst, **_columns(chosen, columns)}
+            # Groups of later steps may repeat a pair; the first one stays.
             identity = [row[name] for name in ("prompt", "chosen", "rejected")]
             rows.setdefault(json.dumps(identity, ensure_ascii=False), row)
     return list(rows.values())
@@ -121,24 +124,26 @@ def pairs_of(
 def kept_of(
     groups: Iterable[Sequence[LoggedSample]], verdict: str, keep: Keep, columns: Mapping[str, Problem]
 ) -> list[ExampleRow]:
-    """Correct completions that pass ``keep.least``, at most ``keep.per_problem`` of each, no text twice."""
+    """Return correct completions that pass ``keep.least``, at most ``keep.per_problem`` texts of each."""
     least = {verdict: 0.5, **keep.least}
     kept: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):
         values = {name: sampled.components.get(name) for name in least}
         if not all(v is not None and v >= least[name] for name, v in values.items()):
             continue
+        # `least` tests >=, but correct means strictly above .5.
         if (values[verdict] or 0.0) <= 0.5:
             continue
         texts = kept.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:
             row = {**example_row({"completion": sampled}), **_columns(sampled, columns)}
+            # Texts that differ in white space only count as the same.
             texts.setdefault(" ".join(sampled.completion.split()), row)
     return [row for texts in kept.values() for row in texts.values()]
 
 
 def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
-    """What to do where most completions are left out because they are truncated; empty where few are."""
+    """Return what to do if at least half of the completions are truncated; empty otherwise."""
     samples = [s for group in groups for s in group]
     whole = sum(s.finish == "stop" for s in samples)
     if 2 * whole > len(samples):
@@ -150,7 +155,7 @@ def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
 
 
 def example_row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
-    """Answers to one prompt: as texts for people and other programs, as tokens for the next stage."""
+    """Return a row of answers to one prompt: texts for people and programs, tokens for the next stage."""
     one = next(iter(answers.values()))
     row: ExampleRow = {"prompt": one.prompt, **{name: _said(a) for name, a in answers.items()}}
     ids = {name: a.tokens for name, a in answers.items() if a.tokens is not None}
@@ -160,7 +165,7 @@ def example_row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
 
 
 def _said(sampled: LoggedSample) -> object:
-    """A completion in the form of its prompt; with what tools said in it, only messages can tell who did.
+    """Return a completion in the form of its prompt. With tool answers only messages say who wrote what.
 
     Raises DataError where the prompt is text and a tool answered.
     """
@@ -177,7 +182,7 @@ def _said(sampled: LoggedSample) -> object:
 
 
 def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRow:
-    """The columns of a problem, for the rewards; not those of examples."""
+    """Return the columns of a problem that rewards read, without those of examples."""
     problem = columns.get(sampled.problem)
     if problem is not None and not same_prompt(problem.prompt, sampled.prompt):
         raise DataError(
@@ -190,9 +195,10 @@ def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRo
 
 def same_prompt(prompt: object, logged: object) -> bool:
     """Whether a problem's prompt is the one that a log of completions names."""
+    # The log holds JSON: tuples came back as lists, other objects as strings.
     return json.loads(json.dumps(prompt, default=str)) == logged
 
 
 def as_jsonl(rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows, a line each."""
+    """Return rows as JSON, one line each."""
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

@@ -1,7 +1,7 @@
-"""What a run learns from and what judges it, by content: another call into its folder says what differs.
+"""Record a run's data, rewards and other functions by content, to say what differs when it is called again.
 
-Unlike the inventory of files it is about what is used: a script's functions, not the script. It is taken when
-a run begins and when it ends, as functions may change what they hold (a cache, a counter) while they work.
+Unlike the inventory of files, this covers only what is used: a script's functions, not the whole script. It
+is taken when a run begins and when it ends, since functions may change their own state (a cache, a counter).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.usercode import load_function, name_of
 
 INPUTS = "inputs.json"
-"""In the run's folder."""
+"""File in the run's folder."""
 
 
 def inputs_of(loaded: Loaded) -> dict[str, str]:
-    """In words -> a hash: rows and data files, and each part of the user's functions."""
+    """Return description -> hash for given rows, data files and the parts of the user's functions."""
     data, found = loaded.config.data, dict[str, str]()
     for key, value in (("data.train", data.train), ("data.test", data.test)):
         if isinstance(value, GivenRows):
@@ -44,7 +44,7 @@ def _of_functions(loaded: Loaded) -> dict[str, str]:
 
 
 def _functions(loaded: Loaded) -> Iterator[tuple[str, object]]:
-    """The functions that a config names or holds, by what they are called."""
+    """Yield the functions that a config names or holds, with a name for each."""
     algorithm = loaded.algorithm
     for entry in loaded.config.rewards:
         spec = next(iter(entry), None) if isinstance(entry, Mapping) else entry
@@ -63,13 +63,13 @@ def _functions(loaded: Loaded) -> Iterator[tuple[str, object]]:
 
 
 def _is_ours(function: object) -> bool:
-    """Whether a function is covey's or a library's: its version stands for it."""
+    """Whether a function is covey's or a library's: then its version says enough."""
     file = origin_of(function)
     return file is not None and is_library_file(file)
 
 
 def record_inputs(loaded: Loaded, begun: Mapping[str, str]) -> None:
-    """Write down what a run has begun with, and what that is now, when it ends."""
+    """Write down the inputs with which a run began, and their state at its end."""
     if first():
         now = {**begun, **_of_functions(loaded)}
         record = {"python": {"version": _python()}, "begun": dict(begun), "ended": now}
@@ -78,7 +78,7 @@ def record_inputs(loaded: Loaded, begun: Mapping[str, str]) -> None:
 
 
 def changed_inputs(loaded: Loaded) -> list[str]:
-    """What is not as it was when the folder's run began, nor as it was when that ended, in words."""
+    """Describe the inputs that match neither the begin nor the end of the folder's run."""
     path = loaded.config.output / INPUTS
     if not path.is_file():
         return []
@@ -86,12 +86,13 @@ def changed_inputs(loaded: Loaded) -> list[str]:
     if known["python"]["version"] != _python():  # bytecode is another; the environment says so
         return []
     now = inputs_of(loaded)
+    # An input that equals its state at the end is unchanged too: the run itself changed it, as a cache.
     begun, ended = (changes(known[when], now) for when in ("begun", "ended"))
     return [f"{name} {what}" for name, what in begun.items() if name in ended]
 
 
 def refuse_other_inputs(loaded: Loaded, ended: bool) -> None:
-    """Raise ConfigError where a run would continue, or its verdict be taken, with other inputs."""
+    """Raise ConfigError if a run would continue, or return its result, with other inputs."""
     if not (changed := changed_inputs(loaded)):
         return
     output = loaded.config.output

@@ -1,7 +1,7 @@
-"""Everything a run reads, by the sha256 of its content, so that a resume can say what has changed.
+"""List all files that a run reads with their sha256, so that a resume can say what has changed.
 
-Data files, the model's folder, the sources of users' functions with what they import of the project, and
-covey's own sources. What a user's function opens by itself is not known.
+These are the data files, the model's folder, the sources of users' functions with their imports from the
+project, and covey's own sources. Files that a user's function opens by itself are not known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIBRARIES = tuple(
 
 
 def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
-    """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
+    """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
     files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
     chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     tools = loaded.config.rollout.tools
@@ -57,7 +57,7 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """name -> what has happened to that file.
+    """Return name -> what happened to that file, for each file that differs.
 
     >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
     {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
@@ -70,12 +70,15 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]
 
 
 def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Path]:
-    """The files of users' functions, and those of their project that they import: as their text says,
-    or, whatever way it was imported, because it is loaded and lies beside them.
+    """Return the files of users' functions and of the project modules that they import.
+
+    Imports are found in their text. Modules imported in another way are found because they are loaded and lie
+    below the folder of such a file.
     """
     begun = {path for f in functions for path in _begin(f, folder) if not is_library_file(path)}
     known = _with_imports(begun, folder)
     trees = {path.parent for path in begun}
+    # A copy of the values: another thread may import while this iterates.
     loaded = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
     beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not is_library_file(p)}
     return {p for p in known | beside if p.is_file()}
@@ -83,12 +86,13 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
 
 @cache
 def code_of(function: Callable[..., object], folder: Path) -> str:
-    """The sha256 of a user's function with what its text imports, when first asked for; empty of ours."""
+    """Return the sha256 of a user's function and its imports, as first read; empty for covey's own."""
     begun = {path for path in _begin(function, folder) if not is_library_file(path)}
     return " ".join(sorted(digest_of(path) for path in _with_imports(begun, folder) if path.is_file()))
 
 
 def _with_imports(files: set[Path], folder: Path) -> set[Path]:
+    # Where the project's modules are found: the config's folder, and what the user added to sys.path.
     places = [folder, *(Path(p) for p in sys.path if p and not is_library_file(Path(p)))]
     known, waiting = set[Path](), set(files)
     while waiting:
@@ -98,7 +102,7 @@ def _with_imports(files: set[Path], folder: Path) -> set[Path]:
 
 
 def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:
-    """The file a config names, and the one that defines the function."""
+    """Yield the file that a config names and the one that defines the function; they may differ."""
     spec = getattr(function, "__covey_name__", "")
     if ":" in spec:
         yield (folder / spec.partition(":")[0]).resolve()
@@ -107,13 +111,14 @@ def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:
 
 
 def _file(function: Callable[..., object]) -> Path | None:
-    """Where a function of the user's is defined; None of covey's own, or where there is no file."""
+    """Return the file of a user's function; None for covey's or a library's, or without a file."""
     path = origin_of(function)
     return None if path is None or is_library_file(path) else path
 
 
 def origin_of(function: object) -> Path | None:
-    """The file of a function's module, or of an object's class; None where there is none."""
+    """Return the file of a function's module, or of an object's class; None if there is none."""
+    # Look through functools.partial and through decorators.
     plain = getattr(function, "func", function)
     plain = inspect.unwrap(plain) if callable(plain) else plain
     name = getattr(plain, "__module__", None) or type(plain).__module__
@@ -131,7 +136,7 @@ def is_library_file(path: Path) -> bool:
 
 
 def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
-    """The modules that a file's import statements may mean, wherever in it they stand."""
+    """Yield the modules that a file's import statements may mean, also those inside functions."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -142,13 +147,15 @@ def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base, up = node.module or "", node.level
+            # `from a import b` may name the module a.b, or an attribute of a: both are tried.
             names = [f"{base}.{alias.name}".strip(".") for alias in node.names] + [base] * bool(base)
         for name in names:
+            # One leading dot means the file's own folder, each further one a folder above it.
             yield from _module(name.split("."), [file.parents[up - 1]] if up else [file.parent, *places])
 
 
 def _module(parts: list[str], places: Iterable[Path]) -> Iterator[Path]:
-    """The file of a module with the packages around it, from the first place that has any of it."""
+    """Yield a module's file and those of its packages, from the first place that has any of them."""
     for place in places:
         packages = [place.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
         found = [p.resolve() for p in (*packages, place.joinpath(*parts).with_suffix(".py")) if p.is_file()]
@@ -162,13 +169,15 @@ def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:
 
 
 def _of_given(given: GivenModel, adapters: bool) -> dict[str, str]:
-    """What a checkpoint takes from a model that is an object: with adapters its weights, always its shape."""
+    """Return hashes of a model object: of its config and tokenizer, with adapters of its weights too."""
     model, tokenizer = checked_model(given)
     texts = {
         "model/config.json": model.config.to_json_string(use_diff=False),
         "model/tokenizer": json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True),
     }
     found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    # Without adapters the weights are what is trained, and each checkpoint has them; with adapters the base
+    # is needed again on a resume and has to be the same.
     weights = {k: v for k, v in model.state_dict().items() if "lora_" not in k}
     return found | ({"model/weights": weights_hash(weights)} if adapters else {})
 
@@ -183,8 +192,9 @@ def _own_code() -> str:
 
 
 def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
-    """A file's name where the project lies; one that an earlier stage has left has it in the pipeline, which
-    may be moved.
+    """Return a file's name relative to the project, or to the pipeline if an earlier stage left it.
+
+    So the record stays true if the project or the pipeline is moved.
     """
     path, folder = path.resolve(), folder.resolve()
     if pipeline is not None and path.is_relative_to(pipeline.resolve()):
@@ -193,7 +203,7 @@ def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
 
 
 def fingerprint(problems: Iterable[Prompted]) -> str:
-    """A hash of what the run learns from: prompts as tokens, in their order, with their columns."""
+    """Return a hash of the training data: prompts as tokens, in their order, with their columns."""
     digest = hashlib.sha256()
     for prompted in problems:
         columns = {k: str(v) for k, v in prompted.problem.columns.items()}

@@ -1,4 +1,4 @@
-"""The journal: everything a run writes down and shows while it works."""
+"""The journal of a run: write its logs, show its progress, and pass its metrics to a tracker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covey.runs.folder import RunFolder
 from covey.trackers import Tracking, named
 
 SKIPPED = "skipped"
-"""Folder with the batches of skipped updates."""
+"""Folder for the batches of skipped updates."""
 
 
 @dataclass
@@ -33,15 +33,15 @@ class Journal:
     tracking: Tracking | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """A line on the console that stays."""
+        """Print a line on the console that stays."""
         self.console.say(text, style)
 
     def event(self, step: int, what: str, **details: object) -> None:
-        """Note something out of the ordinary."""
+        """Log an unusual event."""
         self.folder.append("events.jsonl", {"step": step, "event": what, **details})
 
     def has_event(self, what: str) -> bool:
-        """Whether the run has noted this before, resumes included."""
+        """Whether the run has logged this event before, resumes included."""
         return any(e["event"] == what for e in self.folder.read("events.jsonl"))
 
     def held_out(self, step: int, evaluation: Evaluation) -> None:
@@ -57,7 +57,7 @@ class Journal:
             self.tracking.log(step, values)
 
     def track_by(self, name: str | None, settings: Mapping[str, object], first: int) -> None:
-        """Begin to give a tracker copies; that it fails is said once and changes nothing."""
+        """Start to give a tracker copies of the metrics. If it fails, the run says so once and continues."""
         if name is None or not self.folder.writes:
             return
 
@@ -76,7 +76,7 @@ class Journal:
         self.folder.close()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Write what follows from the config alone, and apart from it the times; returns these."""
+        """Log the metrics, which the config determines, and in another stream the times; return the times."""
         times = self.clock.lap()
         self.folder.append("metrics.jsonl", {"step": step, **metrics})
         self.folder.append("timings.jsonl", {"step": step, **times})
@@ -92,7 +92,7 @@ class Journal:
         epochs: int,
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step: completions, advantages and values, what updates saw of them; metrics and times."""
+        """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
         values = (
             {} if batch.values is None else {"values": np.concatenate(by_completion(batch, batch.values))}
         )
@@ -107,7 +107,7 @@ class Journal:
         return self.log(step, metrics)
 
     def skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
-        """Keep a batch whose gradient is not finite, for a look."""
+        """Save a batch whose gradient is not finite, so that somebody can look into it."""
         if not self.folder.writes:
             return
         folder = self.folder.path / SKIPPED

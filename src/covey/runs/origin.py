@@ -1,9 +1,9 @@
-"""Whose run a folder holds: the user's own, begun under this account, or somebody else's.
+"""Tell the user's own runs, begun under this account, from those of somebody else.
 
-The settings of a run are marked when they are written: `.marks` in its folder gets a code of them that only
-the holder of a key can make, and the key lies where only this user can read it, never in a run folder.
-Settings without a mark are somebody else's, or were changed by somebody. What they name (functions,
-addresses) is used only after the user has been told and has said `--trust`.
+The settings of a run are marked when they are written: `.marks` in its folder gets an HMAC of them. Its key
+lies where only this user can read it, never in a run folder. Settings without a mark are somebody else's, or
+somebody changed them. The functions and addresses that they name are used only after the user has been told
+and has passed `--trust`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,27 @@ from covey_verify.errors import ConfigError, CoveyError
 KEY, MARKS = "runs.key", ".marks"
 MOST_MARKS = 100
 CODE = re.compile(r"[^\s:]+:[^\W\d]\w*")
-"""How a config names a user's function: folder/file.py:function or package.module:function."""
+"""The form in which a config names a user's function: folder/file.py:function, package.module:function."""
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def write_own(folder: Path, name: str, content: str) -> None:
-    """Write settings into a run's folder, marked as this user's: first the mark, so that a kill between the
-    two leaves the old ones marked too. Where no key can be kept, they stay without.
+    """Write settings into a run's folder, marked as this user's. Without a place for a key they get no mark.
+
+    The mark comes first: a kill between the two writes leaves the old settings marked as well.
     """
     key = _key(make=True)
     known = _marks(folder)
     code = _code(content.encode(), key) if key is not None else ""
+    # Marks of earlier settings stay: they are still needed if the write below does not happen. The oldest are
+    # dropped, since every resume with other settings adds one.
     if code and code not in known:
         write_file(folder / MARKS, "".join(f"{m}\n" for m in (*known[-MOST_MARKS:], code)))
     write_file(folder / name, content)
 
 
 def is_own(folder: Path, name: str = "config.yaml") -> bool:
-    """Whether this user has written the settings of a run's folder, and nobody has changed them."""
+    """Whether this user wrote the settings in a run's folder and nobody has changed them."""
     key = _key(make=False)
     if key is None:
         return False
@@ -58,10 +61,10 @@ def is_own(folder: Path, name: str = "config.yaml") -> bool:
 def start_of(
     run: Path, trust: bool, settings: Sequence[str] = (), values: Mapping[str, object] | None = None
 ) -> Start:
-    """What a run was started with, and further settings, to start it again.
+    """Return the command that started a run, with further settings, to start it again.
 
-    Raises as ``read_start``, and ConfigError, without ``trust``, where that is somebody else's and names code
-    or addresses.
+    Raises as ``read_start``. Without ``trust``, raises ConfigError too if the record is somebody else's and
+    names code or addresses.
     """
     start = read_start(run).changed(settings, values)
     if not (trust or is_own(run, START)):
@@ -70,10 +73,10 @@ def start_of(
 
 
 def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool = True) -> None:
-    """Raise ConfigError, unless ``trust``, for the record of somebody else that names code, or an address.
+    """Raise ConfigError, unless ``trust``, if somebody else's record names code or an address.
 
-    ``loaded`` was read by names only: nothing has been imported. The functions of its ``algorithm`` do not
-    count where they stay names.
+    ``loaded`` was read by names only: nothing has been imported. Pass ``algorithm`` False if the functions of
+    the algorithm stay names, so that none of them will run.
     """
     if trust:
         return
@@ -91,9 +94,10 @@ def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool =
 
 
 def _texts_of(loaded: Loaded, algorithm: bool) -> Iterator[str]:
-    """Names and values of a config that may be code or an address."""
+    """Yield the names and values of a config that may be code or an address."""
     for stage in loaded.stages():
         values = resolved(stage)
+        # Only these sections can name a function or a server; the others hold numbers and paths.
         places = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
         yield from _texts([values.get(place) for place in places])
 
@@ -117,6 +121,7 @@ def _shown(spec: str, folder: Path) -> str:
 
 def _marks(folder: Path) -> list[str]:
     try:
+        # A file that somebody else damaged or enlarged proves nothing: then no settings count as marked.
         return read_below(folder, MARKS, RECORD_BYTES).decode("ascii", "replace").split()
     except (OSError, CoveyError):
         return []
@@ -127,7 +132,7 @@ def _code(content: bytes, key: bytes) -> str:
 
 
 def _key(make: bool) -> bytes | None:
-    """The user's key; None where there is none, and, to ``make`` one, where no folder is safe to keep it."""
+    """Return the user's key, or None. With ``make`` a missing key is made, if a folder is safe to keep it."""
     for folder in cache_places():  # to read it, nothing has to be writable
         with suppress(OSError):
             return own_file(folder / KEY) or None
@@ -135,5 +140,6 @@ def _key(make: bool) -> bytes | None:
         if make:
             path = cache_folder() / KEY
             keep_file(path, secrets.token_bytes(32))
+            # Read back: another process may have made the key a moment earlier, and the first one stays.
             return own_file(path) or None
     return None

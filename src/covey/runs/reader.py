@@ -1,4 +1,4 @@
-"""Reading a run by its folder, without its lock: its config, its records, the model it has arrived at."""
+"""Read a run by its folder, without its lock: its config, its records and its newest model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covey_verify.errors import ConfigError, CoveyError
 
 T = TypeVar("T")
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
-"""How a stage's record begins to name what an earlier stage has left."""
+"""Prefix of a path in a stage's record that names the output of an earlier stage."""
 
 
 def load_run(
@@ -32,11 +32,11 @@ def load_run(
     trust: bool = False,
     names_only: bool = True,
 ) -> Loaded:
-    """The config of a run, or of a pipeline's last stage, with the model it ended with.
+    """Return the config of a run, or of a pipeline's last stage, with the model it ended with.
 
-    While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. The
-    functions of its algorithm stay names, unless they are asked for (``names_only``). Raises ConfigError
-    where there is no run, or no model yet, and, without ``trust``, where somebody else's run names code.
+    Until it has ended, that is the newest checkpoint. Overrides and values win, also for `model`. With
+    ``names_only`` the functions of its algorithm stay names. Raises ConfigError if there is no run or no
+    model yet, and, without ``trust``, if somebody else's run names code.
     """
     stage, values = last_stage(folder), values or {}
     arrived = _arrived_at(stage)
@@ -50,12 +50,16 @@ def load_run(
     if arrived is None:
         raise ConfigError(f"{stage}: no model yet: neither final/ nor a whole checkpoint; let it train on")
     loaded.notes.append(f"{stage} has not ended: this is {arrived.name}")
+    # A checkpoint of adapters is no model by itself: the config keeps its base model, and the adapters are
+    # put on it.
     return loaded if whole else replace(loaded, checkpoint=arrived)
 
 
 def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str], None]) -> T:
-    """What ``work`` makes of a run's model. A run that trains removes older checkpoints: where the one that
-    was meant is gone before it was read, the work begins again with the newest.
+    """Return the result of ``work`` on a run's model.
+
+    A run that is training removes older checkpoints. If the one in use disappears before it is read, the work
+    starts again with the newest.
     """
     while True:
         try:
@@ -70,7 +74,7 @@ def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str]
 
 
 def _removed(loaded: Loaded) -> Path | None:
-    """The checkpoint whose weights a run is to be read with, if it is there no longer."""
+    """Return the checkpoint whose weights were to be read, if it no longer exists."""
     meant = loaded.checkpoint or loaded.config.model
     if loaded.run is None or not isinstance(meant, str | Path):
         return None
@@ -79,7 +83,7 @@ def _removed(loaded: Loaded) -> Path | None:
 
 
 def _arrived_at(stage: Path) -> Path | None:
-    """The folder with the model of a run: what it has ended with, or its newest checkpoint."""
+    """Return the folder with a run's model: its final one, or its newest checkpoint."""
     final = stage / "final"
     found = final if final.is_dir() else latest_checkpoint(stage)[0]
     return found and found.resolve()
@@ -90,7 +94,7 @@ def _has_ended(arrived: Path | None) -> bool:
 
 
 def _is_whole(arrived: Path) -> bool:
-    """Whether it is a model: a checkpoint of adapters is none by itself."""
+    """Whether a folder holds a complete model: a checkpoint of adapters alone does not."""
     return _has_ended(arrived) or (arrived / "config.json").is_file()
 
 
@@ -102,7 +106,7 @@ def _with_model(loaded: Loaded, arrived: Path) -> Loaded:
 
 
 def with_own_model(loaded: Loaded, stage: Path) -> Loaded:
-    """The config of a run with the model that the run has come to by now, where that is a whole one."""
+    """Return a run's config with its newest model, if that is a complete one."""
     arrived = _arrived_at(stage)
     return loaded if arrived is None or not _is_whole(arrived) else _with_model(loaded, arrived)
 
@@ -113,10 +117,11 @@ def load_recorded(
     values: Mapping[str, object] | None = None,
     trust: bool = False,
 ) -> Loaded:
-    """The config a run was started with, to compute with: the code that it names may be imported.
+    """Return the config a run was started with, to compute with: the code that it names may be imported.
 
-    Raises ConfigError where there is no run, and, without ``trust``, where somebody else's names code.
+    Raises ConfigError if there is no run, and, without ``trust``, if somebody else's run names code.
     """
+    # Read by names first, so that nothing is imported before the check of whose run it is.
     seen = look_at(folder, overrides, values)
     refuse_others_code(seen, folder, trust or is_own(folder))
     return _recorded(folder, overrides, values, names_only=False) if own_code(seen.algorithm) else seen
@@ -125,8 +130,9 @@ def load_recorded(
 def look_at(
     folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
 ) -> Loaded:
-    """The config a run was started with, to be read only: functions of the algorithm stay names, and nothing
-    that it names is imported or opened. Raises ConfigError where there is no run.
+    """Return the config a run was started with, for reading only. Raises ConfigError if there is no run.
+
+    Functions of the algorithm stay names, and nothing that the config names is imported or opened.
     """
     return _recorded(folder, overrides, values, names_only=True)
 
@@ -150,7 +156,7 @@ def _recorded(
 
 
 def _of_stage(config: Config, folder: Path) -> Config:
-    """A stage's config with the whole paths of what earlier stages have left."""
+    """Return a stage's config with full paths to the outputs of earlier stages."""
     plain = {
         "model": config.model,
         "rewards": config.rewards,
@@ -162,7 +168,7 @@ def _of_stage(config: Config, folder: Path) -> Config:
 
 
 def last_stage(folder: Path) -> Path:
-    """The folder itself if a run is in it, else that of the last stage a pipeline has begun."""
+    """Return the folder itself if it holds a run, else the last stage that a pipeline has begun."""
     if (folder / "config.yaml").exists():
         return folder
     stages = stages_in(folder)
@@ -177,29 +183,29 @@ def last_stage(folder: Path) -> Path:
 
 
 def stages_in(folder: Path) -> list[Path]:
-    """The folders of a pipeline's stages that have begun, in their order."""
+    """Return the folders of a pipeline's stages that have begun, in their order."""
     begun = (p.parent for p in folder.glob("*-*/config.yaml") if not p.parent.is_symlink())
     return sorted((p for p in begun if p.name.partition("-")[0].isdecimal()), key=stage_number)
 
 
 def stage_method(stage: Path) -> str:
-    """The method of a pipeline's stage, as its folder says."""
+    """Return the method of a pipeline's stage, from the name of its folder."""
     return stage.name.partition("-")[2]
 
 
 def stage_number(stage: Path) -> int:
-    """The place of a stage's folder in its pipeline."""
+    """Return the number of a stage in its pipeline, from the name of its folder."""
     return int(stage.name.partition("-")[0])
 
 
 def _origin(stage: Path) -> Path:
-    """The folder relative paths of the config were meant from."""
+    """Return the folder from which relative paths of the config were given."""
     recorded = read_environment(stage)
     return Path(recorded["folder"]) if recorded else Path.cwd()
 
 
 def recorded_settings(output: Path) -> dict[str, Any] | None:
-    """The settings that the run in a folder was begun with; None where there is none.
+    """Return the settings with which the run in a folder began; None without a run.
 
     Raises CheckpointError if they are damaged.
     """
@@ -222,7 +228,7 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
 
 
 def recorded_yaml(folder: Path) -> dict[str, Any]:
-    """What stands in the config.yaml of a run's folder. Raises ConfigError, or CheckpointError for damage."""
+    """Return the content of a run's config.yaml. Raises ConfigError, or CheckpointError for damage."""
     path, content = folder / "config.yaml", read_below(folder, "config.yaml", MAX_BYTES)
     try:
         text = unsealed_text(content)
@@ -232,7 +238,8 @@ def recorded_yaml(folder: Path) -> dict[str, Any]:
 
 
 def _lacking(recorded: Mapping[str, Any]) -> list[str]:
-    """Settings of the sections that every run has, without which a record is damaged."""
+    """Return the missing settings of those sections that every record has; empty if it is complete."""
+    # Sections with a default are always written out whole; others, as lora, may be None.
     always = [s for s, field in Config.model_fields.items() if isinstance(field.default, Section)]
     known = ((s, name) for s in always for name in type(Config.model_fields[s].default).model_fields)
     return sorted(
@@ -241,7 +248,7 @@ def _lacking(recorded: Mapping[str, Any]) -> list[str]:
 
 
 def read_environment(output: Path) -> dict[str, Any] | None:
-    """What an earlier process of the run in a folder has recorded; None where there is none.
+    """Return the environment that an earlier process of a run recorded; None if there is none.
 
     Raises CheckpointError if it is damaged.
     """
@@ -254,18 +261,22 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 
 def read_verdict(stage: Path) -> str:
-    """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
+    """Return the sentence of a run's verdict; empty if it has not ended or had no held-out problems."""
     return str((verdict_record(stage) or {}).get("sentence", ""))
 
 
 def verdict_record(stage: Path) -> dict[str, Any] | None:
-    """The verdict a run ended with; None where it has not ended or had nothing to judge by."""
+    """Return a run's verdict; None if it has not ended or had no held-out problems."""
     verdict = _end(stage).get("verdict")
     return dict(verdict) if isinstance(verdict, Mapping) else None
 
 
 def read_ending(stage: Path) -> str:
-    """Why a run ended early and how it continues, or that this cannot be read; empty where it did not."""
+    """Return why a run ended early and how to continue it; empty if it did not end early.
+
+    A record that cannot be read is reported in the same place.
+    """
+    # A pipeline records the end of its process in its own folder, above the stages.
     homes = (stage, stage.parent) if stage.name.partition("-")[0].isdecimal() else (stage,)
     home = next((folder for folder in homes if (folder / RECORD).is_file()), None)
     if home is None or (stage / RESULT).exists():
@@ -282,12 +293,12 @@ def read_ending(stage: Path) -> str:
 
 
 def resumable(stage: Path) -> bool:
-    """Whether a run may just go on: not one that a guard has stopped, which needs another setting."""
+    """Whether a run may continue as it is. After a guard stopped it, it needs another setting first."""
     return not read_ending(stage).startswith("stopped by a guard")
 
 
 def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds a run has taken: in all where it has ended, else until the last of its ``timings``."""
+    """Return the seconds a run took: in total if it has ended, else until the last of its ``timings``."""
     so_far = timings[-1].get("elapsed", 0.0) if timings else 0.0
     return float(_end(stage).get("seconds", so_far))
 

@@ -1,4 +1,4 @@
-"""`reference.npz`: the log-probs of a run's examples under the model it began with, sealed."""
+"""Read and write `reference.npz`: log-probs of a run's examples under its first model, with a seal."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from covey.runs.rollouts import read_arrays
 from covey.system.opening import read_below, stream_bytes
 
 REFERENCE = "reference.npz"
-"""Computed once: no second model is kept."""
+"""File of the log-probs. They are computed once, so no second model is kept in memory."""
 
 
 def packed_sums(sums: np.ndarray, examples: str) -> bytes:
-    """(N,) log-probs, the sha256 of the examples they are of, and a sha256 of both."""
+    """Return an npz of (N,) log-probs, the sha256 of their examples, and a sha256 of both."""
     file = io.BytesIO()
     np.savez(file, sums=sums, examples=np.array(examples), sha256=np.array(_seal(sums, examples)))
     return file.getvalue()
 
 
 def read_sums(folder: Path) -> tuple[np.ndarray, str]:
-    """The log-probs in a run's folder, and the sha256 of the examples they are of.
+    """Return the log-probs in a run's folder and the sha256 of their examples.
 
-    Raises FileNotFoundError, CheckpointError and OSError as opening does, ValueError for damage.
+    Raises ValueError for damage, and FileNotFoundError, CheckpointError or OSError if it cannot be opened.
     """
     found = read_arrays(read_below(folder, REFERENCE, stream_bytes()))
     if found.keys() != {"sums", "examples", "sha256"} or found["sums"].ndim != 1:

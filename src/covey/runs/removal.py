@@ -1,4 +1,4 @@
-"""Removing a run from its folder, so that another one can begin there."""
+"""Remove a run from its folder, so that another one can begin there."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "ten
 
 
 def remove_run(folder: Path) -> None:
-    """Remove what a run, or the stages of one, have written; whatever else is in the folder stays.
+    """Remove the files that a run, or the stages of a pipeline, wrote; everything else in the folder stays.
 
-    Raises ConfigError where no run has left its record, FolderBusy where one is at work.
+    Raises ConfigError if no run has left its record, FolderBusy if one is at work.
     """
     if not folder.is_dir():
         return

@@ -1,4 +1,4 @@
-"""A step of the rollout log, written and read: a row a completion as JSONL, token arrays as npz."""
+"""Write and read a step of the rollout log: one JSONL row per completion, token arrays as npz."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from covey_verify.types import StepRewards
 
 
 class _Row(BaseModel, strict=True):
-    """What every row of the log has, and readers rely on."""
+    """The fields that every row of the log has and readers rely on."""
 
     step: int
     group: int
@@ -48,9 +48,9 @@ class _Row(BaseModel, strict=True):
     extra: dict[str, dict[str, str]] = {}
     steps: dict[str, list[list[float]]] = {}
     rows: int
-    """In the file."""
+    """Number of rows in the file."""
     arrays: str
-    """sha256 of the npz."""
+    """sha256 of the npz file."""
 
 
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
@@ -61,13 +61,13 @@ class RolloutLog:
     """The completions of one training step."""
 
     path: Path
-    """Of the JSONL file; the arrays lie next to it."""
+    """Path of the JSONL file; the arrays lie next to it."""
     rows: tuple[Mapping[str, Any], ...]
-    """One a completion, in the order of the arrays."""
+    """One row per completion, in the order of the arrays."""
 
     @cached_property
     def groups(self) -> dict[int, list[int]]:
-        """Number of a group -> its completions' places in ``rows``."""
+        """Number of a group -> indices of its completions in ``rows``."""
         found: dict[int, list[int]] = {}
         for place, row in enumerate(self.rows):
             found.setdefault(row["group"], []).append(place)
@@ -75,7 +75,7 @@ class RolloutLog:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything in the npz. Raises CheckpointError where that is missing, damaged or of other rows."""
+        """All arrays of the npz. Raises CheckpointError if it is missing, damaged or of other rows."""
         path = self.path.with_suffix(".npz")
         try:
             content = read_below(path.parent.parent, f"{path.parent.name}/{path.name}", stream_bytes())
@@ -99,6 +99,8 @@ class RolloutLog:
             ("ends", len(self.rows), ("tokens", "logprobs", "advantages")),
             ("prompt_ends", len(self.groups), ("prompt_tokens",)),
         ):
+            # `ends` are cumulative sums of lengths, so their differences must not be negative and must add up
+            # to the length of the flat arrays.
             lengths = np.diff(arrays[ends], prepend=0)
             if len(lengths) != count or lengths.dtype.kind != "i" or (lengths < 0).any():
                 raise ValueError(f"{ends} are not those of {count} of {self.path.name}")
@@ -107,31 +109,34 @@ class RolloutLog:
                     raise ValueError(f"{name} has {len(arrays[name])} numbers for {lengths.sum()} tokens")
 
     def of_completion(self, place: int) -> dict[str, np.ndarray]:
-        """The arrays by token of one completion, (T,) each."""
+        """Return the token-wise arrays of one completion, (T,) each."""
         ends = self.arrays["ends"]
         part = slice(int(ends[place - 1]) if place else 0, int(ends[place]))
+        # Only arrays with one number per completion token can be sliced so; prompts and kept ids have other
+        # lengths.
         return {name: a[part] for name, a in self.arrays.items() if a.ndim == 1 and len(a) == ends[-1]}
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """The steps whose completions a run has logged, in order."""
+    """Return the steps whose completions a run has logged, in order."""
     place = folder / "rollouts"
     names = (ROLLOUT.fullmatch(p.name) for p in place.iterdir()) if place.is_dir() else ()
     return sorted(int(match[1]) for match in names if match and match[2] == "jsonl")
 
 
 def rollout_file(folder: Path, step: int) -> Path:
-    """Where the completions of a step are for people to read."""
+    """Return the path of the readable log of a step's completions."""
     return folder / "rollouts" / f"step_{step:06d}.jsonl"
 
 
 def read_rollouts(folder: Path, step: int) -> RolloutLog:
-    """The completions of a step.
+    """Read the completions of a step.
 
-    Raises ConfigError where there are none, CheckpointError for anything that is not as it was written,
-    OSError, with the file's name, where it cannot be read.
+    Raises ConfigError if there are none, CheckpointError for anything that is not as it was written, and
+    OSError, with the file's name, if it cannot be read.
     """
     path = rollout_file(folder, step)
+    # lexists: a dangling link is damage, not an absent step.
     if not os.path.lexists(path):
         logged = recorded_steps(folder)
         there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
@@ -156,7 +161,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
 
 
 def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int) -> bool:
-    """Whether a row is the next one of its step: arrays are told apart by the place of their row alone."""
+    """Whether a row is the next one of its step: its position alone tells its part of the arrays."""
     if row["step"] != step:
         return False
     if before is None:
@@ -169,7 +174,7 @@ def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int
 
 
 def read_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an npz that covey has written: plain ones, not compressed.
+    """Read the arrays of an npz that covey has written: plain ones, not compressed.
 
     Nothing is allocated that the bytes do not hold. Raises ValueError for any other archive.
     """
@@ -177,6 +182,8 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             held = sum(member.file_size for member in members)
+            # Sizes in the directory are claims of the file. Stored members cannot be larger than the file, so
+            # nothing here can unpack into much memory.
             if any(m.compress_type != zipfile.ZIP_STORED for m in members) or held > len(content):
                 raise ValueError("it has compressed parts, and covey writes none")
             return {m.filename.removesuffix(".npy"): _array(archive.read(m)) for m in members}
@@ -189,6 +196,7 @@ def _array(content: bytes) -> np.ndarray:
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("an array of another version than covey writes")
     shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+    # Object arrays would be unpickled, which runs code.
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
         raise ValueError("an array that does not fill its place")
     flat = np.frombuffer(content, dtype, offset=file.tell()).copy()
@@ -205,9 +213,12 @@ def _remedy(path: Path) -> str:
 def rollout_rows(
     step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray], trained: int, arrays: bytes
 ) -> str:
-    """A sealed line for each completion; ``advantages`` are theirs, (T,) each. The first ``trained`` groups
-    were. Each line says of how many it is one, and what ``arrays``, the npz beside them, is.
+    """Return one sealed line per completion; ``advantages`` are theirs, (T,) each.
+
+    The first ``trained`` groups were trained on, the others filtered. Each line holds the number of lines and
+    the sha256 of ``arrays``, the content of the npz, so that a mixture of two logs is noticed.
     """
+    # Consumed inside the generator: groups and completions are visited in the order of the advantages.
     found = iter(advantages)
     count, digest = len(advantages), hashlib.sha256(arrays).hexdigest()
     rows = (
@@ -231,7 +242,7 @@ def rollout_rows(
 def rollout_arrays(
     groups: Sequence[Group], advantages: Sequence[np.ndarray], seen: Mapping[str, np.ndarray]
 ) -> bytes:
-    """The tokens of all completions, one after another, and what there is of each, as an npz archive."""
+    """Return an npz archive of all completions' tokens, one after another, with their log-probs and more."""
     completions = [c for g in groups for c in g.completions]
     masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
     kept = SamplingMask.join(masks)
@@ -252,7 +263,7 @@ def rollout_arrays(
 
 
 def or_null(value: object) -> object:
-    """A number as JSON has it: null where it is not finite."""
+    """Return a value that JSON can hold: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -261,7 +272,7 @@ def _mean(advantage: np.ndarray, completion: Completion) -> float:
 
 
 def _row(group: Group, sample: int) -> dict[str, object]:
-    """What the log says of one completion."""
+    """Return the log's fields for one completion."""
     completion = group.completions[sample]
     extra = {k: dict(v[sample].extra) for k, v in group.scores.items() if v[sample].extra}
     return {
@@ -287,7 +298,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
 
 
 def _for_estimators(group: Group, sample: int) -> dict[str, object]:
-    """What the verdict says, and what a few estimators compare a reward with."""
+    """Return the verdict, and the values with which some estimators compare a reward."""
     found: dict[str, object] = {}
     if group.verdict or len(group.components) < 2:
         found["correct"] = bool(group.correct[sample])
@@ -300,7 +311,8 @@ def _for_estimators(group: Group, sample: int) -> dict[str, object]:
 
 
 def _steps(own: StepRewards) -> list[list[float]]:
-    """[first token, one after the last, reward] of each reasoning step."""
+    """Return [first token, one after the last, reward] of each reasoning step."""
+    # `ends` are inclusive; starts has one entry more than there are steps, hence strict=False.
     starts = (0, *(end + 1 for end in own.ends))
     return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
 

@@ -1,7 +1,7 @@
-"""Named tensors of a checkpoint: one file, or where they are split over processes a folder of their parts.
+"""Save and load the named tensors of a checkpoint: one file, or a folder of parts if processes share them.
 
-Parts are written and read by torch.distributed.checkpoint, as safetensors. Any number of processes reads what
-any number has written.
+torch.distributed.checkpoint writes and reads the parts, as safetensors. The number of processes that read may
+differ from the number that wrote.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from covey.system.processes import by_first, objects_group, size
 def folder_of_all(target: Path) -> Iterator[Path]:
     """``committed_folder`` that all processes write into; the first one makes and commits it."""
     with ExitStack() as stack:
+        # Only the first process enters the context and, on success, closes it: that renames the folder. If
+        # the block raises, the ExitStack of the first process removes the temporary folder instead.
         yield by_first(lambda: stack.enter_context(committed_folder(target)))
         by_first(stack.close)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Write tensors to ``place`` with the suffix of one file, or to a folder. Every process has to."""
+    """Write tensors to ``place``.safetensors, or with several processes, which all call it, to a folder."""
     if size() == 1:
         file = place.with_suffix(".safetensors")
         save_file(dict(tensors), file)
@@ -44,7 +46,7 @@ def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
 
 
 def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
-    """What ``save_tensors`` has written; of tensors with the shape of ``split_as`` this process' parts."""
+    """Load the tensors of ``save_tensors``; of those shaped as ``split_as`` this process' part only."""
     file = place.with_suffix(".safetensors")
     if file.exists():
         return load_file(file)
@@ -57,6 +59,8 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
     for name, known in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(known, TensorStorageMetadata), "safetensors hold nothing else"
         like, dtype = split_as(name), known.properties.dtype
+        # The saved shape is the global one. If the learner's tensor has it too, `like` may be a DTensor, and
+        # zeros_like gives a DTensor with the same placement: the reader then fills this process' part only.
         split = like.shape == known.size
         found[name] = (
             torch.zeros_like(like, dtype=dtype, requires_grad=False)
@@ -71,7 +75,7 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Raise what a process has failed with, on all of them, instead of a report about it."""
+    """Raise on all processes the error of the process that failed, instead of torch's report about it."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:

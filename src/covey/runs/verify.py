@@ -1,4 +1,4 @@
-"""`covey verify`: what of a run's folder is as it was written, file by file."""
+"""`covey verify`: check, file by file, that a run's folder is as it was written."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from covey_verify.errors import CoveyError
 
 State = Literal["whole", "damaged", "missing", "unsealed"]
 MOST_LINES = 5
-"""Damaged lines of a log that are named."""
+"""Number of damaged lines of a log that are named."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a file of a run is, or the rollout log of a step, or a folder with a model."""
+    """The state of one file, of the rollout log of one step, or of a folder with a model."""
 
     file: str
     """Its name in the folder that was looked at."""
@@ -45,11 +45,12 @@ class Verified:
 
 
 def verify_run(folder: Path) -> list[Verified]:
-    """Every file that a run, or the stages of a pipeline, has written. Raises ConfigError without a run.
+    """Check every file that a run, or each stage of a pipeline, wrote. Raises ConfigError without a run.
 
-    What has no seal, because the run has not come to write it, is said to be so and proves nothing.
+    A file whose seal the run has not written yet is reported as unsealed.
     """
     stages = [folder] if (folder / "config.yaml").exists() else stages_in(folder) or [last_stage(folder)]
+    # A pipeline keeps the record of its start above its stages; a single run has it among its own files.
     found = [_record(folder, START)] if (folder / START).exists() and folder not in stages else []
     for stage in stages:
         place = "" if stage == folder else f"{stage.relative_to(folder)}/"
@@ -85,6 +86,7 @@ def _checked(run: Path, name: str, check: Callable[[], object]) -> Verified:
     except FileNotFoundError:
         return Verified(name, "missing")
     except (CoveyError, ValueError) as error:
+        # The table has the file's name already, and the remedy is the same for every row.
         why = str(error).partition(". Put")[0].removeprefix(f"{run / name}: ").removeprefix(f"{run}/")
         return Verified(name, "damaged", why)
     return Verified(name, "whole")
@@ -99,11 +101,12 @@ def _arrays(run: Path, step: int) -> Callable[[], object]:
 
 
 def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Iterator[Verified]:
-    """A log line by line, and against what the newest checkpoint, or the end, knew of it."""
+    """Check a log line by line, and against its hash in the newest checkpoint or in the result."""
     if not (run / name).exists():
         if name in known:
             yield Verified(name, "missing")
         return
+    # Bytes after the last newline are a line that a running process is still writing.
     content = read_below(run, name, stream_bytes())
     lines = enumerate(content.rpartition(b"\n")[0].split(b"\n"), start=1)
     bad = [number for number, line in lines if line.strip() and stream_record(line) is None]
@@ -112,6 +115,7 @@ def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Itera
         yield Verified(name, "damaged", f"line {', '.join(map(str, bad[:MOST_LINES]))}{more}")
         return
     size, expected = known.get(name, (0, ""))
+    # The checkpoint knows the hash of the first `size` bytes only: lines appended later are fine.
     lacks = bool(expected) and hashlib.sha256(content[:size]).hexdigest() != expected
     said = _ended(run, name)
     why = said or ("it has lost lines, or other ones, since the newest checkpoint" if lacks else "")

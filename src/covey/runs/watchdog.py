@@ -1,4 +1,4 @@
-"""The stall watchdog: a run in which nothing happens any more ends with the stacks of all its threads."""
+"""The stall watchdog: end a run that makes no progress, and write down the stacks of all its threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def progress(self) -> None:
-        """Something was done: a completion, a micro-batch, a step."""
+        """Note that something was done: a completion, a micro-batch, a step."""
         self.idle = 0.0
 
     @contextmanager

@@ -23,32 +23,32 @@ TRACKER_PACKAGES: Mapping[str, str] = {
 }
 """Tracker -> the package that its file wraps."""
 IDENTITY = "identity"
-"""In the folder of a run that has a tracker."""
+"""File in the folder of a run that has a tracker."""
 WAITS = 60.0
-"""Seconds that the end of a run gives a tracker to write what is left."""
+"""Seconds that a run waits at its end for the tracker's last records."""
 WAITING = 1_000
-"""Records that may wait for a tracker; of one that is slower than the run, later ones are dropped."""
+"""Number of records that may wait for a tracker. If it falls further behind, it gets no more."""
 
 
 class Tracker(Protocol):
-    """What a file here makes of its package."""
+    """The interface of a tracker; each file here implements it for one package."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step, all finite."""
+        """Log the numbers of a step, all finite."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Finish: no more numbers will come."""
 
 
 class OpenTracker(Protocol):
-    """``begin_...`` of a file here: the tracker of a run; ``first`` is the step it begins or goes on with."""
+    """The type of ``begin_...`` in each file here; ``first`` is the step from which a run continues."""
 
     def __call__(self, run: Path, settings: Mapping[str, object], first: int) -> Tracker:
-        """Begin, or go on."""
+        """Return a tracker for a run that begins or continues."""
 
 
 def check_tracker(name: str | None) -> None:
-    """Raise ConfigError where the package of a tracker is not installed."""
+    """Raise ConfigError if the package of a tracker is not installed."""
     if name is not None and find_spec(TRACKER_PACKAGES[name]) is None:
         raise ConfigError(
             f"tracker: {name} needs {TRACKER_PACKAGES[name]}, which is not installed: pip install "
@@ -57,9 +57,9 @@ def check_tracker(name: str | None) -> None:
 
 
 def identity_of(run: Path) -> str:
-    """Of a run in its folder: 32 characters, made when they are first asked for, which a resume finds again.
+    """Return the identity of a run in its folder: 32 characters, made once, which a resume finds again.
 
-    A folder that was removed and begun anew is another run, and so is a copy in another place.
+    A run that begins again in a removed folder has another identity, and so has a copy in another place.
     """
     path = run / IDENTITY
     if not path.is_file():
@@ -69,21 +69,21 @@ def identity_of(run: Path) -> str:
 
 
 def title_of(run: Path) -> str:
-    """What people call a run: its folder and the one around it; several may be called so."""
+    """Return a readable name of a run, its folder and the one above; it need not be unique."""
     place = run.resolve()
     return f"{place.parent.name}/{place.name}"
 
 
 def named(name: str) -> OpenTracker:
-    """What begins a tracker."""
+    """Return the function that begins a tracker."""
     return getattr(importlib.import_module(f"covey.trackers.to_{name}"), f"begin_{name}")
 
 
 class Tracking:
-    """Feeds a tracker from a thread of its own: that it fails or hangs is nothing to a run."""
+    """Feeds a tracker from a thread of its own, so that its failures and delays do not affect the run."""
 
     def __init__(self, begin: Callable[[], Tracker], failed: Callable[[str], None]) -> None:
-        """``failed`` is told once why there is nothing more to come."""
+        """Start the thread. ``failed`` is called once with the reason if the tracker gets no more numbers."""
         self.begin, self.failed = begin, failed
         self.records: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(WAITING)
         self.reason = ""
@@ -92,7 +92,7 @@ class Tracking:
         self.thread.start()
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Numbers of a step; those that are not finite are left out."""
+        """Queue the numbers of a step; those that are not finite are left out."""
         known = {k: float(v) for k, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
         if not self._tell():
             try:
@@ -101,7 +101,7 @@ class Tracking:
                 self.reason = f"it is {WAITING} records behind"
 
     def close(self) -> None:
-        """Wait for what is left to be written, but not for ever."""
+        """Wait for the last records to be written, at most ``WAITS`` seconds."""
         try:
             self.records.put(None, timeout=1)
         except queue.Full:
@@ -111,6 +111,7 @@ class Tracking:
             self.reason = self.reason or f"it has not ended after {WAITS:g} seconds"
         self._tell()
 
+    # Called by the run's thread only: `failed` prints and logs.
     def _tell(self) -> bool:
         if self.reason and not self.told:
             self.told = True
@@ -124,4 +125,5 @@ class Tracking:
                 tracker.log(*record)
             tracker.close()
         except BaseException as error:
+            # A package may even call sys.exit; in this thread nothing of it may reach the run.
             self.reason = f"{type(error).__name__}: {str(error).strip()[:300]}"

@@ -1,4 +1,4 @@
-"""MLflow: files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
+"""Track a run in MLflow: files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import mlflow
 from covey.trackers import identity_of, title_of
 
 LONGEST = 250
-"""Characters of a name."""
+"""Largest number of characters of a name."""
 PER_CALL = 100
-"""Settings that it takes at once."""
+"""Largest number of settings per call."""
 
 
 class MLflow:
-    """A run of the experiment `covey`."""
+    """A tracker that writes a run of the MLflow experiment `covey`."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
+        """Log the numbers of a step."""
         mlflow.log_metrics({allowed(name): value for name, value in values.items()}, step=step)
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class MLflow:
 
 
 def allowed(name: str) -> str:
-    """A name as MLflow takes it: letters, digits and _ - . : / and space, and a path that goes up nowhere.
+    """Return a name as MLflow allows it: letters, digits, _ - . : / and space, without `.` and `..` parts.
 
     >>> allowed("held_out/pass@1"), allowed("reward//é/../mean")
     ('held_out/pass_1', 'reward/_/_/mean')
@@ -41,7 +41,7 @@ def allowed(name: str) -> str:
 
 
 def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflow:
-    """A new MLflow run each time: one that goes on says from which step."""
+    """Begin a new MLflow run each time; the name of one that continues says from which step."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     place = run.resolve()
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else a database is asked for, and its packages
@@ -50,6 +50,7 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflo
     begun = f" from {first}" if first else ""
     mlflow.start_run(run_name=title_of(run) + begun, tags={"covey.identity": identity_of(run)})
     told = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
+    # MLflow refuses larger calls.
     for start in range(0, len(told), PER_CALL):
         mlflow.log_params(dict(told[start : start + PER_CALL]))
     return MLflow()

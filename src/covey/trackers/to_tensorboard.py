@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run folder. `tensorboard --logdir runs` shows all runs."""
+"""Track a run in a TensorBoard event file in its folder. `tensorboard --logdir runs` shows all runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tensorboardX import SummaryWriter
 
 
 class TensorBoard:
-    """Scalars by step."""
+    """A tracker that writes scalars by step."""
 
     def __init__(self, writer: SummaryWriter) -> None:
         self.writer = writer
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
+        """Log the numbers of a step."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
@@ -26,5 +26,5 @@ class TensorBoard:
 
 
 def begin_tensorboard(run: Path, settings: Mapping[str, object], first: int) -> TensorBoard:  # noqa: ARG001 - no place for settings
-    """What an interrupted try has written from step ``first`` on is forgotten."""
+    """Begin the event file; numbers of an interrupted attempt from step ``first`` on are purged."""
     return TensorBoard(SummaryWriter(str(run / "tensorboard"), purge_step=first or None))

@@ -1,4 +1,4 @@
-"""Trackio: a local database. `trackio show` opens its page; it uploads only if TRACKIO_SPACE_ID is set."""
+"""Track a run in Trackio's local database, shown by `trackio show`; uploads only with TRACKIO_SPACE_ID."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from covey.trackers import identity_of, title_of
 
 
 class Trackio:
-    """A run, the same one after a resume."""
+    """A tracker of a Trackio run, which stays the same after a resume."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
+        """Log the numbers of a step."""
         trackio.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the last records."""
         trackio.finish()
 
 
 def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Trackio:  # noqa: ARG001 - it knows
-    """Begin, or go on: it knows a run by its name alone, so that this has the identity in it."""
+    """Begin or continue. Trackio knows a run by its name alone, so the name includes the identity."""
     for module in ("trackio", "trackio.run", "trackio.utils"):  # it prints, and has no setting against that
         vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None
     trackio.init(

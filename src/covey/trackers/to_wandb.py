@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` sends it later."""
+"""Track a run in Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from covey.trackers import identity_of, title_of
 
 
 class WeightsAndBiases:
-    """A run, the same one after a resume."""
+    """A tracker of a W&B run, which stays the same after a resume."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step; those of a step it has seen before it drops itself."""
+        """Log the numbers of a step; W&B itself drops those of a step it has seen before."""
         wandb.log(dict(values), step=step)
 
     def close(self) -> None:
@@ -24,7 +24,7 @@ class WeightsAndBiases:
 
 
 def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> WeightsAndBiases:  # noqa: ARG001 - it knows
-    """A resumed run goes on where it was."""
+    """Begin or continue a run; a resumed one has the same identity."""
     wandb.init(
         project=os.environ.get("WANDB_PROJECT", "covey"),
         name=title_of(run),

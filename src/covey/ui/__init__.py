@@ -1,1 +1,1 @@
-"""The pages: runs, groups and tokens in a browser, and the lab. They read; they change nothing."""
+"""The pages: runs, groups and tokens in a browser, and the lab. They only read."""

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs, the same held-out problems, the same problems in training."""
+"""Compare two runs for the pages: settings, and the held-out and training problems of both."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.ui.records import Record, news, reading
 
 LATEST = 20
-"""Steps of each run whose problems are compared, the last ones."""
+"""Number of last steps of each run whose problems are compared."""
 MOST = 100
-"""Problems that the page lists."""
+"""Number of problems that the page lists."""
 
 
 def compared(a: Path, b: Path) -> Record:
-    """What differs between two runs, from a to b."""
+    """Return the differences of two runs, from a to b."""
     read = [reading(run).streams() for run in (a, b)]
     found, why_not = held_out_change(a, b)
     first, second = _problems(a), _problems(b)
@@ -37,7 +37,7 @@ def compared(a: Path, b: Path) -> Record:
 
 
 def _problems(run: Path) -> dict[tuple[str, str], Record]:
-    """Problem and prompt -> its mean reward when it was last sampled."""
+    """Return (problem, prompt) -> its mean reward when it was last sampled."""
     found: dict[tuple[str, str], Record] = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)

@@ -1,4 +1,4 @@
-"""A copy of the lab in one file that needs no server: worked examples with the library's answers."""
+"""Write a copy of the lab in one file that needs no server: worked examples with stored answers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ Query = Mapping[str, str]
 
 
 def write_copy(folder: Path) -> Path:
-    """Write `lab.html` into a folder. -> the file."""
+    """Write `lab.html` into a folder and return its path."""
     make_folder(folder)
     write_file(folder / "lab.html", copy_page())
     return folder / "lab.html"
 
 
 def copy_page() -> str:
-    """The lab as one HTML file; its own policy forbids every request."""
+    """Return the lab as one HTML file; its content security policy forbids every request."""
     static = files("covey") / "ui" / "static"
     style = (static / "style.css").read_text(encoding="utf-8")
     scripts = [(static / f"{name}.js").read_text(encoding="utf-8") for name in MODULES]
     script = "\n".join([*(_without_modules(text) for text in scripts), STARTED_BY])
+    # "<" is escaped, so that no answer can end the script element it is in.
     answers = json.dumps(stored_answers(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
@@ -65,13 +66,16 @@ def _digest(text: str) -> str:
 
 
 def _without_modules(text: str) -> str:
-    """A module's text in one scope with the others: their top-level names are all different."""
+    """Return a module's text without imports and exports, for one scope with the other modules.
+
+    Their top-level names are all different.
+    """
     text = re.sub(r"^import [^;]*;\n", "", text, flags=re.MULTILINE)
     return re.sub(r"^export ", "", text, flags=re.MULTILINE)
 
 
 def stored_answers() -> dict[str, object]:
-    """Address of a question -> its answer, for every state that the copy can show."""
+    """Return address -> answer for every state that the copy can show."""
     found: dict[str, object] = {"lab?": lab_contents()}
     for tool, query in stored_states():
         address = f"lab/{tool}?" + "&".join(sorted(f"{name}={value}" for name, value in query.items()))
@@ -81,7 +85,7 @@ def stored_answers() -> dict[str, object]:
 
 
 def stored_states() -> Iterator[tuple[str, Query]]:
-    """Tool and query of every state: those of guided pages, what a click makes of them, and the grids."""
+    """Yield tool and query of every state: of guided pages, of clicks on these, and of the grids."""
     for guide in lab_texts()["guides"]:
         for look in guide["looks"]:
             yield guide["tool"], look["ask"]
@@ -93,7 +97,7 @@ def stored_states() -> Iterator[tuple[str, Query]]:
 
 
 def _turned(view: str, query: Query) -> Iterator[Query]:
-    """What a reader can make of a state in the copy."""
+    """Yield the queries that a reader can reach from a state by clicks: every combination of its values."""
     rewards = query.get("rewards", "")
     if view in ("cards", "prefixes"):
         for values in product("01", repeat=rewards.count(",") + 1):
@@ -107,7 +111,7 @@ def _turned(view: str, query: Query) -> Iterator[Query]:
 
 
 def _rounded(value: object) -> object:
-    """JSON with fewer digits, and null for what is not finite."""
+    """Return JSON with fewer digits, and null for numbers that are not finite."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if abs(value) < float("inf") else None
     if isinstance(value, dict):

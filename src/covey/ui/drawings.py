@@ -1,4 +1,4 @@
-"""What the lab shows besides its tools: guided pages, the models under PPO and GRPO, three ways to train."""
+"""The contents of the lab besides its tools: guided pages, models under PPO and GRPO, ways to train."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from covey.ui.lab import first_words
 
 Drawing = dict[str, Any]
 LANE_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
-"""Preset -> its row of what was measured; DAPO keeps the models that Dr. GRPO keeps."""
+"""Preset -> its row of the memory measurements; DAPO keeps the same models as Dr. GRPO."""
 AXES_DRAWN = ("advantage", "ratio", "surrogate", "kl", "reduce")
 
 
 @cache
 def lab_texts() -> Drawing:
-    """Guided pages and the three ways to train, from `lab.yaml`."""
+    """Return the guided pages and the three ways to train, from `lab.yaml`."""
     return yaml.safe_load((files("covey") / "ui" / "lab.yaml").read_text(encoding="utf-8"))
 
 
 def lab_contents() -> Drawing:
-    """Everything that the lab shows besides its tools' answers."""
+    """Return everything that the lab shows besides its tools' answers."""
     drawn = [
         {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[lane])}
         for name, lane in LANE_OF.items()
@@ -36,8 +36,9 @@ def lab_contents() -> Drawing:
 
 
 def model_roles(algorithm: Algorithm, taken: Mapping[str, float]) -> Drawing:
-    """The models that an algorithm keeps, what each takes in multiples of the policy's weights, as measured,
-    and its composition axis by axis.
+    """Return an algorithm's composition, and the models that it keeps with their measured memory.
+
+    Memory is in multiples of the policy's weights.
     """
     trained = sum(taken[part] for part in ("weights", "gradient", "optimizer"))
     critic, reference = "values" in algorithm.needs, algorithm.needs_reference

@@ -1,4 +1,4 @@
-"""The lab's tools: questions about groups, clips and odds, answered by the functions that train."""
+"""The tools of the lab: they answer questions about groups, clips and odds with the training functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from covey_verify.types import StepRewards
 ToolAnswer = dict[str, object]
 AXIS = cast("Mapping[str, tuple[Callable[..., Tensor], ...]]", AXES)
 OF_REWARDS = {"rewards", "components", "weights", "lengths", "greedy_reward"}
-"""What a group without a model can offer an estimator."""
+"""Data of a group that are available without a model."""
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 
 
@@ -49,7 +49,7 @@ Size = Annotated[int, Field(ge=2, le=1024)]
 
 
 def answer_tool(tool: str, query: Mapping[str, Sequence[str]]) -> ToolAnswer:
-    """Answer a question of the page. Raises ConfigError for one that makes no sense."""
+    """Answer a question of the page. Raises ConfigError for an invalid one."""
     if tool not in TOOLS:
         raise ConfigError(f"{tool}: no such tool; there are {', '.join(TOOLS)}")
     try:
@@ -72,7 +72,7 @@ def group_tool(
     greedy: Finite | None = None,
     max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 512,
 ) -> ToolAnswer:
-    """A group's statistics, its advantages under every estimator, and what a token weighs then."""
+    """Return a group's statistics, its advantages by every estimator, and the weight of a token."""
     lengths = lengths or [100] * len(rewards)
     if len(lengths) != len(rewards):
         raise ConfigError(f"{len(rewards)} rewards, but {len(lengths)} lengths")
@@ -87,6 +87,7 @@ def group_tool(
         "estimators": [
             _estimated(function, data, {"ddof": ddof, "eps": eps})
             for function in AXIS["advantage"]
+            # Estimators that need a model's log-probs, tokens or values are left out.
             if set(data_names(function)) <= OF_REWARDS - ({"greedy_reward"} if greedy is None else set())
         ],
         "reductions": _weights(lengths, max_tokens),
@@ -112,7 +113,7 @@ def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -
 
 
 def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> ToolAnswer:
-    """An estimator on a group: its advantages, its formula, and the numbers that stand in it."""
+    """Apply an estimator to a group: its advantages, its formula, and the numbers in the formula."""
     settings = {k: v for k, v in given.items() if k in setting_defaults(function)}
     bound: Bound[GroupData, Tensor] = bind(function, **settings)
     formula = formula_of(function)
@@ -129,19 +130,19 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
 
 
 def first_words(function: Callable[..., object]) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Return the first paragraph of a docstring, on one line."""
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].replace("``", "").split())
 
 
 def formula_of(function: Callable[..., object]) -> str:
-    """The right-hand side of a docstring's `A_i = ...`, where it is one of plain numbers; else empty."""
+    """Return the right-hand side of a docstring's `A_i = ...` if its symbols are numbers; else empty."""
     found = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", first_words(function))
     other = found is None or any(symbol in found[1] for symbol in ("_k", "s_i"))
     return "" if found is None or other else found[1]
 
 
 def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float]) -> dict[str, float]:
-    """Symbol -> number, for completion i; longer symbols come first, so that they are replaced first."""
+    """Return symbol -> number for completion i, longer symbols first, since they contain shorter ones."""
     r, ddof, eps = data.rewards, int(settings.get("ddof", 1)), settings.get("eps", 0.0)
     others = torch.cat([r[:i], r[i + 1 :]])
     spread = float(standard_deviation(others, 1))
@@ -159,7 +160,7 @@ def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float
 
 
 def _weights(lengths: Sequence[int], max_tokens: int) -> list[ToolAnswer]:
-    """What one token of each completion weighs in the loss under each reduction."""
+    """Return the weight of one token of each completion in the loss under each reduction."""
     counts = torch.tensor(lengths, dtype=torch.float64)
     totals = Totals(int(counts.sum()), len(lengths), 1, max_tokens)
     rows = torch.ones(len(lengths), max(lengths), dtype=torch.float64)
@@ -173,7 +174,7 @@ def _weights(lengths: Sequence[int], max_tokens: int) -> list[ToolAnswer]:
 
 @validate_call
 def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
-    """Rewards by reasoning step, `1,1,-1;1,1,1`, credited to the steps in each of the three ways."""
+    """Return rewards by reasoning step, as `1,1,-1;1,1,1`, credited to steps in each of three ways."""
     try:
         values = [[float(v) for v in row.split(",")] for row in rewards.split(";")]
     except ValueError:
@@ -181,6 +182,7 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
     if not all(map(math.isfinite, (v for row in values for v in row))):
         raise ConfigError("rewards: numbers must be finite")
     longest = max(map(len, values))
+    # Every step is one token long, so step k ends at token k.
     given = [StepRewards(row, range(len(row))) for row in values]
     mask = torch.arange(longest) < torch.tensor([len(row) for row in values])[:, None]
     none, one = torch.zeros(1, len(values), dtype=torch.float64), torch.ones(1, dtype=torch.float64)
@@ -194,7 +196,10 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
 
 @validate_call
 def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length=2000)]) -> ToolAnswer:
-    """Completions as words, separated by |: the value of each prefix, and credit by it and by a critic."""
+    """Return the value of each prefix and credit by it, by a critic and by outcome.
+
+    ``texts`` are completions as words, separated by |; a word is a token.
+    """
     words = [text.split() for text in texts.split("|")]
     if len(words) != len(rewards) or not all(words):
         raise ConfigError(f"texts: {len(rewards)} completions with words are due, separated by |")
@@ -204,6 +209,7 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     values = torch.tensor(rewards, dtype=torch.float64)
     known, there = prefix_values(values, ids), ids >= 0
     last = torch.tensor([len(row) - 1 for row in words])
+    # (N, T): the whole reward is paid at the last token of each completion.
     paid = torch.zeros_like(known[:, 1:]).scatter(1, last[:, None], values[:, None])
     return {
         "words": words,
@@ -226,7 +232,8 @@ def gate_tool(
     clip_high: Annotated[float, Field(gt=0, le=20)] = 0.2,
     old: Annotated[float, Field(gt=0, lt=1)] = 0.1,
 ) -> ToolAnswer:
-    """Every clip rule at a ratio and over many: what a token gains, and how hard it is pushed."""
+    """Return for every clip rule a token's objective and its gradient coefficient, over many ratios."""
+    # Ratios .1 to 2.5 for the curves; the last entry is the ratio that was asked for.
     grid = [*(i / 40 for i in range(4, 101)), ratio]
     log_ratio = torch.tensor(grid, dtype=torch.float64).log()[:, None]
     before = torch.full_like(log_ratio, old).log()
@@ -269,7 +276,7 @@ def _with_ratio(algorithm: Algorithm, inputs: LossInputs) -> LossInputs:
 def kl_tool(
     *, p: Annotated[float, Field(gt=0, lt=1)] = 0.5, q: Annotated[float, Field(gt=0, lt=1)] = 0.3
 ) -> ToolAnswer:
-    """KL estimators for a choice of two tokens, p under the policy and q under the reference."""
+    """Return the KL estimators for two tokens; the first has p under the policy, q under the reference."""
     policy, reference = (torch.tensor([x, 1 - x], dtype=torch.float64) for x in (p, q))
     distance = policy.log() - reference.log()
     grid = torch.linspace(-2, 2, 81, dtype=torch.float64)
@@ -294,7 +301,7 @@ def kl_tool(
 def odds_tool(
     *, p: Chance = 0.2, size: Size = 8, prompts: Annotated[int, Field(ge=1, le=100_000)] = 64
 ) -> ToolAnswer:
-    """How often a group ties where each completion is correct with probability p."""
+    """Return how often a group ties if each completion is correct with probability p."""
     dead = chance_of_dead(p, size)
     rates = [i / 50 for i in range(51)]
     return {
@@ -319,7 +326,7 @@ def toy_tool(
     updates: Annotated[int, Field(ge=1, le=200)] = 50,
     seed: Annotated[int, Field(ge=0, le=1000)] = 0,
 ) -> ToolAnswer:
-    """A policy over a few answers, the first one correct, trained for some steps, a group each."""
+    """Train a softmax policy over a few answers, of which the first is correct, on one group per step."""
     known = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
     if estimator not in known:
         raise ConfigError(f"estimator: {estimator}: one of {', '.join(known)} is due")
@@ -329,6 +336,7 @@ def toy_tool(
     course, dead, drawn = [logits.softmax(0).tolist()], list[bool](), list[list[int]]()
     for update in range(updates):
         draws = torch.from_numpy(uniforms(key(seed, "toy", update), size)).double()
+        # Inverse-CDF sampling; the clamp guards against a cumulative sum that rounds below 1.
         samples = torch.searchsorted(logits.detach().softmax(0).cumsum(0), draws).clamp(max=answers - 1)
         data = _group_data((samples == 0).double(), [1] * size, None)
         advantages = algorithm.advantage(data)

@@ -1,4 +1,4 @@
-"""What the pages show of run folders, as JSON: runs, curves, steps, groups; also while a run writes."""
+"""Collect the JSON that the pages show of run folders: runs, curves, steps and groups, also live."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from covey_verify.errors import ConfigError, CoveyError
 Record = dict[str, Any]
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
-"""Folders below the one that is shown in which runs are looked for."""
+"""Depth of folders that are searched for runs."""
 PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
 COURSE = 80
-"""Points of the small curve in the list of runs."""
+"""Number of points of the small curve in the list of runs."""
 CURVES = ("metrics", "timings")
 """Streams with a record for each step."""
 PROMPT = 400
-"""Characters of a prompt that the grid of groups shows."""
+"""Number of characters of a prompt in the grid of groups."""
 
 
 class Runs:
-    """The runs below a folder, by the names their addresses have."""
+    """The runs below a folder, by the names that their addresses use."""
 
     def __init__(self, root: Path | None) -> None:
         self.root = root and root.resolve()
 
     def folders(self) -> dict[str, Path]:
-        """Name -> folder, newest first; the stages of a pipeline are runs of their own."""
+        """Return name -> folder, newest first; the stages of a pipeline are runs of their own."""
         if self.root is None:
             return {}
         base = self.root.parent if (self.root / "config.yaml").is_file() else self.root
@@ -59,7 +59,8 @@ class Runs:
         return {folder.relative_to(base).as_posix(): folder for folder in found}
 
     def folder(self, name: str) -> Path:
-        """The folder of a run. Raises ConfigError."""
+        """Return the folder of a run. Raises ConfigError."""
+        # A name from the address is looked up, never joined to a path: it cannot lead out of the root.
         found = self.folders().get(name)
         if found is None:
             raise ConfigError(f"{name}: no run of that name in {self.root}")
@@ -81,14 +82,14 @@ def _changed(folder: Path) -> float:
 
 @dataclass
 class Tail:
-    """The records of a stream from a byte onwards; a line that is still being written waits."""
+    """A reader of a stream from a byte onwards; it leaves a half-written last line for the next read."""
 
     path: Path
     at: int = 0
     unreadable: int = 0
 
     def read(self) -> list[Record]:
-        """What has come since the last time. Raises EOFError where the file was cut: a resume has begun."""
+        """Return the new records. Raises EOFError if the file was truncated, as by a resume."""
         if not self.path.exists():
             return []
         with open_below(self.path.parent, self.path.name, stream_bytes()) as file:
@@ -103,14 +104,14 @@ class Tail:
 
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
-    """All streams of a run, from these bytes on."""
+    """Return readers of all streams of a run, from these bytes on."""
     return {name: Tail(folder / f"{name}.jsonl", (at or {}).get(name, 0)) for name in PAGE_STREAMS}
 
 
 def run_state(folder: Path) -> RunState:
-    """Whether a run is at work, has ended as it should, was stopped by a guard, or interrupted.
+    """Return whether a run is training, has finished, was stopped by a guard, or was interrupted.
 
-    Its lock names the process; taking the lock to find out could get in a trainer's way.
+    Its lock file names the process. Taking the lock to find out could make a starting trainer fail.
     """
     if (folder / RESULT).is_file():
         return "finished"
@@ -118,6 +119,8 @@ def run_state(folder: Path) -> RunState:
     if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
         return ended
     try:
+        # "process PID on HOST". Signal 0 only tests whether the process exists; on another host it is
+        # believed to be at work.
         words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
         os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
     except PermissionError:
@@ -128,13 +131,13 @@ def run_state(folder: Path) -> RunState:
 
 
 def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
-    """As JSON."""
+    """Return the verdict on a run as JSON."""
     verdict = recorded_verdict(folder, evals, seconds)
     return vars(verdict) if verdict else None
 
 
 def listed_runs(runs: Runs) -> list[Record]:
-    """The first page: a row for every run."""
+    """Return the first page: a row for every run."""
     return [_row(name, folder) for name, folder in runs.folders().items()]
 
 
@@ -147,7 +150,7 @@ def _row(name: str, folder: Path) -> Record:
 
 
 def _known(folder: Path) -> Record:
-    """What is known of a run beside its state. Raises CoveyError where its files are damaged."""
+    """Return the facts of a run besides its state. Raises CoveyError if its files are damaged."""
     settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
@@ -163,13 +166,13 @@ def _known(folder: Path) -> Record:
 
 @lru_cache(maxsize=512)
 def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
-    """A config is slow to read, and a list of a hundred runs has a hundred."""
+    """Return a run's recorded config, cached until it changes: a list may have a hundred runs."""
     return recorded_yaml(folder)
 
 
 @lru_cache(maxsize=512)
 def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
-    """What a row takes from the streams: read again only when they have grown."""
+    """Return the facts of a row that come from the streams, read again only when these have grown."""
     metrics, evals, timings = (
         Tail(folder / f"{name}.jsonl").read() for name in ("metrics", "evals", "timings")
     )
@@ -185,22 +188,23 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
 
 
 class Reading:
-    """What has been read of a run's streams: each byte once, however often its page is opened."""
+    """The content of a run's streams; each byte is read once, however often its page is opened."""
 
     def __init__(self, folder: Path) -> None:
+        # Requests run in threads, and two of them may open the same page.
         self.folder, self.busy = folder, Lock()
         self.forget()
 
     def forget(self) -> None:
-        """Begin at the first byte."""
+        """Start again at the first byte."""
         self.tails = tails(self.folder)
         self.curves = {name: Curve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
         self.refused: dict[str, str] = {}
-        """Streams that are no logs of this run (a link, a pipe, too large), and what is said of them."""
+        """Stream -> why it is not read: it is a link, a pipe, or too large."""
 
     def streams(self) -> dict[str, list[Record]]:
-        """All streams as they are now, the long ones thinned."""
+        """Return all streams as they are now, the long ones thinned."""
         with self.busy:
             try:
                 self._follow()
@@ -226,18 +230,18 @@ class Reading:
 
 @lru_cache(maxsize=16)
 def reading(folder: Path) -> Reading:
-    """The reading of a run's folder."""
+    """Return the shared reading of a run's folder."""
     return Reading(folder)
 
 
 @lru_cache(maxsize=64)
 def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
-    """What a run's records say where it wrote no findings: asked again only when they have grown."""
+    """Return findings from the records of a run that logged none; made again only when these have grown."""
     return explain_run(folder)[-1]
 
 
 def run_page(name: str, folder: Path) -> Record:
-    """The page of a run: what it is, its curves, what was found."""
+    """Return the page of a run: its facts, curves and findings."""
     known = reading(folder)
     read = known.streams()
     streams = known.tails
@@ -278,19 +282,19 @@ def run_page(name: str, folder: Path) -> Record:
 
 
 def news(read: Mapping[str, list[Record]]) -> Record:
-    """Records of the streams as the page takes them: evaluations without the outcome of every problem."""
+    """Return records for the page: evaluations come without the outcome of every problem."""
     evals = [{k: v for k, v in e.items() if k != "outcome"} for e in read["evals"]]
     return {**read, "evals": evals}
 
 
 def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
-    """Of steps that have just ended those whose completions are logged."""
+    """Return those of the steps that have just ended whose completions are logged."""
     steps = (int(record["step"]) for record in metrics if "step" in record)
     return [step for step in steps if rollout_file(folder, step).is_file()]
 
 
 def differing_settings(folder: Path) -> list[Record]:
-    """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
+    """Return the settings of a run that differ from their defaults, or have none. Raises ConfigError."""
     recorded: Mapping[str, Any] = recorded_yaml(folder)
     found = []
     for row in schema_rows():
@@ -305,7 +309,7 @@ def differing_settings(folder: Path) -> list[Record]:
 
 
 def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
-    """The preset that is nearest to a run's algorithm, and where the two differ."""
+    """Yield the preset nearest to a run's algorithm, and the settings in which they differ."""
     axes = recorded.get("algorithm") or {}
     most = (recorded.get("rollout") or {}).get("max_tokens")
     known = {name: describe(preset, most) for name, preset in PRESETS.items()}
@@ -314,6 +318,7 @@ def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
     )
     yield {"setting": "algorithm.name", "value": name, "says": PRESETS[name].paper}
     preset = PRESETS[name]
+    # Compare a KL that the user added with the default KL, so that only its changed settings show.
     if axes.get("kl") and preset.kl is None:
         preset = replace(preset, kl=KL())
     given, own = _flat(axes), _flat(describe(preset, most))
@@ -322,7 +327,7 @@ def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _flat(value: object, path: str = "") -> dict[str, object]:
-    """A nested mapping as dotted keys."""
+    """Return a nested mapping as one with dotted keys."""
     if not isinstance(value, Mapping):
         return {path: list(value) if isinstance(value, tuple) else value}
     return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{path}.{key}".strip(".")).items()}
@@ -336,7 +341,7 @@ def _written(value: object) -> str:
 
 
 def step_page(folder: Path, number: int) -> Record:
-    """The groups of a step, what matters first: those that teach by their spread, then the dead."""
+    """Return the groups of a step: trained and live ones first, by the spread of their rewards."""
     log = read_rollouts(folder, number)
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
@@ -365,14 +370,14 @@ def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
 
 
 def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
-    """A prompt as one text; of a chat the messages, each after its role."""
+    """Return a prompt as one text; of a chat, the messages, each after its role."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
 
 
 def group_page(folder: Path, number: int, which: int) -> Record:
-    """A group: its completions with everything rewards said of them."""
+    """Return a group: its completions with the results of all rewards."""
     log = read_rollouts(folder, number)
     places = log.groups.get(which)
     if places is None:
@@ -392,6 +397,6 @@ def group_page(folder: Path, number: int, which: int) -> Record:
 
 
 def model_folder(folder: Path) -> Path | None:
-    """A folder in which the run has left its model and tokenizer."""
+    """Return the folder with a run's newest model, if that has a tokenizer."""
     found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
     return found if found is not None and (found / "tokenizer.json").is_file() else None

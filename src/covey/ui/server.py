@@ -1,4 +1,4 @@
-"""The pages' server: one site on 127.0.0.1, for the person who was given its address. GET only."""
+"""The server of the pages: one site on 127.0.0.1, GET only, for requests with its token."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ ADDRESS = "127.0.0.1"
 ASKED_WITH = "x-covey-token"
 """Header that carries the token."""
 HEADERS_WITHIN = 10.0
-"""Seconds in which a connection has to bring its first request."""
+"""Seconds within which a connection must send its first request."""
 LOOK = 0.5
-"""Seconds between looks at the files of a run that writes."""
+"""Seconds between checks of the files of a live run."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -67,10 +67,10 @@ HEADERS = {
 
 
 class TokenGate:
-    """Lets in who asks by GET and for this host; to runs, with the token. Adds headers to every answer.
+    """Refuses requests for other hosts, by other methods than GET, or for runs without the token.
 
-    The page keeps the token where only pages of this address read it, its port included. A cookie would be
-    sent to every port of the machine.
+    Adds headers to every answer. The page keeps the token in storage of its own origin, which includes the
+    port. A cookie would be sent to every port of the machine.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
@@ -78,7 +78,7 @@ class TokenGate:
         self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI request."""
+        """Handle an ASGI request."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
@@ -92,6 +92,7 @@ class TokenGate:
         return await (self._refusal(Request(scope)) or self.app)(scope, receive, answered)
 
     def _refusal(self, request: Request) -> Response | None:
+        # Against DNS rebinding: a foreign page whose name resolves to 127.0.0.1 still sends its name here.
         if request.headers.get("host") not in self.hosts:
             return Response("this page answers to 127.0.0.1 only", 421)
         if two_lengths(request.headers):
@@ -108,11 +109,11 @@ class TokenGate:
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP that hangs up on who connects and does not ask: each half-sent request would hold a file open."""
+    """HTTP that closes connections without a request: each half-sent one would hold a descriptor open."""
 
     # asyncio declares a BaseTransport and, of a server's protocol, always gives a Transport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection is open."""
+        """Give a new connection its deadline."""
         super().connection_made(transport)
         self.loop.call_later(HEADERS_WITHIN, self._hang_up)
 
@@ -122,13 +123,13 @@ class PromptProtocol(H11Protocol):
 
 
 def json_answer(value: object, status: int = 200) -> Response:
-    """As JSON; what is not finite becomes null."""
+    """Return a JSON response; numbers that are not finite become null."""
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
 def build_site(root: Path | None) -> Starlette:
-    """The site without its gate; without a folder it is the lab alone."""
+    """Return the site without its gate; without a folder it has the lab only."""
     runs = Runs(root)
 
     def number(request: Request, name: str) -> int:
@@ -143,6 +144,7 @@ def build_site(root: Path | None) -> Starlette:
     def page(_: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
+    # A plain function, not a coroutine: Starlette runs it in a thread, so slow reads block nobody.
     def of(make: Callable[[Request], object]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
@@ -188,7 +190,7 @@ def build_site(root: Path | None) -> Starlette:
 
 
 async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
-    """What a run writes from now on, as server-sent events; `reset` where it begins again at a checkpoint."""
+    """Yield new records of a run as server-sent events; `reset` if a resume has truncated its streams."""
     streams, before = tails(folder, at), ""
     while True:
         try:
@@ -209,16 +211,16 @@ async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
 
 
 class PageServer(uvicorn.Server):
-    """Ends at the first signal; what comes later (a terminal's and the supervisor's) finds it ending."""
+    """A server that ends at the first signal; the terminal and the supervisor may both send one."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The signals are taken before the address is printed; uvicorn would also send them on in the end."""
+        """Do nothing: ``serve_pages`` sets the handlers earlier, and uvicorn would raise the signal again."""
         yield
 
 
 def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
-    """Show the pages until Ctrl-C. ``port`` 0 takes any that is free. Raises ConfigError where one is not."""
+    """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken."""
     if root is not None and not root.is_dir():
         raise ConfigError(f"{root}: no such folder; give the folder of a run, or one with runs in it")
     with socket.socket() as place:
@@ -249,7 +251,10 @@ def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str,
 
 
 def _doorway(folder: Path, url: str) -> Path:
-    """A file that leads a browser to an address: a command's arguments are read by everybody on a machine."""
+    """Return a private file that redirects a browser to the address.
+
+    Anybody on a machine can read a command's arguments, and the address holds the token.
+    """
     page = folder / "covey.html"
     page.write_text(f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">')
     return page

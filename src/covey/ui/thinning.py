@@ -1,4 +1,4 @@
-"""Long curves in few points: a stretch of steps is its lowest and its highest value, so no spike is lost."""
+"""Thin long curves: each stretch of steps is shown by its lowest and highest value, so no spike is lost."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 Record = dict[str, Any]
 MOST = 200
-"""Stretches of a curve; each is two points, and a screen has no room for more."""
+"""Largest number of stretches of a curve. Each is two points, and a screen has no room for more."""
 DIGITS = 6
 """Significant digits of a number in a curve."""
 
 
 @dataclass
 class Stretch:
-    """Steps that follow one another."""
+    """A range of consecutive steps."""
 
     first: int
     last: int
     size: int = 0
-    """Records."""
+    """Number of records."""
     extremes: dict[str, list[float]] = field(default_factory=dict)
-    """Metric -> its lowest value, the step of that, its highest value, the step of that."""
+    """Metric -> [lowest value, its step, highest value, its step]."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take the record of the next step."""
+        """Add the record of the next step."""
         step, extremes = int(record["step"]), self.extremes
         self.last, self.size = step, self.size + 1
         for name, value in record.items():
@@ -40,7 +40,7 @@ class Stretch:
                 known[2:] = [value, step]
 
     def join(self, other: Stretch) -> None:
-        """Take a later stretch in."""
+        """Merge a later stretch into this one."""
         self.last, self.size = other.last, self.size + other.size
         for name, (low, low_at, high, high_at) in other.extremes.items():
             known = self.extremes.setdefault(name, [low, low_at, high, high_at])
@@ -50,7 +50,7 @@ class Stretch:
                 known[2:] = [high, high_at]
 
     def records(self) -> list[Record]:
-        """One record of one step; else two, each metric's extremes in the order in which they came."""
+        """Return one record for one step, else two, with each metric's extremes in order of time."""
         if self.size == 1:
             return [{"step": self.first, **{name: e[0] for name, e in self.extremes.items()}}]
         early: Record = {"step": self.first}
@@ -61,18 +61,18 @@ class Stretch:
 
 
 class Curve:
-    """A stream of records that grows, in at most ``MOST`` stretches; each record is looked at once."""
+    """A growing stream of records in at most ``MOST`` stretches; each record is read once."""
 
     def __init__(self) -> None:
         self.ends: list[Record] = []
-        """The first record and the last one, which are shown as they are."""
+        """The first and the last record, which are shown as they are."""
         self.stretches: list[Stretch] = []
-        """Of the records between them."""
+        """Stretches of the records between them."""
         self.width = 1
-        """Records of a full stretch."""
+        """Number of records of a full stretch."""
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Take the next records."""
+        """Add the next records."""
         for record in records:
             if len(self.ends) == 2:
                 self._thin(self.ends.pop())
@@ -85,7 +85,7 @@ class Curve:
         self.stretches[-1].add(record)
 
     def _widen(self) -> None:
-        """Make room for one more stretch."""
+        """Make room for one more stretch: merge them in pairs, so that each is twice as wide."""
         if len(self.stretches) < MOST:
             return
         for early, late in zip(self.stretches[::2], self.stretches[1::2], strict=True):
@@ -94,7 +94,7 @@ class Curve:
         self.width *= 2
 
     def records(self) -> list[Record]:
-        """The curve, two records a stretch at most."""
+        """Return the curve, with at most two records per stretch."""
         between = [record for stretch in self.stretches for record in stretch.records()]
         shown = [*self.ends[:1], *between, *self.ends[1:]]
         return [{name: _shorter(value) for name, value in record.items()} for record in shown]

@@ -1,4 +1,4 @@
-"""A completion token by token: its text, and what sampler, advantage and updates gave each token."""
+"""Show a completion token by token: its text, and each token's log-prob, advantage and update values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ QUANTITIES = {
     "value": "mean reward of the completions that share the text up to here",
     "critic": "what the critic expected before this token",
 }
-"""What a token can be coloured by."""
+"""Quantities by which tokens can be coloured, with their descriptions."""
 TOKENIZER_BYTES = 256 << 20
 
 
 def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
-    """One completion of the rollout log."""
+    """Return the page of one completion of the rollout log."""
     log = read_rollouts(folder, step)
     places = log.groups.get(group, [])
     if not 0 <= sample < len(places):
@@ -70,18 +70,19 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
 
 
 def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds; empty for one that only begins a character."""
+    """Return the text that each token adds; empty for a token that only begins a character."""
     stream = DecodeStream(skip_special_tokens=False)
     return [stream.step(tokenizer, i) or "" for i in ids]
 
 
 def tokenizer_of(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a run: of its own model, else of the one it began with, as far as that is here."""
+    """Return the tokenizer of a run's model, or of its base model if that is on this machine; else None."""
     own = model_folder(folder)
     try:
         place = own / "tokenizer.json" if own else _of_base(folder)
         if place is None:
             return None
+        # In the run's folder no part of the path may be a link; elsewhere only the file itself is checked.
         within = folder if place.is_relative_to(folder) else place.parent
         return _read(within, str(place.relative_to(within)), place.stat().st_mtime)
     except (OSError, ValueError, CoveyError):
@@ -110,7 +111,7 @@ def _read(folder: Path, name: str, _changed: float) -> Tokenizer:
 
 
 def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> np.ndarray | None:
-    """V before each token of a completion, by the group's own siblings. (T,)."""
+    """Return (T,) values before each token of a completion: the mean reward of siblings with that prefix."""
     known = [i for i in places if log.rows[i]["reward"] is not None]
     if places[sample] not in known:
         return None

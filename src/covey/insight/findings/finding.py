@@ -1,4 +1,4 @@
-"""A finding as it is shown and written down."""
+"""Define a finding, as it is shown and logged."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ STREAM = "findings.jsonl"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that goes wrong."""
+    """One problem of a run."""
 
     id: str
     step: int
     severity: Severity
     sentence: str
-    """With the numbers."""
+    """The problem in a sentence, with its numbers."""
     remedy: str = ""
-    """A line for the config; empty if the config has all of them already."""
+    """A line for the config; empty if the config has all remedies already."""
     advice: str = ""
-    """What no config line can do."""
+    """Advice beyond config lines."""
     evidence: Mapping[str, int | float] = field(default_factory=dict)
-    """The step; the group, completion and token that show it, if there are any; metrics by name."""
+    """The step; the group, completion and token that show the problem, if any; metrics by name."""
 
     def __str__(self) -> str:
         remedies = " or ".join(r for r in (self.remedy, self.advice) if r)
         return f"{self.sentence}. Try: {remedies}" if remedies else self.sentence
 
     def record(self) -> dict[str, Any]:
-        """As a line of `findings.jsonl`."""
+        """Return the finding as a record for `findings.jsonl`."""
         return {**vars(self), "evidence": dict(self.evidence)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Finding | None:
-        """The finding of a line, without fields that are unknown here; None if the line is damaged."""
+        """Return the finding of a record, ignoring unknown fields; None if the record is damaged."""
         known = {k: v for k, v in record.items() if k in cls.__dataclass_fields__}
         try:
             return READ_FINDING.validate_python(known)

@@ -35,6 +35,7 @@ def one_outlier_decides(run: RunView) -> str | None:
     size, alone = run.setting("rollout.group_size"), run.late("groups/one_against_all")
     if not (isinstance(size, int) and 1 < size <= 4 and alone > 0.5):
         return None
+    # The largest z-score that one of n values can have, with the std over n - 1.
     most = (size - 1) / math.sqrt(size)
     said = f"in {percent(alone)} of the groups that train one outlier of {size} decides"
     return f"{said}: it gets {most:.2g}, by luck or not"
@@ -57,6 +58,7 @@ def rewards_pull_apart(run: RunView) -> str | None:
     apart = {
         name: -r
         for name, r in run.names("reward/correlation/").items()
+        # Two rewards that both rise are not earned at each other's cost.
         if not all(run.rose(f"reward/{one}/mean", 0.0) for one in name.split("/"))
     }
     name, strength = largest(apart)

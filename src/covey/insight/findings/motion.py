@@ -22,15 +22,16 @@ BEYOND_DOUBT = 5.0
 
 
 def leap(run: RunView) -> float:
-    """How far an update of the first steps has moved the policy, nats a completion; NaN later on."""
+    """Return how far an update of the first steps moved the policy, in nats per completion; later NaN."""
     if run.steps > WIDEST:
         return math.nan
+    # kl/start is measured before the updates of its own step, so these do not count.
     updates = sum(known_values(run.beginning[:-1], "optimizer/updates"))
     return mean_of(run.beginning[-1:], "kl/start") / updates if updates else math.nan
 
 
 def tenth_after_a_leap(run: RunView) -> str | None:
-    """A tenth of the learning rate, if an update moves the policy by more than half a nat."""
+    """Return a tenth of the learning rate, if an update moves the policy by more than half a nat."""
     return TENTH_OF_LR(run) if leap(run) > 0.5 else None
 
 
@@ -55,9 +56,12 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
     chance, or an update moves the policy by more than five nats.
     """
     moved, first, reward = leap(run), run.beginning[:1], noise([run.beginning], "reward/mean")
+    # The first step's rewards are from the untrained policy, so they are the baseline.
     before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
     now = mean_of(run.beginning[1:][-2:], "reward/mean")
+    # Either by .6 std, or to less than half of a first reward that is not nearly 0 itself.
     less = before - now > 0.6 * std or 0.2 * std < before > 2 * now
+    # The difference of one step and the mean of two.
     doubt = reward.error(1, 2) * errors_needed(reward.freedom, run.steps) if moved < BEYOND_DOUBT else 0.0
     if not (moved > 0.5 and less and before - now > doubt):
         return None

@@ -3,4 +3,4 @@
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
 STILL = ("flat", "no_motion", "held_out_flat")
 OUTCOMES = (*NO_SIGNAL, *STILL, "worse", "entropy_collapse", "duplicates", "kl_growth", "length_bias")
-"""What any bad reward ends in."""
+"""The findings in which any bad reward may end."""

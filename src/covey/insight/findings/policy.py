@@ -70,6 +70,7 @@ def the_policy_is_far_away(run: RunView) -> str | None:
     not risen by five points, and a verdict that grades does not give clearly more either.
     """
     far = {"where it began": run.late("kl/start"), "its reference": run.late("kl/completion_k1")}
+    # With no distance above 10, `largest` gives NaN, which fails the comparison.
     what, kl = largest({name: value for name, value in far.items() if value > 10})
     if not (kl > 10 and run.accuracy_gain < 0.05) or run.graded_higher:
         return None
@@ -96,6 +97,7 @@ def answers_cannot_be_read(run: RunView) -> str | None:
     for status in ("no_answer", "unparsable"):
         for name, rate in run.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
+            # One status that improves is enough to wait; rates of both add up per function.
             better |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
             grown |= run.rise(f"reward/{name}/{status}") > 0.1
     name, rate = largest(rates)
@@ -142,6 +144,7 @@ def held_out_problems_gain_nothing(run: RunView) -> str | None:
     rise, gain = run.rise("reward/mean"), run.accuracy_gain
     errors = errors_needed(math.inf, len(run.evals) - 1)
     unlikely = gains(run.evals[0], run.evals[-1], errors)["sampled"].high < 0.05
+    # Nearly solved from the start: there is little left to gain.
     solved = bool(run.evals[0].pass_rate.mean() > 0.9)
     rose = run.rose("reward/mean", 0.3 * run.early("reward/std"))
     if not (rose and gain < 0.02 and unlikely) or solved or run.graded_higher:

@@ -32,11 +32,14 @@ def wasted_beyond_luck(run: RunView) -> bool:
     Groups of the other problems are dead by luck, as often as their size says at the run's accuracy.
     """
     size, rate = run.setting("rollout.group_size"), run.whole("accuracy")[0]
+    # If a fraction `others` of problems is solved sometimes, at the run's mean rate p, then solved = always +
+    # others p^G and never likewise. Solved for `others`, this gives the always and the never solved.
     lucky, unlucky = (rate**size, (1 - rate) ** size) if isinstance(size, int) else (0.0, 0.0)
     shares = [run.whole(f"groups/dead{kind}") for kind in ("", "_correct", "_incorrect")]
     (_, doubt), (solved, solved_doubt), (never, never_doubt) = shares
     others = min(1.0, (1 - solved - never) / max(1e-9, 1 - lucky - unlucky))
     if not run.patient:
+        # Asked for the likeliest cause of a whole run: no proof is needed.
         doubt = solved_doubt = never_doubt = 0.0
     either = min(solved - solved_doubt - others * lucky, never - never_doubt - others * unlucky)
     return 1 - others - doubt > 0.5 and either > 0.125
@@ -106,7 +109,9 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     """
     moved, updates = abs(run.late("kl/start")), run.late("optimizer/updates")
     warm = run.setting("train.warmup_steps")
+    # Updates during the warm-up are small on purpose.
     begun = 5 + (warm if isinstance(warm, int) else 0)
+    # Right after the warm-up only rounding-sized motion counts; later on the bound is wider.
     still = (run.after(20) and moved < 1e-3) or (run.after(begun) and moved < 1e-6)
     if not (still and updates > 0 and run.late("groups/dead") < 0.9):
         return None
@@ -136,6 +141,7 @@ def held_out_problems_are_of_another_kind(run: RunView) -> str | None:
     if not run.evals or run.setting("rollout.curriculum") == "frontier":
         return None
     rate, held_out = mean_of(first, "accuracy"), run.evals[0].pass_rate
+    # The two errors are independent: training batches and held-out problems.
     training = noise([first], "accuracy").error(len(first))
     doubt = math.hypot(training, float(held_out.std()) / math.sqrt(len(held_out)))
     apart = abs(rate - float(held_out.mean()))

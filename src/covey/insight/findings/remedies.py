@@ -1,4 +1,4 @@
-"""Config lines that help: a setting with another value, scaled, or rewards that are changed."""
+"""Config lines that help: a setting with another or scaled value, or changed rewards."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from covey.insight.findings.view import RunView
 BY_STD = ("group_zscore", "leave_one_out_zscore", "component_zscore", "component_leave_one_out")
 """Estimators that divide by the std of a group."""
 MODELS = ("reward_model", "process_reward_model", "judge")
-"""Rewards that are a model's opinion."""
+"""Rewards that come from a model."""
 FAINT = 0.1
-"""A LoRA's alpha / rank below which updates hardly count; in use are 1 to 2."""
+"""alpha / rank of a LoRA up to which updates hardly have an effect; 1 to 2 are in use."""
 Specs = list[object]
 """Entries of `rewards`."""
 
 
 @dataclass(frozen=True)
 class ChangeTo:
-    """A setting with another value, unless the run's own is as good."""
+    """A remedy that changes a setting, unless the run's value is as good."""
 
     key: str
     value: object
     unless: Callable[[Any], bool] | None = None
 
     def __call__(self, run: RunView) -> str | None:
-        """The config line, if it is not the run's own already."""
+        """Return the config line, or None if the run has such a value."""
         own = run.setting(self.key)
         if own is UNKNOWN:  # an algorithm without this setting
             return yaml_line(self.key, self.value) if run.setting is unknown else None
@@ -39,7 +39,7 @@ class ChangeTo:
 
 @dataclass(frozen=True)
 class ScaleBy:
-    """A number times a factor, at most ``most``; ``otherwise`` if the run's own is not known."""
+    """A remedy that scales a number, up to ``most``; ``otherwise`` is its value if the run's is unknown."""
 
     key: str
     factor: float
@@ -47,7 +47,7 @@ class ScaleBy:
     most: float = math.inf
 
     def __call__(self, run: RunView) -> str | None:
-        """The config line; None if the setting is no number, or would be too large."""
+        """Return the config line; None if the setting is no number, or would be too large."""
         own = run.setting(self.key)
         if not isinstance(own, int | float):
             return yaml_line(self.key, self.otherwise) if run.setting is unknown else None
@@ -58,12 +58,12 @@ class ScaleBy:
 
 @dataclass(frozen=True)
 class ChangeRewards:
-    """The run's own list of rewards, changed."""
+    """A remedy that changes the run's list of rewards."""
 
     change: Callable[[Specs], Specs]
 
     def __call__(self, run: RunView) -> str | None:
-        """The config line, if the change makes a difference."""
+        """Return the config line, if the change makes a difference."""
         own = specs_of(run) or ["math_answer"]
         changed = self.change(own)
         return None if changed == own else yaml_line("rewards", changed)
@@ -71,59 +71,60 @@ class ChangeRewards:
 
 @dataclass(frozen=True)
 class IfRewardsFail:
-    """A setting for functions that fail, not for those that say nothing; ``models``: for models, too."""
+    """A remedy for rewards that fail, not for those without a score. ``models``: for learned ones too."""
 
     remedy: ChangeTo
     models: bool = True
 
     def __call__(self, run: RunView) -> str | None:
-        """The config line."""
+        """Return the config line."""
         failing, part = largest(run.names("reward/", "/infra_error"))
         return self.remedy(run) if part > 0 and (self.models or failing not in MODELS) else None
 
 
 def at_least(bound: float) -> Callable[[Any], bool]:
-    """Whether a number is at least so large."""
+    """Return a test whether a value is a number of at least ``bound``."""
     return lambda own: isinstance(own, int | float) and own >= bound
 
 
 def largest(values: Mapping[str, float]) -> tuple[str, float]:
-    """The name with the largest value; ("", NaN) if there are none."""
+    """Return the name with the largest value and that value; ("", NaN) if there are none."""
     return max(values.items(), key=lambda item: item[1], default=("", math.nan))
 
 
 def spec_name(spec: object) -> str:
-    """The name of an entry of `rewards`."""
+    """Return the name of an entry of `rewards`."""
     return str(next(iter(spec)) if isinstance(spec, Mapping) else spec)
 
 
 def spec_settings(spec: object) -> dict[str, object]:
-    """The settings of an entry of `rewards`; a number alone is its weight."""
+    """Return the settings of an entry of `rewards`; a number alone is its weight."""
     inside = next(iter(spec.values())) if isinstance(spec, Mapping) else {}
     return dict(inside) if isinstance(inside, Mapping) else {"weight": inside}
 
 
 def specs_of(run: RunView) -> Specs:
-    """The run's entries of `rewards`; none if the config is not known."""
+    """Return the run's entries of `rewards`; empty if the config is unknown."""
     own = run.setting("rewards")
     return list(own) if isinstance(own, list | tuple) else []
 
 
 def with_reward(name: str, settings: object) -> ChangeRewards:
-    """One more reward, unless it is in the list already."""
+    """Return a remedy that adds a reward, unless it is in the list already."""
     return ChangeRewards(lambda own: own if name in map(spec_name, own) else [*own, {name: settings}])
 
 
 def gated(specs: Specs) -> Specs:
-    """Every reward but the first counts only if the first one is satisfied."""
+    """Make every reward but the first count only if the first is satisfied."""
     first, *others = specs
+    # Rewards are called by their `name`, else by the function after the colon.
     verdict = spec_settings(first).get("name", spec_name(first).rpartition(":")[2])
     rule = {"gated_by": f"{verdict}:correct"}
     return [first, *({spec_name(s): {**spec_settings(s), **rule}} for s in others)]
 
 
 def reading_last_number(specs: Specs) -> Specs:
-    """The verdict is replaced by a verifier that reads the last number of a text."""
+    """Replace the verdict with a verifier that reads the last number of a text."""
     judge = next((s for s in specs if spec_settings(s).get("verdict")), specs[0] if specs else None)
     known = spec_settings(judge) if judge is not None else {}
     marked = {name: known[name] for name in ("weight", "verdict") if name in known}
@@ -132,8 +133,9 @@ def reading_last_number(specs: Specs) -> Specs:
 
 
 def verified(specs: Specs) -> Specs:
-    """A verdict from the user's own file is replaced by the tested verifier."""
+    """Replace a verdict from the user's own file with covey's tested verifier."""
     declared = [s for s in specs if spec_settings(s).get("verdict")]
+    # A colon marks a user's own function. Without a declared verdict the first of these is taken.
     judge = (declared or [s for s in specs if ":" in spec_name(s)] or [None])[0]
     if judge is None or ":" not in spec_name(judge):
         return list(specs)
@@ -142,12 +144,12 @@ def verified(specs: Specs) -> Specs:
 
 
 def all_points(specs: Specs) -> Specs:
-    """Only programs that pass every test are paid."""
+    """Reward only programs that pass every test."""
     return [{"code_tests": {**spec_settings(s), "points": "all"}} for s in specs]
 
 
 def longer_limit(run: RunView) -> str:
-    """A limit that lets most completions end: a quarter above what is needed now, or twice the limit."""
+    """Return a limit that lets most completions end: 1.25 times the length needed now, or twice the limit."""
     limit, ended = run.setting("rollout.max_tokens"), run.late("length/ended_q90")
     limit = limit if isinstance(limit, int) else 512
     most = 2 * limit if run.late("length/truncated") > 0.5 else 1.25 * max(limit, ended)
@@ -155,33 +157,34 @@ def longer_limit(run: RunView) -> str:
 
 
 def weaker_pull(run: RunView) -> str | None:
-    """A tenth of a KL coefficient above published ones (.001 to .1), which holds the policy in place."""
+    """Return a tenth of a KL coefficient that is above published ones (.001 to .1)."""
     own = run.setting("algorithm.kl.coef")
     strong = isinstance(own, int | float) and own > 0.1
     return ScaleBy("algorithm.kl.coef", 0.1, 0.01)(run) if strong else None
 
 
 def faint_adapter(run: RunView) -> bool:
-    """Whether the run trains adapters whose updates are scaled by alpha / rank of a tenth or less."""
+    """Whether the run trains adapters whose updates are scaled by alpha / rank of ``FAINT`` or less."""
     alpha, rank = run.setting("lora.alpha"), run.setting("lora.rank")
     return isinstance(alpha, int | float) and isinstance(rank, int) and alpha / rank <= FAINT
 
 
 def larger_alpha(run: RunView) -> str | None:
-    """An alpha of twice the rank for such an adapter."""
+    """Return an alpha of twice the rank, if the adapter is faint."""
     return yaml_line("lora.alpha", 2.0 * float(run.setting("lora.rank"))) if faint_adapter(run) else None
 
 
 def raised_lr(run: RunView) -> str | None:
-    """Ten times the learning rate, and no less than the smallest in use."""
+    """Return ten times the learning rate, and at least the smallest in use."""
     own = run.setting("train.lr")
     low = isinstance(own, int | float) and own < 1e-7
     return yaml_line("train.lr", 1e-6) if low else ScaleBy("train.lr", 10, 1e-5)(run)
 
 
 def half_solving_size(run: RunView) -> str:
-    """A group size at which half of the groups have a correct answer, between 16 and 64."""
+    """Return the group size, 16 to 64, at which half of the groups have a correct answer."""
     p = run.late("accuracy")
+    # Solves 1 - (1 - p)^G = 1/2 for G, then rounds up to a power of two.
     wanted = math.log(0.5) / math.log1p(-p) if 0 < p < 1 else 64
     return yaml_line("rollout.group_size", int(min(64, max(16, 2 ** math.ceil(math.log2(wanted))))))
 

@@ -55,6 +55,7 @@ def scores_are_missing(run: RunView) -> str | None:
 def models_give_most_of_the_reward(run: RunView) -> str | None:
     """Models give at least half of the reward, and no other reward gates them."""
     free = [s for s in specs_of(run) if "gated_by" not in spec_settings(s)]
+    # Gated rewards are left out: a verdict decides whether they count.
     weights = {spec_name(s): float(str(spec_settings(s).get("weight", 1.0))) for s in free}
     learned = [name for name in weights if name in MODELS]
     part = sum(abs(weights[n]) for n in learned) / (sum(map(abs, weights.values())) or 1.0)
@@ -118,6 +119,7 @@ def answers_are_no_better_than_chance(run: RunView) -> str | None:
     """The texts contain the problem's own answer less than half as often again as the answer to another
     problem, beyond chance, and accuracy has not risen by five points.
     """
+    # own and other: fractions of texts that contain their own, or another problem's, answer.
     (own, doubt), (other, more) = (run.whole(f"text/reference{where}") for where in ("", "_elsewhere"))
     close = own - other + math.hypot(doubt, more) < 0.5 * other
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
@@ -182,6 +184,7 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
         if mean == lost or run.same(mean, "accuracy"):
             continue  # the verdict itself
         early = run.early(mean)
+        # A reward that was nearly full from the start cannot rise any more.
         stays = late > 0.9 and late >= early > 0.5 and before - now > 0.1
         if stays or run.rose(mean, 0.1) or (run.paid_for_worse and late > early):
             answers = f"correct answers from {percent(before)} to {percent(now)}"

@@ -1,4 +1,4 @@
-"""What a rule is, and how rules become findings."""
+"""Define a rule, and turn rules that apply into findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Predicate = Callable[[RunView], str | None]
 Remedy = Callable[[RunView], str | None]
 """The config line that helps; None if the run's config has it already."""
 Strength = Callable[[Group, int], float]
-"""How clearly a completion of a group shows the finding; 0 or less: not at all."""
+"""A score of how clearly a completion of a group shows the finding; 0 or less means not at all."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,22 @@ class Rule:
     name: str
     predicate: Predicate
     reason: str
-    """Why the threshold is where it is."""
+    """The reason for the threshold."""
     remedies: tuple[Remedy, ...]
     """The first one that the config lacks is shown."""
     after: int = 0
-    """Steps that a run needs before the rule is asked."""
+    """Number of steps that a run needs before the rule is tested."""
     severity: Severity = "warning"
     advice: str = ""
     silences: tuple[str, ...] = ()
-    """Rules that say nothing after this one has spoken: what they see follows from it."""
+    """Names of rules that are not tested after this one applied: they would report its consequences."""
     shown_by: Strength | None = None
-    """Points at the completion that shows it best."""
+    """Score of a completion as an example; the completion with the highest one is shown."""
     token: Callable[[Group, int], int] | None = None
 
     @property
     def family(self) -> str:
-        """The file that it is in."""
+        """Name of the file that has the rule."""
         return self.predicate.__module__.rpartition(".")[2]
 
     @property
@@ -55,13 +55,14 @@ class Rule:
 def find(
     rules: Sequence[Rule], run: RunView, known: Iterable[str], step: int, groups: Sequence[Group] = ()
 ) -> list[Finding]:
-    """New findings after a step, given the names of ``known`` ones; causes come before what they silence."""
+    """Return new findings after a step, given the names of ``known`` ones. Causes come before effects."""
     silent = set(known)
     silent |= {name for rule in rules if rule.name in silent for name in rule.silences}
     found = []
     for rule in rules:
         if rule.name in silent or not run.after(rule.after):
             continue
+        # The view notes every metric that the predicate reads: these are the evidence.
         run.read.clear()
         sentence = rule.predicate(run)
         if sentence is not None:
@@ -79,9 +80,10 @@ def _finding(rule: Rule, sentence: str, run: RunView, step: int, groups: Sequenc
 
 
 def _best_shown(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
-    """Group and completion that show it best, the first of equals, and the token."""
+    """Return the group, completion and token that show the finding best; of equals the first."""
     if rule.shown_by is None:
         return {}
+    # Negative indices: max then takes the first of equal scores.
     places = [(rule.shown_by(g, i), -n, -i) for n, g in enumerate(groups) for i in range(len(g.completions))]
     best, n, i = max(places, default=(0.0, 0, 0))
     if not best > 0:
@@ -91,7 +93,7 @@ def _best_shown(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
 
 
 def markdown(rules: Sequence[Rule]) -> Iterator[str]:
-    """The rules as sections of docs/findings.md, one for each family."""
+    """Yield the rules as sections of docs/findings.md, one for each family."""
     for family, members in groupby(rules, key=lambda rule: rule.family):
         yield from (f"### {family.capitalize()}", "")
         yield "| finding | condition | reason | silences |"

@@ -64,6 +64,7 @@ def groups_are_one_text_from_the_start(run: RunView) -> str | None:
     now and in the first steps, and at least half of the completions end.
     """
     collapsed = run.late("groups/collapsed")
+    # Truncated texts may be equal so far and differ later.
     cut = run.late("length/truncated") > 0.5
     if not (collapsed > 0.5 and run.early("groups/collapsed") > 0.5) or cut:
         return None

@@ -1,4 +1,4 @@
-"""The settings of a run as rules read them, by name."""
+"""Look up the settings of a run by name, for rules."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SettingOf = Callable[[str], Any]
 
 
 def unknown(_: str) -> Unknown:
-    """The settings of a run whose config is not known."""
+    """Look up a setting of a run whose config is unknown."""
     return UNKNOWN
 
 
 def settings_of(loaded: Loaded) -> SettingOf:
-    """The resolved settings of a run; functions of the algorithm by their axis, as names."""
+    """Return a lookup of a run's resolved settings; functions of the algorithm are names, by their axis."""
     return partial(_setting, loaded)
 
 
@@ -43,16 +43,18 @@ def _setting(loaded: Loaded, name: str) -> Any:
     section, *path = name.split(".")
     value: Any = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
     for part in path:
+        # A function's own settings, as algorithm.advantage.eps, are not attributes of the bound function.
         inside = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
         value = None if value is None else getattr(value, part, inside)
     return value.name if isinstance(value, Bound) else value
 
 
 def yaml_line(key: str, value: object) -> str:
-    """A setting as a line of a config.
+    """Return a setting as a line of a config.
 
     >>> yaml_line("rollout.max_tokens", 640)
     'rollout.max_tokens: 640'
     """
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    # YAML ends a lone scalar with a line of dots.
     return f"{key}: {text.partition(chr(10) + '...')[0].strip()}"

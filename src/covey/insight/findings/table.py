@@ -1,4 +1,4 @@
-"""All rules in their order, and what they say of a recorded run or of steps without a signal."""
+"""List all rules in their order, and apply them to a recorded run or to steps without a signal."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ RULES: tuple[Rule, ...] = (
     *policy.RULES,
     *progress.RULES,
 )
-"""Causes first."""
+"""All rules, causes before effects."""
 CANNOT_SAY = ("paid_by_model", "no_motion", "flat", "kl_growth", "held_out_flat", "worse")
 """Rules that cannot say why steps had no signal."""
 MOST_LOOKS = 400
-"""A recorded run is looked at after every step; a long one after so many steps, evenly spaced."""
+"""Largest number of steps after which the rules are applied to a recorded run, evenly spaced."""
 
 
 def explain(
     metrics: Records, evals: Records, setting: SettingOf, rules: Sequence[Rule] = RULES
 ) -> list[Finding]:
-    """The findings that a run would have made step by step, from its records."""
+    """Return the findings that a run would have made step by step, from its records."""
     found: list[Finding] = []
     taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
     for n in _looks(len(metrics)):
         step = int(metrics[n - 1]["step"])
+        # The evaluation after the last step has a step number one higher; it belongs to the last look.
         known = [e for at, e in taken if at <= step or n == len(metrics)]
         # As a run that watches itself has it: no rule looks at the steps between the first and the last.
         shown = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
@@ -48,7 +49,7 @@ def _looks(steps: int) -> list[int]:
 
 
 def gravest(said: Sequence[Finding]) -> Finding | None:
-    """The finding that best explains why a run ended badly: the most severe, the first of equals.
+    """Return the finding that best explains a bad end: the most severe one, the first of equals.
 
     `worse` is the verdict itself, so it explains only if nothing but notes was found besides.
     """
@@ -58,14 +59,14 @@ def gravest(said: Sequence[Finding]) -> Finding | None:
 
 
 def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | None:
-    """The finding that best explains how a whole run ended, however short it was."""
+    """Return the finding that best explains how a whole run ended, however short it was."""
     measured = [Evaluation.from_record(e) for e in evals]
     found = find(RULES, RunView(metrics, measured, setting, patient=False), (), len(metrics))
     return found[0] if found else None
 
 
 def _explaining(found: Sequence[Finding], said: Sequence[Finding]) -> list[Finding]:
-    """Those of ``said`` that are severe and explain the first of ``found``, or are the same."""
+    """Return those of ``said`` that explain the first of ``found`` or equal it; without one, the severe."""
     silences = {rule.name: rule.silences for rule in RULES}
     if not found:
         return [f for f in said if f.severity == "severe"]
@@ -74,10 +75,10 @@ def _explaining(found: Sequence[Finding], said: Sequence[Finding]) -> list[Findi
 
 
 def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()) -> str:
-    """Why steps had no advantage at all, and what to do about it; asked by the guard that ends a run.
+    """Explain why steps had no advantage, and what to do; the guard that ends a run calls this.
 
-    ``said``: what the run had found before. If that explains what is found now, it stays the reason, so that
-    the last word of a run is not a different one.
+    ``said``: earlier findings of the run. If they explain the present ones, they stay the reason, so that a
+    run does not contradict itself in its last message.
     """
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
@@ -92,6 +93,7 @@ def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()
     found = find(rules, RunView(metrics, (), setting, patient=False), (), 0)
     found = _explaining(found, said) or found
     why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
+    # Groups with a signal exist, but the filter left out as many groups as were sampled.
     live = 1 - mean_of(metrics, "groups/dead")
     if live > 0.01 and mean_of(metrics, "rollout/filtered") >= mean_of(metrics, "groups/count"):
         why = f"algorithm.filter leaves every group out, also the {live:.0%} in which rewards differ"

@@ -1,4 +1,4 @@
-"""A run so far, as rules see it: means over the first steps and the last ones, evaluations, settings."""
+"""The view of a run that rules get: means over its first and last steps, evaluations and settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from covey.insight.findings.settings import SettingOf, unknown
 from covey.insight.verdict import change
 
 WINDOW, WIDEST = 5, 20
-"""Fewest and most steps of a mean; between them it is a fifth of the run."""
+"""Least and largest width of a mean, in steps; between them it is a fifth of the run."""
 
 
 class RunView:
-    """Means of metrics early and now; NaN if a metric was not logged, so that no comparison holds."""
+    """Means of metrics, early and late. NaN if a metric was not logged, so that no comparison holds."""
 
     def __init__(
         self,
@@ -37,39 +37,40 @@ class RunView:
         width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
         self.first, self.last = metrics[:width], metrics[-width:]
         self.beginning = metrics[:WIDEST]
-        """All steps, until there are more than WIDEST."""
+        """The first WIDEST steps: all steps of a shorter run."""
+        # Number of steps that are in both windows of a short run.
         both = max(0, len(self.beginning) + len(self.last) - self.steps)
         self.apart: tuple[Records, Records] = (self.beginning, self.last[both:])
-        """The known steps, each once."""
+        """The first and the last known steps, without overlap."""
         self.evals, self.setting, self.patient = evals, setting, patient
         self.read: dict[str, float] = {}
-        """Late means that were read since this was last emptied: the evidence of a rule."""
+        """Late means that a rule has read: its evidence. `find` empties it before each rule."""
 
     def early(self, name: str) -> float:
-        """Mean over the first steps."""
+        """Return the mean over the first steps."""
         return mean_of(self.first, name)
 
     def late(self, name: str) -> float:
-        """Mean over the last steps."""
+        """Return the mean over the last steps."""
         value = self.read[name] = mean_of(self.last, name)
         return value
 
     def least(self, name: str) -> float:
-        """Mean over the last steps less its uncertainty; NaN if fewer than three of them have it."""
+        """Return the mean over the last steps minus its uncertainty; NaN if fewer than three have it."""
         enough = len(known_values(self.last, name)) > 2
         return self.late(name) - self._uncertainty(name, len(self.last)) if enough else math.nan
 
     def usual(self, name: str) -> float:
-        """Median over the last steps, for a metric that a single step may throw far out."""
+        """Return the median over the last steps, for metrics with outliers."""
         value = self.read[name] = median(known_values(self.last, name) or [math.nan])
         return value
 
     def rise(self, name: str) -> float:
-        """Late minus early."""
+        """Return the late mean minus the early mean."""
         return self.late(name) - self.early(name)
 
     def after(self, steps: int) -> bool:
-        """Whether the run is long enough for a judgement that needs so many steps."""
+        """Whether the run has ``steps`` steps, or rules do not wait (``patient``)."""
         return self.steps >= steps or not self.patient
 
     def falling(self, name: str) -> bool:
@@ -85,20 +86,21 @@ class RunView:
         return self.rise(name) < -max(by, self._change_uncertainty(name))
 
     def outlook(self, name: str) -> tuple[float, float]:
-        """Lowest and highest change until the end of the run, if it continues at its pace.
+        """Return the lowest and highest change by the end of the run, if it continues at its pace.
 
-        As wide as chance allows after so many steps and completions: a few steps of few groups say nothing
-        yet about a run of hundreds of steps.
+        The interval is as wide as chance allows so far: a few steps of few groups say nothing yet about a run
+        of hundreds of steps.
         """
         planned = self.setting("train.steps")
         steps = max(self.steps, planned) if isinstance(planned, int) else self.steps
+        # The two windows lie about steps - width apart; this extends their difference to the whole run.
         ahead = steps / max(1, self.steps - len(self.last))
         rise = self.rise(name)
         uncertainty = self._change_uncertainty(name)
         return ahead * (rise - uncertainty), ahead * (rise + uncertainty)
 
     def whole(self, name: str) -> tuple[float, float]:
-        """Mean over all known steps, and its uncertainty."""
+        """Return the mean over all known steps, and its uncertainty."""
         steps = [r for window in self.apart for r in window]
         return mean_of(steps, name), self._uncertainty(name, len(known_values(steps, name)))
 
@@ -107,11 +109,12 @@ class RunView:
 
     def _uncertainty(self, name: str, *windows: int) -> float:
         found = noise(self.apart, name)
+        # Overlapping windows count as one look (``evidence``).
         looks = 1 + self.steps / WINDOW
         return found.error(*windows) * errors_needed(found.freedom, looks) if found.variance else 0.0
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
-        """Late means of the metrics with this prefix and suffix, by the part of the name between them."""
+        """Return late means of all metrics with this prefix and suffix, by the part of the name between."""
         pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}")
         matches = (pattern.fullmatch(name) for name in self._logged)
         return {match[1]: self.late(match[0]) for match in matches if match}
@@ -123,19 +126,19 @@ class RunView:
 
     @property
     def reward_means(self) -> dict[str, float]:
-        """Late mean of each reward function."""
+        """The late mean of each reward function."""
         return {name: mean for name, mean in self.names("reward/", "/mean").items() if "/" not in name}
 
     @property
     def accuracy_gain(self) -> float:
-        """Gain of sampled accuracy: on held-out problems if they were measured twice, else in training."""
+        """The gain of sampled accuracy: on held-out problems if measured twice, else in training."""
         if len(self.evals) > 1:
             return gains(self.evals[0], self.evals[-1])["sampled"].value
         return self.rise("accuracy")
 
     @property
     def _verdicts(self) -> list[str]:
-        """The mean of the reward that says what is correct; of all rewards if that is not known."""
+        """The name of the verdict's mean; if the verdict is unknown, the means of all rewards."""
         judge = self.evals[-1].verdict if self.evals else ""
         own = list(self.reward_means)
         return [f"reward/{name}/mean" for name in ([judge] if judge in own else own)]
@@ -206,13 +209,13 @@ class RunView:
 
 
 def mean_of(records: Records, name: str) -> float:
-    """The mean of a metric over the steps that have it; NaN if none has."""
+    """Return the mean of a metric over the steps that have it; NaN if none has."""
     values = known_values(records, name)
     return sum(values) / len(values) if values else math.nan
 
 
 def percent(fraction: float) -> str:
-    """A fraction as people read it.
+    """Return a fraction as a percentage, for people.
 
     >>> percent(0.05)
     '5 %'

@@ -1,4 +1,4 @@
-"""Findings of a run while it trains, each made once and written down; and those of a recorded run."""
+"""Make a run's findings while it trains, each logged once, and read those of a recorded run."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from covey_verify.errors import ConfigError
 
 @dataclass
 class Watch:
-    """The records of a run so far, read once and followed.
+    """The records of a run so far, read from its logs once and then extended step by step.
 
-    All of its memory is in the run's logs: a resume cuts those back, and what follows is the same.
+    All of its state follows from the logs. A resume truncates these, so the same findings follow again.
     """
 
     folder: RunFolder
     setting: SettingOf
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """Of the first and the last steps: no rule looks at those between, and they would fill the memory."""
+    """Records of the first and the last WIDEST steps; no rule reads the others."""
     steps: int = 0
     evals: list[Evaluation] = field(default_factory=list)
     said: list[str] | None = None
-    """Ids of the findings; None before the first look."""
+    """Ids of the findings so far; None before the first step."""
     _bytes: int = -1
 
     def after(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> list[Finding]:
-        """New findings, now that a step (its metrics are logged) or a last evaluation has ended."""
+        """Make and log new findings after a step, whose metrics are logged, or after the last evaluation."""
         if self.said is None:
             self.metrics = self.folder.read("metrics.jsonl")
             self.steps = len(self.metrics)
@@ -65,9 +65,9 @@ class Watch:
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
-    """The last stage of a run, its verdict (or why it ended early), and its findings.
+    """Return the last stage of a run, its verdict (or why it ended early), and its findings.
 
-    If it wrote none, those that its records give. A file that cannot be read is a finding too.
+    If it logged none, they are made from its records. A file that cannot be read gives a finding too.
     """
     stage = last_stage(folder)
     said = read_verdict(stage) or read_ending(stage)
