@@ -20,11 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import covey
+from covey.config.load import load_config, resolved_yaml
 from covey.insight.show import show_step
-from covey.ui import server
+from covey.runs.origin import write_own
+from covey.ui import server, tokens
 from covey.ui.records import Runs, group_page, listed_runs, run_page, run_state, step_page
 from covey.ui.server import STATIC
 from covey.ui.thinning import MOST, Curve
+from tests.conftest import full_tokenizer
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.ui.conftest import TOKEN, log_step, made_group, made_run
 
@@ -277,3 +280,21 @@ def test_a_dead_group_with_advantages_has_the_reason_of_its_own_algorithm(
     assert says in step_page(folder.path, 0)["why_pushed"] in "\n".join(show_step(folder.path, 0)[1])
     assert says in group_page(folder.path, 0, 0)["why_pushed"]
     assert group_page(folder.path, 0, 1)["why_pushed"] == ""
+
+
+def test_tokens_of_a_base_model_in_a_hubs_cache_have_their_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of that cache are links into its blobs: they were refused, and no token had a text."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "blobs").mkdir()
+    full_tokenizer().backend_tokenizer.save(str(tmp_path / "blobs" / "0a1b"))
+    (tmp_path / "snapshot").mkdir()
+    link = tmp_path / "snapshot" / "tokenizer.json"
+    link.symlink_to(tmp_path / "blobs" / "0a1b")
+    monkeypatch.setattr(tokens, "try_to_load_from_cache", lambda *_: str(link))
+    folder = made_run(tmp_path / "run")
+    log_step(folder, 0, [made_group([1, 0], ["four", "five"])])
+    values = {"model": "some/model", "data": {"task": "sums"}, "output": str(tmp_path / "run")}
+    write_own(folder.path, "config.yaml", resolved_yaml(load_config(values=values)))
+    assert tokens.token_page(folder.path, 0, 0, 0)["pieces"]

@@ -90,15 +90,16 @@ def tokenizer_of(folder: Path) -> Tokenizer | None:
 
 
 def _of_base(folder: Path) -> Path | None:
-    if not is_own(folder):  # a stranger's record shall not say what is opened here
+    """Return the tokenizer file of a run's base model; in a hub's cache it is a link, which is followed."""
+    if not is_own(folder):  # a stranger's record must not decide which files are opened here
         return None
     loaded = look_at(folder)
     model = str(loaded.config.model)
     for place in (loaded.folder / model, Path(model)):
         if (place / "tokenizer.json").is_file():
-            return place / "tokenizer.json"
+            return (place / "tokenizer.json").resolve()
     found = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")
-    return Path(found) if isinstance(found, str) else None
+    return Path(found).resolve() if isinstance(found, str) else None
 
 
 @lru_cache(maxsize=8)
