@@ -58,7 +58,7 @@ def score_tokens(
     and head for the full-vocabulary KL. Both softmaxes are over the ids below ``known``, and with ``mask``
     over those that it keeps.
     """
-    # Only the head knows its width (adapters may wrap it): one row is cheaper than asking its kind.
+    # A head is any callable, so one row has to tell how many logits it gives.
     vocabulary = int(head(hidden[:1].detach()).shape[-1])
     rows = max(1, CHUNK_LOGITS // vocabulary)
     ref_hidden, ref_head = reference or (hidden, None)

@@ -249,7 +249,7 @@ class Rows(NamedTuple):
     keys: Tensor
     """(R, N) int64: the prompt's tokens, then the sequence's own."""
     mask: Tensor
-    """(R, 1, Q, N) bool: whether a query sees a key. Padding queries see all, since an empty row gives NaN."""
+    """(R, 1, Q, N) bool: whether a query sees a key. Padding queries see all: an empty row gives NaN."""
     real: Tensor
     """(R, Q) bool: false on padding, whose results are dropped."""
 
