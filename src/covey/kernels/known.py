@@ -1,6 +1,6 @@
-"""Operations with answers that are known by hand, to notice a compiler or processor that miscomputes.
+"""Known answers of the kernels, worked out by hand, to detect a compiler or processor that miscomputes.
 
-Numbers are whole or halves, so that they are exact in bfloat16 too; uniform attention, equal logits and a
+Numbers are integers or halves, so that they are exact in bfloat16 too. Uniform attention, equal logits and a
 rotation by a right angle leave only simple sums.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 T, H, K, E, V = 3, 2, 1, 32, 64
 """Tokens, heads, key heads, head width (and model width), vocabulary."""
 Check = tuple[str, Tensor, Tensor | float]
-"""An operation, what it computed, and what it should have."""
+"""An operation, its result, and the expected result."""
 
 
 def first_incorrect(
@@ -35,6 +35,7 @@ def _close(got: Tensor, expected: Tensor | float) -> bool:
 
 
 def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    # NaN, so that a value that an operation forgets to write is found.
     return torch.full(shape, torch.nan, dtype=dtype)
 
 
@@ -51,6 +52,7 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     dx, dw = _unset(T, E, dtype=dtype), torch.zeros(E)
     call("add_norm_back", full(4), full(2, E), 0.0, full(3), full(1), dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
+    # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
     both, out, back = full(0, T, 2 * E), _unset(T, E, dtype=dtype), _unset(T, 2 * E, dtype=dtype)
     both[1, :E], both[:, E:] = 64, 0.5
     call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
@@ -61,6 +63,7 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # cos 0, sin 1: a quarter turn maps (left, right) to (-right, left), and values stay as they are.
     row = torch.arange((H + 2 * K) * E) % 64 + 1
     qkv = row.expand(T, -1).to(dtype).contiguous()
     quarter = (torch.zeros(T, E, dtype=dtype), torch.ones(T, E, dtype=dtype), torch.arange(T))
@@ -78,6 +81,7 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # Queries and keys of 0 give equal weights, so token t is the mean of the values 0, 2, ..., 2t: t.
     zero, rising = torch.zeros(T, H, E, dtype=dtype), 2 * torch.arange(T, dtype=dtype)[:, None, None]
     keys, values = zero[:, :K].contiguous(), rising.expand(T, K, E).contiguous()
     spans, groups = torch.tensor([[0, 0, 0, T]]), torch.tensor([0, 1])
@@ -90,6 +94,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
+    # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
     room, slot, one, none = 16, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), None
     qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
     qkv[:, -E:] = 4
@@ -105,6 +110,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 
 
 def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # Equal logits: each of V tokens has probability 1 / V, and u draws token floor(u V).
     logits, targets = torch.zeros(2, V, dtype=dtype), torch.tensor([5, 50])
     tokens, logprobs = torch.full((2,), -1), _unset(2)
     call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)

@@ -17,8 +17,8 @@ class FaithfulText:
 
     Special tokens are kept, as a format may consist of them (`<|channel|>`, `[THINK]`, a user's `<answer>`).
     Only ends and padding after the last word are left out. Many tokenizers, such as those of Llama 2 and
-    Mistral, drop the first space of any text that they decode. So tokens are decoded after an anchor: the text
-    is decode(prompt + tokens) less decode(prompt), whatever words the prompt has.
+    Mistral, drop the first space of any text that they decode. So tokens are decoded after an anchor: the
+    text is decode(prompt + tokens) less decode(prompt), whatever words the prompt has.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:

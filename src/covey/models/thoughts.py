@@ -39,8 +39,8 @@ def pairs_fault(
 ) -> str | None:
     """The reason why a turn, with its header, has more than one pair of thoughts or a broken one; or None.
 
-    ``whole`` is prompt and answer, ``trained`` (L,) the mask of the answer's tokens. Only an answer that is no
-    ``good`` example may end within its thoughts.
+    ``whole`` is prompt and answer, ``trained`` (L,) the mask of the answer's tokens. Only an answer that is
+    no ``good`` example may end within its thoughts.
     """
     marks, first = problem.thoughts, len(whole) - len(trained)
     ours = np.concatenate([np.zeros(first, dtype=bool), trained])

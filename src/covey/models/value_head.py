@@ -69,7 +69,7 @@ class ValueModel:
         return [self.head]
 
     def score(self, packed: Packed, *_: object) -> TokenScores:
-        """The values before the predicted tokens, (M,); all other scores are 0, since it predicts no tokens."""
+        """The values before the predicted tokens, (M,); other scores are 0, since it predicts no tokens."""
         return self.around(lambda: self._score(packed))
 
     def _score(self, packed: Packed) -> TokenScores:
