@@ -1,6 +1,6 @@
 """Bit test of a kernel library: whether sampling and training compute a token's result to the same bits.
 
-In C both are the same sums in the same order, but a compiler may fuse a product into its sum in one place and
+In C both are the same sums in the same order. But a compiler may fuse a product into its sum in one place and
 not in the other. So each pair is compared on random numbers. Widths, lengths and numbers of rows are chosen
 so that some fill vectors, panels and tiles, and some do not.
 """
@@ -60,10 +60,12 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
     for h, k, e in SPLITS:
         qkv = torch.randn(total, (h + 2 * k) * e).to(dtype)
         norms = [torch.rand(e).to(dtype) + 0.5 for _ in range(2)]
+        # Rotary angles of the halves' pairs: the same for both halves of a head.
         angles = torch.rand(total, e // 2).repeat(1, 2)
         tables = angles.cos().to(dtype), angles.sin().to(dtype)
         parts = [qkv.new_empty(total, heads, e) for heads in (h, k, k)]
         call("split_heads", qkv, *norms, 1e-6, *tables, places, *parts, total, h, k, e, dtype=dtype)
+        # Without window and cap, with a window shorter than the prompt, and with a cap.
         for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
             # Training: all tokens at once.
             trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
@@ -71,6 +73,7 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
             call("attend", *parts, spans, 2, 0.2, cap, trained, levels, *lengths, dtype=dtype)
             # Sampling: the prompt's keys and values are in the cache, and tokens are decoded one by one.
             shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
+            # Keys and values of the prompt, then those of the completion, which decode_attend fills itself.
             stores = [torch.zeros(1, k, *s) for s in shapes * 2]
             columns = key_columns(parts[1][:READ])
             stores[0][0, :, : columns.shape[1]] = columns

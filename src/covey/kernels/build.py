@@ -56,7 +56,7 @@ REMEDY = "install gcc or clang (apt-get install gcc), or name another compiler, 
 
 
 class Kernels(NamedTuple):
-    """A library that computes the right values on this processor."""
+    """A library that computes correct values on this processor."""
 
     operations: ctypes.CDLL
     path: Path

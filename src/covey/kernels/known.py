@@ -43,9 +43,11 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     def full(value: float, *shape: int) -> Tensor:
         return torch.full(shape or (T, E), value, dtype=dtype)
 
+    # Gradients of 2 for tokens 1, 1, 0: row 1 of the table gets two of them.
     into = torch.zeros(2, E)
     call("embed_back", torch.tensor([1, 1, 0]), full(2), into, T, E, dtype=dtype)
     yield "embed_back", into, torch.tensor([[2.0], [4.0]])
+    # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
     total, normed = _unset(T, E, dtype=dtype), _unset(T, E, dtype=dtype)
     call("add_norm", full(3), full(1), full(2, E), 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
@@ -74,6 +76,7 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     turned = torch.cat((torch.cat((-right, left), 1), heads[H + K :]))
     yield "split_heads", torch.cat(parts, 1), turned
     back, unused = _unset(T, (H + 2 * K) * E, dtype=dtype), (torch.zeros(E), torch.zeros(E))
+    # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
     grads = qkv.view(T, -1, E).split([H, K, K], 1)
     inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
     call("split_heads_back", *inputs, back, *unused, T, H, K, E, dtype=dtype)
@@ -92,6 +95,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     dq, dk, dv = _unset(T, H, E, dtype=dtype), torch.zeros(T, K, E), torch.zeros(T, K, E)
     inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0, 1.0)
     call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
+    # The values' gradient: token t gives 1 / (t + 1) to each token up to it, in each of the H heads.
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
     # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
@@ -122,6 +126,7 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     scores = [_unset(2) for _ in range(3)]
     call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
     yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
+    # The gradient of the target's log-prob: 1 at the target, less the probability 1 / V everywhere.
     slopes = logits.clone()
     call("score_rows_back", slopes, targets, 1.0, 1.0, torch.ones(2), None, scores[1], 2, V, dtype=dtype)
     yield "score_rows_back", slopes, torch.eye(V)[targets] - 1 / V
@@ -132,6 +137,7 @@ def _products(
 ) -> Iterator[Check]:
     dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
     x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
+    # Row v of the weight is v % 4 throughout and x is 1, so each output is E times that.
     expected = E * (torch.arange(V) % 4)
     out = _unset(T, V, dtype=dtype)
     call("product_once", x, weight, 0, None, out, T, V, E, dtype=numbers)

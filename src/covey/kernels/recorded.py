@@ -122,6 +122,7 @@ class Recorded:
         return self.result[:rows]
 
     def _record(self, x: Tensor) -> Tensor:
+        # A buffer of our own: callers' tensors come and go, and a replay reads this address.
         self.input, self.memory = x.clone(), []
         noted, memory, lending = list[_Noted](), list[torch.UntypedStorage](), _Lending()
 
@@ -132,6 +133,7 @@ class Recorded:
             noted.append(_Noted.of(name, address, arguments))
             memory.extend(a.untyped_storage() for a in arguments if isinstance(a, Tensor))
 
+        # `note` sees the C operations, `lending` all that torch is asked for meanwhile.
         with noting(note), lending:
             self.result = self.work(self.input)
         self.operations = None

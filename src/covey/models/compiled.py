@@ -209,6 +209,7 @@ class _SplitHeads(torch.autograd.Function):
         inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation)
         parts = (g.contiguous() for g in grads)
         call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
+        # One gradient an argument of forward: qkv, both norms' weights, heads and rotation.
         if not ctx.needs_input_grad[1]:  # no norms, or frozen ones
             return dqkv, None, None, None, None
         return dqkv, dqw.to(qw.dtype), dkw.to(kw.dtype), None, None
@@ -388,6 +389,7 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
     ``widths`` are the sizes besides a head's that vectors run over, by their names in a config. Norms need
     the weights' dtype, and the rotation has to turn whole heads (``turned`` features) in halves.
     """
+    # The C code runs over whole vectors without a remainder, halves of a head included.
     odd = [f"{name} {width}" for name, width in widths.items() if width % LANES]
     if weight.dtype not in DTYPES:
         return f"weights of {str(weight.dtype).removeprefix('torch.')}"
@@ -399,5 +401,6 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
         return f"a rotation of {turned} of {heads.width} features"
     if odd or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
         return f"{odd[0]}, no multiple of {LANES}" if odd else f"heads of {heads.width} features"
+    # `decode_attend` has room for the queries of 16 heads that share a key head.
     many = heads.queries // heads.keys
     return f"{many} query heads for each key head" if many > LANES else ""

@@ -42,6 +42,7 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
             f"model: {given.name} was made within torch.inference_mode, so its weights can never change; "
             "make or load it outside, or under torch.no_grad"
         )
+    # A caller may freeze some weights; without any left there would be nothing to train.
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"model: no weight of {given.name} is to be trained (requires_grad)")
     check_finite(model, given.name)

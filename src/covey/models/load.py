@@ -96,6 +96,7 @@ def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         return load_policy(loaded, texts)
     source = source_of(config.model, loaded.folder)
     cached = unreachable(source)
+    # On "meta" parameters have shapes but take no memory, so any size of model can be described.
     try:
         tokenizer = pretrained_tokenizer(source, local_files_only=cached)
         shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)

@@ -85,6 +85,7 @@ def _score(
     start: int,
     known: int | None,
 ) -> tuple[Tensor, ...]:
+    # (rows, V) from here on; excluded ids have probability 0 and add 0 to every sum.
     all_logprobs = exclude(head(hidden).float() / temperature, mask, start, known).log_softmax(-1)
     probs = all_logprobs.exp()
     logprobs = all_logprobs.gather(1, targets[:, None])[:, 0]

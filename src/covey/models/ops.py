@@ -149,6 +149,7 @@ class TorchOps:
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Split a row into views, then norm and rotate them."""
+        # (T, (H + 2K) E) -> (T, H + 2K, E), split into H, K and K heads.
         q, k, v = qkv.unflatten(-1, (-1, heads.width)).split([heads.queries, heads.keys, heads.keys], dim=1)
         q = q if heads.query_norm is None else rms_norm(q, heads.query_norm)
         k = k if heads.key_norm is None else rms_norm(k, heads.key_norm)

@@ -173,6 +173,7 @@ def _refuse_config(path: Path) -> None:
 
 
 def _items(value: object) -> Iterator[tuple[str, object]]:
+    """All keys and values of nested JSON objects: a config may contain others, of a model's parts."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield key, inner
         yield from _items(inner)

@@ -147,6 +147,7 @@ def conversation_ids(
         said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         whole = chat_text(tokenizer, [*prompt, *said], {}, begin=False)
         ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    # What a sequence head would take for padding.
     while ids and ids[-1] == tokenizer.pad_token_id:
         ids.pop()
     return ids
@@ -160,6 +161,7 @@ def worked_ids(
     def ids_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    # Encoded in parts, so that a step's end is a token of its own; only the first has a beginning.
     if isinstance(prompt, str):
         begin = tokenizer.bos_token_id
         ids = [*([] if begin is None else [begin]), *ids_of(prompt)]

@@ -57,6 +57,7 @@ class Wording:
         from covey.models.template import template_facts
 
         assert self.tokenizer is not None
+        # From the surest source on: the ids that were sampled, then a plain text, then a rendered chat.
         if problem.sampled is not None:
             return problem.sampled.prompt
         if isinstance(problem.prompt, str):
