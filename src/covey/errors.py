@@ -30,7 +30,7 @@ class FolderBusy(CheckpointError):
 
 
 class GuardStop(CoveyError):
-    """A guard ended the run: numbers that are not finite, KL, entropy, no signal."""
+    """A guard ended the run: non-finite numbers, KL, entropy, or no signal."""
 
     code = 6
 

@@ -87,7 +87,7 @@ UNTURNED = "none"
 """Name of the rotary table of layers without positions."""
 
 Attend = Callable[[int, Heads, Tensor], Tensor]
-"""(number of the layer, its heads, qkv (T, (H + 2K) E)) -> (T, H E)."""
+"""Function of a layer's number, its heads and qkv (T, (H + 2K) E) -> (T, H E)."""
 
 
 def supported(model: PreTrainedModel) -> bool:

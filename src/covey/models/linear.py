@@ -36,7 +36,7 @@ class ValueHead(nn.Linear):
         """Factor on the gradient that passes into the hidden states."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(M, D) -> (M,) float32."""
+        """Compute values from hidden states. (M, D) -> (M,) float32."""
         # The value of hidden, with its gradient scaled: the second term is 0 but has slope pull.
         read = hidden.detach()
         if self.pull:

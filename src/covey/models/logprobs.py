@@ -26,7 +26,7 @@ EXCLUDED = -1e20
 """The logit of a token that cannot be drawn: its probability is 0, and 0 times its logit is not NaN."""
 
 Head = Callable[[Tensor], Tensor]
-"""Hidden states (M, D) -> logits (M, V)."""
+"""Function from hidden states (M, D) to logits (M, V)."""
 
 
 class TokenScores(NamedTuple):

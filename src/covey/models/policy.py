@@ -88,7 +88,7 @@ class Policy:
         self.around, self.whole = unsplit, self
 
     def round_products(self) -> None:
-        """Round the products' factors to bfloat16 from now on. Raises ConfigError where that cannot be."""
+        """Round the products' factors to bfloat16 from now on. Raises ConfigError if they cannot be."""
         self._round_trunk()
         self._head.rounds = True
 

@@ -58,11 +58,11 @@ class TemplateFacts:
     controls: tuple[str, ...] = ()
     """Ends, and tokens written around contents: within a content they would forge a turn."""
     dated: bool = False
-    """Whether it prints the date."""
+    """Whether the template prints the date."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Role -> whether its messages are `read`, `left out` or `refused`."""
     forgets: bool = False
-    """Whether it leaves out the thoughts of earlier answers."""
+    """Whether the template leaves out the thoughts of earlier answers."""
     ends: int = 0
     """Number of ends it writes after a last answer; one of them is trained."""
     switch: str = ""
