@@ -1,4 +1,4 @@
-"""Errors and exit codes: every failure has a code, one last line, and a record in the run folder."""
+"""Errors and exit codes of a run: each failure has a code, a last line, and a record in the run folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from covey_verify.errors import CoveyError
 
 RECORD = "exit.json"
-"""In the run folder after every end but a good one."""
+"""File in the run folder that tells how a run ended; there is none after success."""
 START = "start.json"
-"""In the run folder: the config and settings that `covey resume` gives again."""
+"""File in the run folder with the config and settings that `covey resume` uses again."""
 
 
 class CheckpointError(CoveyError):
-    """No checkpoint that may be used, or another process at work in the folder."""
+    """No checkpoint can be used, or another process works in the folder."""
 
     code = 4
 
@@ -30,7 +30,7 @@ class FolderBusy(CheckpointError):
 
 
 class GuardStop(CoveyError):
-    """A guard ended the run: numbers that are not finite, KL, entropy, no signal."""
+    """A guard ended the run: non-finite numbers, KL, entropy, or no signal."""
 
     code = 6
 
@@ -54,7 +54,7 @@ class PeersLost(CoveyError):
 
 
 class BeginAgain(PeersLost):
-    """A process cannot go on while the others are in the middle of something."""
+    """A process cannot continue while the others are in the middle of a step."""
 
 
 class Stopped(CoveyError):
@@ -64,13 +64,14 @@ class Stopped(CoveyError):
 
 
 STALLED = 7
-"""Exit code of the watchdog."""
+"""Exit code of the watchdog, which ends a run that no longer makes progress."""
 
 
 def as_error(error: BaseException) -> CoveyError:
     """Turn any exception into a CoveyError with a remedy; unexpected ones also print their traceback."""
     if isinstance(error, CoveyError):
         return error
+    # From the specific to the general: whatever no case knows is reported as a bug.
     if (system := system_error(error)) is not None:
         return disk_error(system)
     if is_panic(error):
@@ -92,7 +93,7 @@ def as_error(error: BaseException) -> CoveyError:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust gave up: that is no Exception to Python."""
+    """Whether a library written in Rust panicked, which Python sees as a BaseException."""
     return type(error).__name__ == "PanicException"
 
 
@@ -105,7 +106,7 @@ def system_error(error: BaseException) -> OSError | None:
 
 
 def disk_error(error: OSError, what: str = "") -> OutOfRoom:
-    """A failed read or write, with what the user can do about it."""
+    """The error for a failed read or write, with a remedy for its cause."""
     place = what or str(error.filename or "a file")
     remedy = {
         errno.ENOSPC: "Free some space and run the same command again",
@@ -120,6 +121,7 @@ def disk_error(error: OSError, what: str = "") -> OutOfRoom:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, on the CPU or a GPU."""
     words = str(error)
+    # torch raises a plain RuntimeError where the CPU's allocator fails, so its words have to tell.
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
     )
@@ -131,13 +133,14 @@ def resume_command(folder: Path) -> str:
 
 
 def record_exit(folder: Path, error: CoveyError) -> None:
-    """Leave the end in the run folder, as far as the disk still allows."""
+    """Write how the run ended into its folder, if the disk still allows it."""
     text = json.dumps(
         {"exit_code": error.code, "error": str(error), "go_on": resume_command(folder)}, indent=1
     )
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the error itself is printed anyway
         (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
 
 def _first_line(error: BaseException) -> str:
+    # Some libraries put a page into a message; an exit record and a last line need one line.
     return (str(error).strip().splitlines() or [""])[0][:300]

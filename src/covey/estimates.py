@@ -1,4 +1,4 @@
-"""Held-out accuracy and reward as numbers with intervals: greedy, pass@k without bias, majority vote."""
+"""Statistics of held-out evaluations: accuracy and reward with intervals, unbiased pass@k, majority vote."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy as np
 from covey.errors import CheckpointError
 
 Z95 = 1.959964
+"""The 97.5 % quantile of the normal distribution: standard errors on each side of a 95 % interval."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval; ``share``: between 0 and 1, shown in percent.
+    """A mean with its 95 % interval; with ``share`` it is a fraction, shown in percent.
 
     >>> str(wilson(31, 100)), str(Estimate(0.5, 0.25, 0.75, share=False))
     ('31 % [23, 41]', '0.5 [0.25, 0.75]')
@@ -39,32 +40,32 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Basis:
-    """What was measured with what, by hashes; empty where it is not known."""
+    """Hashes of what an evaluation was made with; empty where it is not known."""
 
     verdict: str = ""
-    """Of the function that says what is correct: its source and its settings."""
+    """Hash of the function that decides what is correct: its source and its settings."""
     rewards: str = ""
-    """Of all rewards, with weights and gates."""
+    """Hash of all rewards, with weights and gates."""
     problems: tuple[str, ...] = ()
-    """Of each problem: its prompt and its columns."""
+    """Hash of each problem: its prompt and its columns."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy does on held-out problems. n problems, k samples each."""
+    """The results of a policy on n held-out problems, with k samples each."""
 
     greedy: np.ndarray
-    """(n,) bool: the greedy completion is correct."""
+    """(n,) bool: whether the greedy completion is correct."""
     correct: np.ndarray
-    """(n,) int64: how many of the k samples are correct."""
+    """(n,) int64: number of correct samples among the k."""
     majority: np.ndarray
-    """(n,) bool: the most frequent answer among the k samples is correct."""
+    """(n,) bool: whether the most frequent answer among the k samples is correct."""
     reward: np.ndarray
     """(n,) float64: mean reward of the k samples, weighted as in training; NaN where none was scored."""
     samples: int
-    """k."""
+    """Number of samples a problem, k."""
     verdict: str = ""
-    """Name of the reward that says what is correct."""
+    """Name of the reward that decides what is correct."""
     basis: Basis = Basis()
 
     @property
@@ -73,7 +74,7 @@ class Evaluation:
         return self.correct / self.samples
 
     def summary(self) -> dict[str, Estimate]:
-        """greedy, pass@1, pass@2, ... pass@k, maj@k, reward."""
+        """The estimates by name: greedy, pass@1, pass@2, ... pass@k, maj@k, reward."""
         n = len(self.greedy)
         found = {"greedy": wilson(int(self.greedy.sum()), n)}
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= self.samples):
@@ -83,7 +84,7 @@ class Evaluation:
         return found
 
     def record(self) -> dict[str, object]:
-        """As JSON: the summary with the ends of each interval, and the outcome of every problem."""
+        """The evaluation as JSON: its summary with each interval's ends, and the outcome of every problem."""
         found: dict[str, object] = {
             "problems": len(self.greedy),
             "samples": self.samples,
@@ -91,6 +92,7 @@ class Evaluation:
         }
         for name, estimate in self.summary().items():
             ends = {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+            # JSON has no NaN, so what is not known becomes null.
             found |= {key: None if math.isnan(value) else value for key, value in ends.items()}
         outcome = {n: getattr(self, n).astype(int).tolist() for n in ("greedy", "correct", "majority")}
         rewards = [None if math.isnan(r) else r for r in self.reward.tolist()]
@@ -114,6 +116,7 @@ class Evaluation:
             )
             per_problem = (found.greedy, found.correct, found.majority, found.reward)
             count = len(found.greedy)
+            # Old records have no hashes of problems; those that do have one for each.
             if any(a.shape != (count,) for a in per_problem) or len(basis["problems"]) not in (0, count):
                 raise ValueError("it has not one outcome a problem")
             if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
@@ -127,7 +130,7 @@ class Evaluation:
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
-    """1 - C(n - c, k) / C(n, k) for each problem: unbiased. (n,) -> (n,). Chen et al., 2107.03374.
+    """Unbiased pass@k of each problem: 1 - C(n - c, k) / C(n, k). (n,) -> (n,). Chen et al., 2107.03374.
 
     >>> pass_at_k(np.array([0, 1, 4]), samples=4, k=2).tolist()
     [0.0, 0.5, 1.0]
@@ -136,7 +139,7 @@ def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
 
 
 def chance_of_dead(pass_rate: float, size: int) -> float:
-    """p^G + (1 - p)^G: how often a group of G ties, all correct or all incorrect.
+    """The probability that a group of G is all correct or all incorrect: p^G + (1 - p)^G.
 
     >>> round(chance_of_dead(0.2, 8), 3)
     0.168
@@ -145,7 +148,7 @@ def chance_of_dead(pass_rate: float, size: int) -> float:
 
 
 def wilson(successes: float, trials: float) -> Estimate:
-    """A proportion with its Wilson score interval; of shares, it is wider than it had to be."""
+    """A proportion with its Wilson score interval; for means of fractions it is wider than necessary."""
     if trials == 0:
         return Estimate(math.nan, 0.0, 1.0)
     p, z2 = successes / trials, Z95**2
@@ -157,10 +160,10 @@ def wilson(successes: float, trials: float) -> Estimate:
 def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
     """The mean over problems with its interval: problems are the unit, not samples.
 
-    Of shares that of ``over_seeds``: where nothing is solved, or all, it is no point. Of other values the
-    normal one, of fewer than two values without end.
+    Fractions get the interval of ``over_seeds``, which has width even if nothing is solved, or everything.
+    Other values get the normal interval; it is infinite for fewer than two values.
     """
-    if share and len(values):
+    if share and len(values):  # as one seed, (1, n)
         return over_seeds(values[None])
     least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
     if len(values) < 2:
@@ -174,9 +177,9 @@ def gain(
 ) -> Estimate:
     """Mean paired difference over the same problems, with its interval. (n,), (n,) -> Estimate.
 
-    ``errors``: how many standard errors it has on either side; as it is, 95 % of all such intervals hold. One
-    pseudo-observation of each sign, of size ``doubt``, keeps the interval honest when all problems agree. A
-    share cannot change by more than 1.
+    ``errors`` is the number of standard errors on either side; the default gives a 95 % interval. One
+    pseudo-observation of each sign, of size ``doubt``, keeps the width positive when all problems agree. A
+    fraction cannot change by more than 1.
     """
     difference = after.astype(float) - before.astype(float)
     difference = difference[~np.isnan(difference)]
@@ -184,19 +187,18 @@ def gain(
     if not len(difference):
         return Estimate(math.nan, -bound, bound, share)
     padded = np.concatenate((difference, [doubt, -doubt]))
-    student = errors + (errors**3 + errors) / (
-        4 * (len(padded) - 1)
-    )  # its quantile to first order: few problems
+    # Cornish and Fisher: z + (z^3 + z) / 4 df is Student's quantile for z, up to terms of 1 / df^2.
+    student = errors + (errors**3 + errors) / (4 * (len(padded) - 1))
     half = student * float(padded.std(ddof=1)) / math.sqrt(len(padded))
     mean = float(difference.mean())
     return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), share)
 
 
 def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -> Estimate:
-    """Mean difference over the same problems, its 95 % interval by drawing problems anew. (n,), (n,).
+    """Mean difference over the same problems, with its 95 % bootstrap interval over problems. (n,), (n,).
 
-    One pseudo-problem of each sign, as large as the range of the values, is drawn with the others, so that
-    few problems that agree do not make a point of the interval. The same numbers give the same interval.
+    One pseudo-problem of each sign, as large as the range of the values, is drawn with the others: otherwise
+    a few problems that agree would have an interval of no width. Equal inputs give equal intervals.
     """
     difference = after - before
     difference = difference[~np.isnan(difference)]
@@ -205,8 +207,10 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
     known = np.concatenate((before, after))
     doubt = float(np.ptp(known[~np.isnan(known)]))
     padded = np.concatenate((difference, [doubt, -doubt]))
+    # (draws, n + 2) differences, each row one resampled set of problems.
     means = np.random.default_rng(0).choice(padded, (draws, len(padded))).mean(1)
     mean = float(difference.mean())
+    # The pseudo-problems sum to 0 but shrink the mean, so the interval is moved back around the real one.
     low, high = np.quantile(means, (0.025, 0.975)) - padded.mean() + mean
     return Estimate(mean, float(low), float(high), share=False)
 
@@ -214,7 +218,7 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
 def incomparable(
     before: Evaluation, after: Evaluation, times: tuple[str, str] = ("at first", "at the end")
 ) -> str:
-    """Why what is correct in one and in the other says nothing of the policies; empty where it does."""
+    """The reason why the accuracies of two evaluations cannot be compared; empty if they can."""
     if before.verdict != after.verdict:
         return f"correct meant {before.verdict} {times[0]} and {after.verdict} {times[1]}"
     if before.basis.verdict and after.basis.verdict and before.basis.verdict != after.basis.verdict:
@@ -225,16 +229,18 @@ def incomparable(
 
 
 def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluation, Evaluation]:
-    """Both on the problems that both have measured, in the same order: a resume may have changed the file,
-    or eval.problems. Rewards that are not the same in both are unknown.
+    """Restrict both evaluations to the problems that both have measured, in the same order.
+
+    A resume may have changed the file, or eval.problems. If the rewards differ, their values become NaN.
     """
     hashes = [_numbered(e.basis.problems) for e in (before, after)]
     if all(hashes):
         shared = [h for h in hashes[0] if h in hashes[1]]
         places = [np.array([own[h] for h in shared], dtype=np.int64) for own in hashes]
-    else:
+    else:  # without hashes all that can be assumed is the same order
         places = [np.arange(min(len(before.greedy), len(after.greedy)))] * 2
     names = ("greedy", "correct", "majority", "reward")
+    # The hashes of all problems would no longer fit the selected ones, so they are dropped.
     first, second = (
         replace(e, **{name: getattr(e, name)[own] for name in names}, basis=replace(e.basis, problems=()))
         for e, own in zip((before, after), places, strict=True)
@@ -245,7 +251,7 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
 
 
 def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
-    """(hash, how often it came before) -> its place: a problem may be there twice."""
+    """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
     seen, found = Counter[str](), dict[tuple[str, int], int]()
     for place, one in enumerate(hashes):
         found[one, seen[one]] = place
@@ -254,11 +260,11 @@ def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
 
 
 def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[str, Estimate]:
-    """What changed from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
+    """The changes from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
 
-    ``errors``: how many standard errors their intervals have on either side.
+    ``errors`` is the number of standard errors on either side of their intervals.
 
-    The mean of k samples is as sure as sqrt(k) of them; the range of a reward is what was seen.
+    Averaging k samples divides the doubt by sqrt(k); a reward's range is taken from the values at hand.
     """
     before, after = on_shared_problems(before, after)
     doubt = 1 / math.sqrt(min(before.samples, after.samples))
@@ -272,22 +278,24 @@ def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[st
 
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Its 97.5 % quantiles for 1 to 10 degrees of freedom."""
+"""97.5 % quantiles of Student's t distribution for 1 to 10 degrees of freedom."""
 
 
 def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estimate:
     """The mean over seeds and problems with its interval. (S, n) -> Estimate; values in ``low`` to ``high``.
 
-    What another seed would do and what other problems would do both widen it: Student's interval of the
-    seeds' means, and the normal one of the problems' means, with two pseudo-problems at either end (Agresti
-    and Coull). Of one seed the first is not known. Two settings' differences are paired by seed and problem.
+    Two variances add up: that of the seeds' means, with Student's quantile, and that of the problems' means,
+    with the normal one and two pseudo-problems at either end (Agresti and Coull). One seed has no variance
+    of the first kind. For the difference of two settings, pair by seed and problem first.
 
     >>> str(over_seeds(np.array([[1.0] * 100 + [0.0] * 100])))
     '50 % [43, 57]'
     """
+    # (n + 4,): each problem's mean over seeds, and the pseudo-problems.
     seeds, by_problem = len(values), np.append(values.mean(0), (low, high, low, high))
     variance = Z95**2 * float(by_problem.var(ddof=1)) / len(by_problem)
     if seeds > 1:
+        # S seeds have S - 1 degrees of freedom; beyond the table, the expansion that ``gain`` uses.
         quantile = STUDENT[seeds - 2] if seeds < 12 else Z95 + (Z95**3 + Z95) / (4 * (seeds - 1))
         variance += quantile**2 * float(values.mean(1).var(ddof=1)) / seeds
     half, centre = math.sqrt(variance), float(by_problem.mean())

@@ -1,6 +1,6 @@
-"""Fused CPU operations in C: compiled on first use, cached, optional.
+"""Kernels: fused CPU operations in C, compiled on first use, cached, and optional.
 
-`vector.h` is the arithmetic, `gemm.c` the matrix products, `attention.c` attention in training, `ops.c`
-everything else; `build` compiles and loads them, `kept` is their cache, `calls` calls them with tensors.
-Where no compiler works, and none has, torch is used.
+`vector.h` has the arithmetic, `gemm.c` matrix products, `attention.c` attention in training, `ops.c` all
+other operations. `build` compiles and loads them, `kept` is their cache, `calls` calls them with tensors.
+Without a compiler that works and without a library in the cache, torch does their work.
 """

@@ -1,8 +1,8 @@
-"""Whether a library computes a token's result the same to the bit in sampling and in training.
+"""Bit test of a kernel library: whether sampling and training compute a token's result to the same bits.
 
-In C both are the same sums in the same order, but a compiler may fuse a product into its sum at one place
-and not at the other. So each pair of ways is compared on random numbers, at widths, lengths and numbers of
-rows that fill vectors, panels and tiles and that do not.
+In C both are the same sums in the same order. But a compiler may fuse a product into its sum in one place and
+not in the other. So each pair is compared on random numbers. Widths, lengths and numbers of rows are chosen
+so that some fill vectors, panels and tiles, and some do not.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from torch import Tensor
 from covey.kernels.calls import NEIGHBOURS, Numbers, call, key_columns, memory_of, packed_size
 
 Pair = tuple[str, Tensor, Tensor]
-"""What is compared, as sampling and as training compute it."""
+"""A name, and the same values as computed in sampling and in training."""
 OUTPUTS_INPUTS = ((64, 32), (300, 48), (97, 272))
+"""Outputs and inputs of the products that are compared."""
 SPLITS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
-"""Query heads, key heads, width."""
+"""Query heads, key heads and head width of the attentions that are compared."""
 READ, DRAWN, ROOM = 19, 37, 64
+"""Tokens of the prompt and of the completion, and positions of the key/value cache."""
 
 
 def first_difference(numbers: Numbers) -> str:
-    """The first pair of ways that differ; nothing where all agree."""
+    """Name of the first pair that differs; empty if all agree."""
     ways = [_products(numbers)]
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
         ways += [_attention(numbers), _logits(numbers)]
@@ -43,6 +45,7 @@ def _products(numbers: Numbers) -> Iterator[Pair]:
         call("pack_weight", w, panels, n, k, dtype=numbers)
         together = x.new_empty(130, n)
         call("product_once", x, w, 0, None, together, 130, n, k, dtype=numbers)
+        # Sampling reads packed weights for few rows, training multiplies all rows at once.
         for rows in (1, 7, 32, 130):
             some = x.new_empty(rows, n)
             call("product", x, panels, None, some, rows, n, k, dtype=numbers)
@@ -52,19 +55,25 @@ def _products(numbers: Numbers) -> Iterator[Pair]:
 def _attention(dtype: torch.dtype) -> Iterator[Pair]:
     total = READ + DRAWN
     places = torch.arange(total)
+    # One prompt and one completion that sees it, as `Sequences.spans`.
     spans = torch.tensor([[0, 0, 0, READ], [0, READ, READ, DRAWN]])
     for h, k, e in SPLITS:
         qkv = torch.randn(total, (h + 2 * k) * e).to(dtype)
         norms = [torch.rand(e).to(dtype) + 0.5 for _ in range(2)]
+        # Rotary angles of the halves' pairs: the same for both halves of a head.
         angles = torch.rand(total, e // 2).repeat(1, 2)
         tables = angles.cos().to(dtype), angles.sin().to(dtype)
         parts = [qkv.new_empty(total, heads, e) for heads in (h, k, k)]
         call("split_heads", qkv, *norms, 1e-6, *tables, places, *parts, total, h, k, e, dtype=dtype)
+        # Without window and cap, with a window shorter than the prompt, and with a cap.
         for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
+            # Training: all tokens at once.
             trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
             lengths = (h, k, e, total, window)
             call("attend", *parts, spans, 2, 0.2, cap, trained, levels, *lengths, dtype=dtype)
+            # Sampling: the prompt's keys and values are in the cache, and tokens are decoded one by one.
             shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
+            # Keys and values of the prompt, then those of the completion, which decode_attend fills itself.
             stores = [torch.zeros(1, k, *s) for s in shapes * 2]
             columns = key_columns(parts[1][:READ])
             stores[0][0, :, : columns.shape[1]] = columns
@@ -94,6 +103,7 @@ def _logits(dtype: torch.dtype) -> Iterator[Pair]:
         logits = (3 * torch.randn(5, v)).to(dtype)
         for inverse in (1.0, 1.25):
             tokens, sampled = torch.empty(5, dtype=torch.int64), torch.empty(5)
+            # The log-prob of a drawn token, as `draw` records it and as training scores it.
             call("draw", logits, torch.rand(5), inverse, tokens, sampled, 5, v, dtype=dtype)
             scores = [torch.empty(5) for _ in range(3)]
             call("score_rows", logits, tokens, inverse, *scores, 5, v, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The library of C operations: from the wheel, or compiled once per machine; tried, then loaded."""
+"""Building the kernel library: taken from the wheel or compiled once per machine, tried, then loaded."""
 
 from __future__ import annotations
 
@@ -33,36 +33,39 @@ from covey.kernels.kept import (
 from covey.system.integrity import sealed, unsealed
 
 OFF = "COVEY_KERNELS"
-"""Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
+"""Environment variable: 0 means no compiled operations, a path means that library, unchecked."""
 FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
-"""What a library that does not fit a processor ends with."""
+"""Signals that end a process whose library does not fit the processor."""
 WHEEL = Path(__file__).with_name("prebuilt")
-"""Where a wheel has its libraries, one for each of `compiler.LEVELS`."""
+"""Folder of the libraries in a wheel, one for each of `compiler.LEVELS`."""
 TILES = b"permit_tiles"
-"""A function that a library has which uses the tiles of AMX."""
+"""Name of a function that only libraries with AMX tiles have."""
 TRIAL_SECONDS = 120
+"""Seconds until a trial is given up."""
 TRIAL = (
     "import runpy, sys; sys.path[:] = sys.argv[1:]; "
     "runpy.run_module('covey.kernels.trial', run_name='__main__')"
 )
-"""With the paths of this process: by `python -m` a `random.py` in the working folder would be torch's."""
+"""Code of the child, with this process's paths: under `python -m` torch would import a `random.py` of the
+working folder.
+"""
 COMPILERS = ("cc", "gcc", "clang")
-"""Tried in this order, after the one that CC names."""
+"""Compilers in the order they are tried, after the one that CC names."""
 COST = "torch does their work: rollouts and updates take about three times as long"
 REMEDY = "install gcc or clang (apt-get install gcc), or name another compiler, as CC=clang"
 
 
 class Kernels(NamedTuple):
-    """A library that computes the right values on this processor."""
+    """A library that computes correct values on this processor."""
 
     operations: ctypes.CDLL
     path: Path
     trial: Trial
     instructions: str
-    """The widest that its products use."""
+    """Widest instructions that its products use."""
     origin: str
     digest: str
-    """Of its bytes: two compilers may make sums that differ in their last bits of the same sources."""
+    """Hash of its bytes, since two compilers may give sums of the same sources different last bits."""
 
 
 class Candidate(NamedTuple):
@@ -70,14 +73,14 @@ class Candidate(NamedTuple):
 
     content: bytes
     path: Path
-    """Where it is kept, and the result of its trial beside it."""
+    """Path in the cache; the result of its trial is kept next to it."""
     instructions: str
     origin: str
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled operations, built if they are not in the cache yet."""
+    """The compiled operations, built if they are not in the cache yet; None if there are none."""
     if (given := os.environ.get(OFF, "")).startswith("/"):
         return _permitted(ctypes.CDLL(given))
     found = tested_kernels() if given != "0" else None
@@ -86,9 +89,10 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def tested_kernels() -> Kernels | None:
-    """The fastest library that passes its trial; None, and a line that says so, where there is none."""
+    """The fastest library that passes its trial; None, with a line on the console, if there is none."""
     if os.environ.get(OFF):
         return None
+    # The last reason is the one reported: candidates come best first, and each may fail its trial.
     reason: object = ""
     try:
         for content, path, instructions, origin in _candidates():
@@ -114,7 +118,7 @@ def tested_kernels() -> Kernels | None:
 
 
 def _candidates() -> Iterator[Candidate]:
-    """The wheel's libraries for this processor, then what compilers make for it, or made; the best first."""
+    """The wheel's libraries for this processor, then compiled ones, then those in the cache; best first."""
     yield from _from_the_wheel()
     if platform.system() not in ("Linux", "Darwin"):
         return
@@ -134,6 +138,7 @@ def _from_the_wheel() -> Iterator[Candidate]:
     machine, flags = platform.machine(), set(processor().split())
     for level in LEVELS if platform.system() == "Linux" else ():
         file = WHEEL / f"{level.name}.so"
+        # A processor meets all levels below its best: if that library fails its trial, the next is tried.
         if level.machine == machine and level.needs <= flags and file.is_file():
             content = file.read_bytes()
             kept = cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
@@ -141,12 +146,13 @@ def _from_the_wheel() -> Iterator[Candidate]:
 
 
 def _ways() -> list[list[str]]:
-    """Options to compile with, the fastest library first."""
+    """Sets of compiler options, that of the fastest library first."""
+    # A system may not permit the AMX tiles that its processor has; then the library without them is next.
     return [[], [WITHOUT_TILES]] if "amx_bf16" in processor().split() else [[]]
 
 
 def compilers() -> list[str]:
-    """Those that are here, each once: `cc` is mostly another by its name."""
+    """The compilers on this machine, each once: `cc` is usually a link to another one."""
     found = dict[str, str]()
     for name in (os.environ.get("CC", ""), *COMPILERS):
         if place := shutil.which(name):
@@ -155,13 +161,13 @@ def compilers() -> list[str]:
 
 
 def no_compiler() -> str:
-    """Why none made a library."""
+    """The reason why no compiler made a library."""
     there = ", ".join(compilers())
     return f"no C compiler that works ({there} failed)" if there else "no C compiler"
 
 
 def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate]:
-    """A compiler's libraries; one that makes none is said, so that the next is not taken in silence."""
+    """The libraries that a compiler makes; a note tells of one that makes none, before the next is tried."""
     failed: Exception | None = None
     for way in ways:
         try:
@@ -179,7 +185,7 @@ def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate
 
 
 def _why(failed: Exception) -> str:
-    """What a compiler said of its first error, else its last line, or how it ended."""
+    """A compiler's first error message, or its last line, or how it ended."""
     if isinstance(failed, subprocess.TimeoutExpired):
         return f"no answer within {failed.timeout:.0f} seconds"
     if isinstance(failed, subprocess.CalledProcessError):
@@ -190,9 +196,9 @@ def _why(failed: Exception) -> str:
 
 
 def _instructions(content: bytes) -> str:
-    """The widest that a library uses which was compiled here for this processor.
+    """The widest instructions of a library that was compiled here for this processor.
 
-    A compiler that is older than the processor makes one without tiles, and says nothing.
+    A compiler older than the processor makes a library without tiles, and does not tell.
     """
     machine, flags = platform.machine(), set(processor().split())
     if TILES not in content:
@@ -202,14 +208,14 @@ def _instructions(content: bytes) -> str:
 
 
 def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """A library whose tiles, if it uses them, this process has asked for."""
+    """The library, after asking the system for permission to use AMX tiles if it has any."""
     if hasattr(loaded, TILES.decode()) and loaded.permit_tiles() != 0:
         raise OSError("the system does not let this process use AMX")
     return loaded
 
 
 def _tried(content: bytes, path: Path) -> Trial:
-    """What a child found when it ran this library: computed once, then kept beside it."""
+    """The trial of this library in a child process; the result is kept next to the library."""
     kept = path.with_suffix(".json")
     try:
         return trial_of(unsealed(own_file(kept)))
@@ -232,9 +238,10 @@ def _tried(content: bytes, path: Path) -> Trial:
 
 
 def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
-    """What a child prints that runs these bytes."""
+    """Run a trial of these bytes in a child process, and return its output."""
     handle = _in_memory(content)
     with tempfile.TemporaryDirectory() as scratch:
+        # The child inherits the open file under the same number, so this path is valid there too.
         place = Path(f"/proc/self/fd/{handle}")
         if handle is None:
             place = Path(scratch) / "kernels.so"
@@ -259,13 +266,14 @@ def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
 def _keep_freed_memory() -> None:
     """Let glibc reuse large blocks: mapping fresh pages for every tensor costs more than the products."""
     if platform.libc_ver()[0] == "glibc":
+        # -3 and -1 are M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
         libc, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
         libc.mallopt(mmap_threshold, 1 << 27)
         libc.mallopt(trim_threshold, 1 << 30)
 
 
 def _compiled(compiler: str, way: Sequence[str] = ()) -> tuple[bytes, Path]:
-    """The library for this processor, and where it is kept."""
+    """A compiler's library for this processor, from the cache or compiled now, and its path there."""
     target = cache_folder() / f"kernels-{_identity_of(way)}-{_identity(_version(compiler))}.so"
     content = kept_library(target, "compiled anew")
     if content is None:
@@ -281,13 +289,13 @@ def _compiled(compiler: str, way: Sequence[str] = ()) -> tuple[bytes, Path]:
 
 
 def _identity_of(way: Sequence[str]) -> str:
-    """Of a library, whichever compiler makes it."""
+    """Hash of a library's sources, options and processor, whichever compiler makes it."""
     options = (*FLAGS, NATIVE, *way)
     return _identity(*c_sources().values(), *options, platform.machine(), processor())
 
 
 def _identity(*parts: bytes | str) -> str:
-    """Of a library and of what it is tried with."""
+    """Hash of a library and of the files that try it, so that a new test tries every library anew."""
     tried_with = [
         (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known.py", "bits.py")
     ]
@@ -296,15 +304,15 @@ def _identity(*parts: bytes | str) -> str:
 
 
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
-    """Load exactly the bytes that were checked: the file could be changed or truncated meanwhile."""
+    """Load exactly the bytes that were checked; the file could have changed since."""
     handle = _in_memory(content)  # stays open: the loader knows libraries by their path
     return ctypes.CDLL(str(path) if handle is None else f"/proc/self/fd/{handle}")
 
 
 def _in_memory(content: bytes) -> int | None:
-    """An open file of these bytes that is on no disk: those may forbid to execute what they have (`noexec`).
+    """An open file in memory with these bytes, because a disk may forbid execution (`noexec`).
 
-    None where the system has none, or does not execute from it.
+    None if the system has no such files, or does not execute from them.
     """
     if not hasattr(os, "memfd_create"):
         return None
@@ -312,6 +320,7 @@ def _in_memory(content: bytes) -> int | None:
     try:
         handle = os.memfd_create("covey-kernels")
         os.write(handle, content)
+        # Try what the loader needs: the path through /proc, and a mapping that may be executed.
         Path(f"/proc/self/fd/{handle}").stat()
         mmap.mmap(handle, len(content), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
     except (OSError, ValueError):  # ValueError: not all was written
@@ -335,7 +344,7 @@ def _version(compiler: str) -> str:
 
 
 def processor() -> str:
-    """What `-march=native` depends on, and with it the last bits of sums."""
+    """The processor's flags, on which `-march=native` and so the last bits of sums depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

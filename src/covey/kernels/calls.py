@@ -1,4 +1,4 @@
-"""Calling the compiled operations with torch tensors: pointers, sizes, and what they may be used for."""
+"""Calls of the kernels with torch tensors: pointers, sizes, threads, and the choice of products."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from covey.kernels.choice import FEW_ROWS, MUCH_FASTER
 from covey.kernels.known import first_incorrect
 
 LANES = 16
+"""Floats in a vector of the C code; the sizes that operations run over are multiples of it."""
 MIXED_PRODUCTS: Literal["mixed"] = "mixed"
 """Products of float32 whose factors are rounded to bfloat16 on the way; sums and results are float32."""
 Numbers = torch.dtype | Literal["mixed"]
 DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED_PRODUCTS: "mixed"}
 WIDEST_HEAD = 1024
+"""Largest head width of the attention operations."""
 PANEL = 64
-"""Outputs that the matrix product computes side by side; packed weights are padded to it."""
+"""Outputs that the matrix product computes together; packed weights are padded to a multiple of it."""
 
 NEIGHBOURS = 16
-"""Keys that lie side by side in the cache of `decode_attend`."""
+"""Keys that are adjacent in the cache of `decode_attend`, for each feature."""
 
 
 def key_columns(keys: Tensor) -> Tensor:
-    """Keys as `decode_attend` reads them, with zeros behind the last. (n, K, E) -> (K, n / 16, E, 16)."""
+    """Keys in the layout of `decode_attend`, with zeros after the last. (n, K, E) -> (K, n / 16, E, 16)."""
     full = F.pad(keys, (0, 0, 0, 0, 0, -len(keys) % NEIGHBOURS))
     return full.unflatten(0, (-1, NEIGHBOURS)).permute(2, 0, 3, 1)
 
@@ -53,12 +55,12 @@ def correct(numbers: Numbers) -> bool:
 
 
 def memory_of(numbers: Numbers) -> torch.dtype:
-    """What tensors hold."""
+    """The dtype of the tensors in memory: float32 for mixed products."""
     return numbers if isinstance(numbers, torch.dtype) else torch.float32
 
 
 def key_of(numbers: Numbers) -> str:
-    """As in records."""
+    """The name of these numbers in records."""
     return str(numbers).removeprefix("torch.")
 
 
@@ -79,24 +81,25 @@ def same_bits(numbers: Numbers) -> bool:
 
 
 def forward_kind(rows: int) -> str:
-    """Of a product of so many rows."""
+    """The kind of a product with so many rows: sampling has few, training many."""
     return "decode" if rows <= FEW_ROWS else "forward"
 
 
 def products() -> Mapping[str, Sequence[str]]:
-    """dtype -> the kinds of products that torch does in this process."""
+    """Map each dtype to the kinds of products that torch does in this process."""
+    # A resumed run keeps the choices that it began with, whatever this machine measured.
     if _followed is None and (found := tested_kernels()) is not None:
         return found.trial.choice()
     return _followed or {}
 
 
 def rounding_pays() -> bool:
-    """Whether products round to bfloat16 where nobody says how precise they are to be."""
+    """Whether products round to bfloat16 with `precision: auto`."""
     return rounding_is_faster() if _rounding is None else _rounding
 
 
 def rounding_is_faster() -> bool:
-    """Whether it was measured here to be."""
+    """Whether rounding was measured to be much faster on this machine."""
     found = tested_kernels()
     return found is not None and found.trial.rounding_gain > MUCH_FASTER
 
@@ -109,7 +112,7 @@ def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None =
 
 
 def followed() -> tuple[Mapping[str, Sequence[str]] | None, bool | None]:
-    """What `follow` was told last."""
+    """The choices that `follow` was given last."""
     return _followed, _rounding
 
 
@@ -132,6 +135,7 @@ def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = N
     assert loaded is not None, "check `available` first"
     _set_threads(loaded)
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
+    # ctypes keeps one function object a name, so its types are set at the first call; None is a null pointer.
     if function.argtypes is None:
         function.argtypes = [_c_type(a) for a in arguments]
     values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
@@ -141,14 +145,15 @@ def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = N
 
 
 Operands = Sequence[Tensor | float | None]
+"""The arguments of an operation, in C's order."""
 Note = Callable[[str, ctypes.c_void_p, Operands], None]
-"""Is told of an operation, its address and what it was called with."""
+"""Function that gets the name of an operation, its address and its arguments."""
 _note: ContextVar[Note | None] = ContextVar("note", default=None)
 
 
 @contextmanager
 def noting(note: Note) -> Iterator[None]:
-    """Tell of this thread's calls."""
+    """Pass this thread's calls to ``note`` inside the block."""
     before = _note.set(note)
     try:
         yield
@@ -160,8 +165,8 @@ def noting(note: Note) -> Iterator[None]:
 def threads_lent(wanted: bool) -> Iterator[None]:
     """Give torch's threads to the compiled operations, where these do nearly all the work (``wanted``).
 
-    All threads of torch wait for each other at the end of every little operation, and beside other programs
-    that takes many times as long as the work. Ours do not (`team.c`).
+    Torch's threads wait for each other after every small operation. While other programs run, that takes many
+    times as long as the work. Ours do not wait so (`team.c`).
     """
     global _lent  # noqa: PLW0603 - like the number of threads it is the process's
     count = torch.get_num_threads()
@@ -178,7 +183,7 @@ def threads_lent(wanted: bool) -> Iterator[None]:
 
 
 def _set_threads(loaded: ctypes.CDLL) -> None:
-    """As many as torch has or has lent."""
+    """Give the library as many threads as torch has or has lent."""
     global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
     if (count := _lent or torch.get_num_threads()) != _threads:
         loaded.team_size(ctypes.c_long(count))

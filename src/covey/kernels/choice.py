@@ -1,7 +1,7 @@
-"""Whose matrix products are taken, ours or torch's: measured once per processor, kept with the kernels.
+"""The choice between the kernels' matrix products and torch's: measured once per processor, then kept.
 
-Ours give the same bits for a token whatever is computed beside it, with any number of threads. Torch's do
-not, so they are taken only where they are much faster; a run keeps the choice that it began with.
+Ours give a token the same bits in any batch and with any number of threads. Torch's do not, so they are taken
+only where they are much faster. A run keeps the choice that it began with.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 NUMBERS = ("float32", "bfloat16", "mixed")
-"""What products are tried with."""
+"""The numbers that products are tried with."""
 PRODUCT_KINDS = ("decode", "forward", "inputs", "weights")
 """Products of few rows, of many rows, and the gradients of both factors."""
 FEW_ROWS = 64
+"""Most rows of a product that counts as decoding."""
 MUCH_FASTER = 1.5
+"""Ratio of rates from which speed outweighs equal bits."""
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Rates = Mapping[str, Mapping[str, tuple[Rate, Rate]]]
@@ -26,26 +28,27 @@ Rates = Mapping[str, Mapping[str, tuple[Rate, Rate]]]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a child found that ran a library."""
+    """The results of a child process that ran a library."""
 
     problem: str = ""
+    """Reason why the library cannot be used; empty if it can."""
     rates: Rates = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
-    """dtype -> what sampling and training do not compute to the same bits; nothing where they do."""
+    """dtype -> the first result whose bits differ between sampling and training; empty if none does."""
 
     @property
     def works(self) -> bool:
-        """Whether it may be used."""
+        """Whether the library can be used."""
         return not self.problem
 
     @property
     def rounding_gain(self) -> float:
-        """How many times float32's rate rounded products have, in the kind that gains least."""
+        """Rate of rounded products over the best of float32, in the kind of product that gains least."""
         full, mixed = self.rates.get("float32", {}), self.rates.get("mixed", {})
         return min((mixed[kind][0] / max(pair) for kind, pair in full.items() if kind in mixed), default=0.0)
 
     def choice(self) -> dict[str, list[str]]:
-        """dtype -> the kinds that torch does: of those that it has."""
+        """Map each dtype to the kinds of products that torch does; torch has no mixed ones."""
         return {
             dtype: [kind for kind, (ours, torchs) in kinds.items() if torchs > MUCH_FASTER * ours]
             for dtype, kinds in self.rates.items()
@@ -54,9 +57,9 @@ class Trial:
 
 
 def trial_of(record: object) -> Trial:
-    """The trial that a record tells of: a problem, or all rates and bits.
+    """The trial in a record, which has either a problem or all rates and bits.
 
-    Raises ValueError for any other. A choice made from half a record would end a run later.
+    Raises ValueError for any other record: a choice made from half of one would stop a run later.
     """
     trial = _TRIAL.validate_python(record)
     measured = all(

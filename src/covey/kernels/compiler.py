@@ -1,6 +1,6 @@
-"""Compiling the C operations: for the processor at hand, or for those that a wheel is to serve.
+"""Compilation of the kernels, for this processor or for the processors that a wheel serves.
 
-Nothing else of covey is needed here: the build of a wheel imports this file (`hatch_build.py`).
+This file imports nothing of covey, because the build of a wheel imports it (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = ("vector.h", "units.h", "tiles.h", "ops.c", "attention.c", "gemm.c", "rows.c", "team.c")
+# -ffp-contract=fast may fuse products into sums; `bits` tests that sampling and training agree all the same.
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w", "-pthread"]
 NATIVE, WITHOUT_TILES = "-march=native", "-mno-amx-bf16"
 
 
 class Level(NamedTuple):
-    """Processors that one library serves."""
+    """The processors that one library of a wheel serves."""
 
     name: str
     instructions: str
-    """The widest that its products use."""
+    """Widest instructions that its products use."""
     machine: str
     flags: tuple[str, ...]
     needs: frozenset[str]
-    """Flags in /proc/cpuinfo."""
+    """Flags in /proc/cpuinfo that a processor must have."""
 
 
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
@@ -42,23 +43,24 @@ LEVELS = (
     Level("x86-64", "SSE", "x86_64", ("-march=x86-64",), frozenset()),
     Level("aarch64", "NEON", "aarch64", ("-march=armv8-a",), frozenset()),
 )
-"""The best of each machine first."""
+"""Levels of all machines, the best of each first."""
 
 
 def c_sources() -> dict[str, bytes]:
-    """The files that a library is made of."""
+    """The C files of a library, by name."""
     here = Path(__file__).parent
     return {name: (here / name).read_bytes() for name in SOURCES}
 
 
 def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:
-    """A library. Raises CalledProcessError or TimeoutExpired."""
+    """Compile a library and return its bytes. Raises CalledProcessError or TimeoutExpired."""
     apple = platform.system() == "Darwin"  # its clang knows the blocks, but not the option
     blocks = ["-Xclang", "-fopenmp"] if apple else ["-fopenmp"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, content in files.items():
             (folder / name).write_bytes(content)
+        # One source serves several numbers: each is compiled once per define and its names get a suffix.
         objects: list[str] = []
         parts = [("team", []), ("rows", []), ("gemm", ["-DMIXED"])]
         parts += itertools.product(("ops", "attention", "gemm"), ([], ["-DBFLOAT16"]))
@@ -74,8 +76,8 @@ def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> by
 
 
 def _run(command: Sequence[str]) -> None:
-    """In a session of its own: a terminal's Ctrl-C is for covey, which stops after it.
+    """Run a command in a session of its own, so that a terminal's Ctrl-C reaches only covey.
 
-    A compiler that it ended would look like one that cannot, and a worse library would begin a run.
+    A compiler ended by Ctrl-C would look like one that fails, and the run would begin with a worse library.
     """
     subprocess.run(command, check=True, capture_output=True, timeout=120, start_new_session=True)

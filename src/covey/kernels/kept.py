@@ -1,4 +1,4 @@
-"""What is kept between runs, in a folder and in files that only this user can have written."""
+"""The cache of compiled kernels: files between runs, in a folder that only this user can write to."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def cache_places() -> list[Path]:
-    """Folders in which libraries and their trials may be, the best first."""
+    """Possible folders for libraries and their trials, the best first."""
     base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
     shared = Path(tempfile.gettempdir()) / f"covey-{os.getuid()}"
     return [Path(base) / "covey", shared] if base else [shared]
 
 
 def cache_folder() -> Path:
-    """Where libraries and their trials are. Raises OSError where no folder is safe."""
+    """The folder of libraries and their trials. Raises OSError if no folder is safe."""
     for folder in cache_places():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def kept_library(target: Path, otherwise: str) -> bytes | None:
-    """The library, if it is intact and ours; else None, and of one that is there is said what is done now."""
+    """The kept library if it is intact and ours; else None, with a note if there was a file."""
     try:
         content, digest = own_file(target), own_file(_digest_of(target))
         if hashlib.sha256(content).hexdigest().encode() == digest:
@@ -45,19 +45,20 @@ def kept_library(target: Path, otherwise: str) -> bytes | None:
 
 
 def tell_damaged(path: Path, otherwise: str) -> None:
-    """One line about a file that cannot be used; nothing where there is none."""
+    """Print a line about a file that cannot be used; print nothing if there is no file."""
     if os.path.lexists(path):
         print(f"note: {path} is damaged or not ours alone; {otherwise}", file=sys.stderr, flush=True)
 
 
 def keep_library(target: Path, content: bytes) -> None:
-    """Write it with its digest."""
+    """Write a library, then its digest."""
     keep_file(target, content)
     keep_file(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
 
 
 def own_file(path: Path) -> bytes:
     """The content of a file that only this user can change. Raises OSError for any other."""
+    # No links, and no wait on a pipe. The open file is checked, as the path could be replaced meanwhile.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
@@ -78,6 +79,7 @@ def keep_file(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    # The rename itself is durable only once the folder is.
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)

@@ -1,6 +1,6 @@
-"""Operations with answers that are known by hand, to notice a compiler or processor that miscomputes.
+"""Known answers of the kernels, worked out by hand, to detect a compiler or processor that miscomputes.
 
-Numbers are whole or halves, so that they are exact in bfloat16 too; uniform attention, equal logits and a
+Numbers are integers or halves, so that they are exact in bfloat16 too. Uniform attention, equal logits and a
 rotation by a right angle leave only simple sums.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 T, H, K, E, V = 3, 2, 1, 32, 64
 """Tokens, heads, key heads, head width (and model width), vocabulary."""
 Check = tuple[str, Tensor, Tensor | float]
-"""An operation, what it computed, and what it should have."""
+"""An operation, its result, and the expected result."""
 
 
 def first_incorrect(
@@ -35,6 +35,7 @@ def _close(got: Tensor, expected: Tensor | float) -> bool:
 
 
 def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    # NaN, so that a value that an operation forgets to write is found.
     return torch.full(shape, torch.nan, dtype=dtype)
 
 
@@ -42,15 +43,18 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     def full(value: float, *shape: int) -> Tensor:
         return torch.full(shape or (T, E), value, dtype=dtype)
 
+    # Gradients of 2 for tokens 1, 1, 0: row 1 of the table gets two of them.
     into = torch.zeros(2, E)
     call("embed_back", torch.tensor([1, 1, 0]), full(2), into, T, E, dtype=dtype)
     yield "embed_back", into, torch.tensor([[2.0], [4.0]])
+    # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
     total, normed = _unset(T, E, dtype=dtype), _unset(T, E, dtype=dtype)
     call("add_norm", full(3), full(1), full(2, E), 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
     dx, dw = _unset(T, E, dtype=dtype), torch.zeros(E)
     call("add_norm_back", full(4), full(2, E), 0.0, full(3), full(1), dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
+    # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
     both, out, back = full(0, T, 2 * E), _unset(T, E, dtype=dtype), _unset(T, 2 * E, dtype=dtype)
     both[1, :E], both[:, E:] = 64, 0.5
     call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
@@ -61,6 +65,7 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # cos 0, sin 1: a quarter turn maps (left, right) to (-right, left), and values stay as they are.
     row = torch.arange((H + 2 * K) * E) % 64 + 1
     qkv = row.expand(T, -1).to(dtype).contiguous()
     quarter = (torch.zeros(T, E, dtype=dtype), torch.ones(T, E, dtype=dtype), torch.arange(T))
@@ -71,6 +76,7 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     turned = torch.cat((torch.cat((-right, left), 1), heads[H + K :]))
     yield "split_heads", torch.cat(parts, 1), turned
     back, unused = _unset(T, (H + 2 * K) * E, dtype=dtype), (torch.zeros(E), torch.zeros(E))
+    # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
     grads = qkv.view(T, -1, E).split([H, K, K], 1)
     inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
     call("split_heads_back", *inputs, back, *unused, T, H, K, E, dtype=dtype)
@@ -78,6 +84,7 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # Queries and keys of 0 give equal weights, so token t is the mean of the values 0, 2, ..., 2t: t.
     zero, rising = torch.zeros(T, H, E, dtype=dtype), 2 * torch.arange(T, dtype=dtype)[:, None, None]
     keys, values = zero[:, :K].contiguous(), rising.expand(T, K, E).contiguous()
     spans, groups = torch.tensor([[0, 0, 0, T]]), torch.tensor([0, 1])
@@ -88,8 +95,10 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     dq, dk, dv = _unset(T, H, E, dtype=dtype), torch.zeros(T, K, E), torch.zeros(T, K, E)
     inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0, 1.0)
     call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
+    # The values' gradient: token t gives 1 / (t + 1) to each token up to it, in each of the H heads.
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
+    # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
     room, slot, one, none = 16, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), None
     qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
     qkv[:, -E:] = 4
@@ -105,6 +114,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 
 
 def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # Equal logits: each of V tokens has probability 1 / V, and u draws token floor(u V).
     logits, targets = torch.zeros(2, V, dtype=dtype), torch.tensor([5, 50])
     tokens, logprobs = torch.full((2,), -1), _unset(2)
     call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)
@@ -116,6 +126,7 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     scores = [_unset(2) for _ in range(3)]
     call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
     yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
+    # The gradient of the target's log-prob: 1 at the target, less the probability 1 / V everywhere.
     slopes = logits.clone()
     call("score_rows_back", slopes, targets, 1.0, 1.0, torch.ones(2), None, scores[1], 2, V, dtype=dtype)
     yield "score_rows_back", slopes, torch.eye(V)[targets] - 1 / V
@@ -126,6 +137,7 @@ def _products(
 ) -> Iterator[Check]:
     dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
     x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
+    # Row v of the weight is v % 4 throughout and x is 1, so each output is E times that.
     expected = E * (torch.arange(V) % 4)
     out = _unset(T, V, dtype=dtype)
     call("product_once", x, weight, 0, None, out, T, V, E, dtype=numbers)

@@ -1,7 +1,8 @@
-"""Compiled operations recorded once and run again on the same buffers, without the Python between them.
+"""Replay of kernels: operations are recorded once and run again on the same buffers, without Python.
 
-What a CUDA graph is on a GPU. A small model's decoding step is some thirty short operations, and to prepare
-their arguments takes as long as they do. Threads part the rows, not each operation (`rows.c`).
+This is the CPU's counterpart of a CUDA graph. A small model's decoding step has about thirty short
+operations, and preparing their arguments takes as long as running them. Threads divide the rows of the whole
+recording, not of each operation (`rows.c`).
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ NEW = (
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_empty.default,
 )
-"""What torch may do in a recording: everything else would be missing when it runs again."""
+"""Torch functions that a recording may use; the work of any other would be missing in a replay."""
 BY_ROW = {
     "add_norm": (0, 1, 4, 5),
     "decode_attend": (0, 6, 7, 8, 11, 12, 15),
     "gate_mul": (0, 3),
     "product": (0, 3),
 }
-"""Operations that compute each row alone, and which of their arguments have a row for each."""
+"""Operations that compute each row alone -> the indices of arguments that have one row for each."""
 Work = Callable[[Tensor], Tensor]
-"""(rows, D) -> (rows, V), row by row."""
+"""Function (rows, D) -> (rows, V) that computes each row alone."""
 
 
 class _Noted(ctypes.Structure):
-    """A call that can be made again, for some of its rows: `struct noted` in rows.c."""
+    """A call that can be repeated for some of its rows: `struct noted` in rows.c."""
 
     _fields_ = (
         ("function", ctypes.c_void_p),
@@ -47,6 +48,8 @@ class _Noted(ctypes.Structure):
 
     @classmethod
     def of(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _Noted:
+        # Integers and pointers go by one list and floats by another, as the C calling convention has it.
+        # A stride of 0 bytes is an argument that all rows share.
         factors = [a for a in arguments if isinstance(a, float)]
         values, strides = list[int](), list[int]()
         for place, a in enumerate(arguments):
@@ -61,16 +64,16 @@ class _Noted(ctypes.Structure):
 
 
 class _Lending(TorchDispatchMode):
-    """Lends memory for the tensors that are made inside it.
+    """A mode that lends memory to the tensors created inside it.
 
-    What is not held any more is lent again, as the allocator would, though operations that were noted keep
-    it: so a step's memory stays small, and in the processor's cache.
+    Memory of tensors that are gone is lent again, as an allocator would do, although recorded operations
+    still have its address. So a step's memory stays small enough for the processor's cache.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.alone = True
-        """Whether nothing was done but operations that can be run again by rows."""
+        """Whether only operations were used that can be replayed by rows."""
         self._free = defaultdict[object, list[Tensor]](list)
 
     def __torch_dispatch__(
@@ -80,34 +83,36 @@ class _Lending(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Tensor:
-        """Called by torch for whatever it is asked to do."""
+        """Handle a torch function, which torch passes here instead of running it."""
         made = function(*args, **(kwargs or {}))
         self.alone = self.alone and function in NEW
         if not self.alone:  # what torch makes of lent memory may be a view of it
             return made
         free = self._free[made.shape, made.dtype]
         memory = free.pop() if free else made
+        # The work gets a view; when the last holder drops that, its memory is free for the next tensor.
         lent = memory.view(made.shape)
         weakref.finalize(lent, free.append, memory).atexit = False
         return lent
 
 
 class Recorded:
-    """Work on rows, of which each is computed alike and alone. Its result lasts until the next call.
+    """Recorded work that computes each row alike and alone. A result is valid until the next call.
 
-    The work runs as it is where torch has a part in it.
+    If torch has a part in the work, it is not replayed but called each time.
     """
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.operations: ctypes.Array[_Noted] | None = None
         self.memory: list[torch.UntypedStorage] = []
-        """What their addresses are in, so that nobody else gets it: a packed weight may be dropped, say."""
+        """Storages behind the recorded addresses, held so that none is freed (a packed weight, say)."""
         self.input, self.result = torch.empty(0, 0), torch.empty(0, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """As ``work``."""
+        """Do the work, by replay if there is a recording for so many rows."""
         rows = len(x)
+        # A recording serves all smaller numbers of rows; a larger one replaces it.
         if rows > len(self.input):
             return self._record(x)
         if self.operations is None:
@@ -117,6 +122,7 @@ class Recorded:
         return self.result[:rows]
 
     def _record(self, x: Tensor) -> Tensor:
+        # A buffer of our own: callers' tensors come and go, and a replay reads this address.
         self.input, self.memory = x.clone(), []
         noted, memory, lending = list[_Noted](), list[torch.UntypedStorage](), _Lending()
 
@@ -127,6 +133,7 @@ class Recorded:
             noted.append(_Noted.of(name, address, arguments))
             memory.extend(a.untyped_storage() for a in arguments if isinstance(a, Tensor))
 
+        # `note` sees the C operations, `lending` all that torch is asked for meanwhile.
         with noting(note), lending:
             self.result = self.work(self.input)
         self.operations = None

@@ -1,7 +1,7 @@
-"""A library on trial, in a process of its own: whether its answers and bits are right, and how fast it is.
+"""The trial of a kernel library in a process of its own: its answers, its bits and its speed.
 
-`python -m covey.kernels.trial` prints what it finds of the library that COVEY_KERNELS names. A library that
-crashes takes nobody with it.
+`python -m covey.kernels.trial` prints the results for the library that COVEY_KERNELS names. A library that
+crashes ends only this process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ SHAPES = {
     "inputs": (256, 768, 256),
     "weights": (256, 768, 256),
 }
-"""Rows, outputs, inputs."""
+"""Kind of product -> its rows, outputs and inputs."""
 TURN_SECONDS = 0.02
+"""Time of the four turns of one side, at least."""
 
 
 def print_trial() -> None:
-    """Print the trial as JSON."""
+    """Print the results of the trial as JSON."""
     torch.set_num_threads(1)
     for numbers, name in DTYPES.items():
         if operation := first_incorrect(call, packed_size, numbers):
@@ -41,7 +42,7 @@ def print_trial() -> None:
 
 
 def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
-    """GFLOP/s of one thread, ours and torch's, in turns; torch has nothing mixed, and computes in float32."""
+    """GFLOP/s of one thread, ours and torch's; torch has no mixed products and computes in float32."""
     m, n, k = SHAPES[kind]
     x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
     ours, back, into = x.new_empty(m, n), x.new_empty(m, k), torch.zeros(n, k)
@@ -62,6 +63,7 @@ def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
             lambda: into.add_(grad.t() @ x),
         ),
     }
+    # In turns, so that a change of the clock rate hits both; the best time is the least disturbed.
     pair = sides[kind]
     best = [float("inf")] * 2
     for _ in range(4):
@@ -72,8 +74,8 @@ def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of one call: other programs on this machine do not count."""
-    work()
+    """CPU seconds of one call, which do not include the time of other programs."""
+    work()  # the first call loads caches and pages
     began, calls = time.thread_time(), 0
     while (taken := time.thread_time() - began) < TURN_SECONDS / 4 or not calls:
         work()

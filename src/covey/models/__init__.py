@@ -1,1 +1,1 @@
-"""Models: loading a policy, its forward, its log-probs, its reference copy."""
+"""Models: policies, reward models and value heads; their loading, forward pass, log-probs and templates."""

@@ -1,4 +1,4 @@
-"""Memory that is really alive, by what it is for: counted from the tensors themselves, on any device."""
+"""Measured memory of a model: the bytes behind live tensors and activations, on any device."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from covey.system.processes import size
 
 
 def alive_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Of their storages, each once however many views of it there are."""
+    """Bytes of the tensors' storages; views of the same storage count once."""
     storages = (own(t).untyped_storage() for t in tensors if t is not None)
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
 class Activations:
-    """What forward passes leave behind for their backward pass: the most that was alive at once."""
+    """The memory that forward passes keep for their backward pass, as the peak over all passes."""
 
     def __init__(self) -> None:
         self.most = 0
-        """Bytes."""
+        """Peak in bytes."""
 
     @contextmanager
     def counted(self, device: torch.device, weights: Iterable[Tensor]) -> Iterator[None]:
-        """Count a forward pass inside the block; ``weights`` are there anyway.
+        """Count the forward pass inside the block; ``weights`` are in memory anyway and do not count.
 
-        Of a GPU the allocator is asked. On a CPU every tensor that autograd saves is counted, where weights
-        are not split: gathered ones would be counted as well.
+        On a GPU the allocator knows. On a CPU the tensors that autograd saves are counted, but only if
+        weights are not split: gathered weights would count as activations.
         """
         if not torch.is_grad_enabled() or (size() > 1 and device.type == "cpu"):
             yield
@@ -43,6 +43,7 @@ class Activations:
         known = {w.untyped_storage().data_ptr() for w in weights}
         saved = dict[int, int]()
 
+        # autograd calls this for every tensor that it saves; views and repeats share a storage.
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:

@@ -1,4 +1,4 @@
-"""Chat messages through a model's own template."""
+"""Chats in the words of a model: messages rendered by its template and encoded as token ids."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-"""Arguments that are not the user's to set; tools and documents are."""
+"""Arguments of the template that a user cannot set; tools and documents can be set."""
 OWN -= {"tools", "documents"}
 
 
 SEAM = "\ue0f7"
-"""Of a private area of Unicode: where a rendered text is encoded in two parts."""
+"""A private character that marks where a rendered text is split before it is encoded."""
 _clock: list[datetime] = []
-"""Of the first rendering, once there was one."""
+"""Time of the first rendering; empty before it."""
 
 
 def rendered_at() -> datetime:
-    """The time that templates print: that of this process' first rendering, or of the run it follows."""
+    """The time that templates print: that of the first rendering in this process, or in the resumed run."""
     if not _clock:
         _clock.append(datetime.now())
     return _clock[0]
 
 
 def render_at(time: datetime | None) -> None:
-    """Give templates this time from now on; None: that of the next rendering."""
+    """Set the time that templates print from now on; None means the time of the next rendering."""
     _clock[:] = [] if time is None else [time]
 
 
@@ -47,8 +47,8 @@ def chat_tokens(
 ) -> list[int]:
     """Token ids of messages, with ``begin`` up to where the assistant begins.
 
-    ``arguments`` is what the template gets besides them: `tools`, `documents`, `enable_thinking`, ...
-    ``controls`` are the template's own words: where a content has one it is encoded as letters.
+    ``arguments`` are the template's other variables: `tools`, `documents`, `enable_thinking`, ...
+    ``controls`` are the template's own words; within a content they are encoded as letters.
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
@@ -61,7 +61,8 @@ def chat_tokens(
 
 
 def spelled_out(text: str, controls: Sequence[str]) -> str:
-    """A text in which a seam keeps the letters of control words apart. None is taken out, so none arises."""
+    """Put a seam into each control word of a text, so that its letters are encoded apart."""
+    # Nothing is taken out, so no control word can arise from what is left. Longest words match first.
     if not any(word in text for word in controls):
         return text
     pattern = "|".join(re.escape(word) for word in sorted(controls, key=len, reverse=True))
@@ -69,7 +70,7 @@ def spelled_out(text: str, controls: Sequence[str]) -> str:
 
 
 def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, behind: bool = False) -> list[int]:
-    """Token ids of a text, what is on either side of a seam by itself; ``behind``: it follows a prompt."""
+    """Token ids of a text whose parts between seams are encoded apart; ``behind``: it follows a prompt."""
     first, *others = text.split(SEAM)
     begun = (
         ids_behind(tokenizer, first) if behind else tokenizer(first, add_special_tokens=False)["input_ids"]
@@ -83,7 +84,7 @@ def chat_text(
     arguments: Mapping[str, object],
     begin: bool = True,
 ) -> str:
-    """The text that ``chat_tokens`` gives the tokens of. Raises as that does."""
+    """The text that ``chat_tokens`` encodes. Raises the same errors."""
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -98,6 +99,7 @@ def chat_text(
         )
     template, refusal = tokenizer.apply_chat_template, None
     _keep_time(tokenizer, arguments)
+    # Some templates want a call's arguments as JSON; the first refusal tells more than the second.
     for said in (_with_objects(messages), messages):
         try:
             return str(template(said, add_generation_prompt=begin, tokenize=False, **arguments))
@@ -107,12 +109,13 @@ def chat_text(
 
 
 def _keep_time(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
-    """Give a template that asks for the time that of ``rendered_at``; Transformers would give it another."""
+    """Make a template that asks for the time print that of ``rendered_at``, not the current one."""
     source = tokenizer.get_chat_template(tools=arguments.get("tools"))
     if "strftime_now" in source:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         # Arguments are reduced to plain data, so a function can only be a global of the compiled template.
+        # That is cached by its source, and the call that renders gets the same object.
         _compile_jinja_template(source).globals["strftime_now"] = _written_time
 
 
@@ -121,7 +124,7 @@ def _written_time(form: str) -> str:
 
 
 def _with_objects(messages: Messages) -> Messages:
-    """Messages whose calls have their arguments as objects, which most templates want; OpenAI's are JSON."""
+    """Messages whose calls have arguments as objects, as most templates want; OpenAI's form is JSON text."""
     found = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -131,6 +134,7 @@ def _with_objects(messages: Messages) -> Messages:
 
 
 def _with_object(call: object) -> object:
+    """The same for one call, bare or as {"function": {...}}; arguments that are no JSON object stay."""
     if not isinstance(call, Mapping):
         return call
     if "function" in call:
@@ -145,7 +149,7 @@ def _with_object(call: object) -> object:
 def leaves_out(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object], other: Messages
 ) -> bool:
-    """Whether a template writes the same for other messages, so that a model cannot tell what differs."""
+    """Whether a template renders ``other`` the same, so that a model cannot see the difference."""
     try:
         return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, other, arguments)
     except DataError:
@@ -157,8 +161,8 @@ def ignored(
 ) -> list[str]:
     """Names of the template arguments that have no effect on what the model reads.
 
-    Tools and documents have to change the tokens. A variable may equal its default, so it is enough that
-    the template mentions it.
+    Tools and documents have to change the tokens. For other variables it is enough that the template
+    mentions them, since a value may equal the template's default.
     """
     source = tokenizer.get_chat_template(tools=arguments.get("tools"))
     whole = chat_tokens(tokenizer, messages, arguments)

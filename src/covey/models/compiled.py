@@ -1,4 +1,4 @@
-"""The operations of a decoder and of its head compiled for the CPU, each with its own gradient."""
+"""The compiled CPU operations of a decoder and its head as autograd functions, each with its gradient."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class CompiledOps:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.products: Numbers = dtype
-        """What products multiply; sums are float32 always."""
+        """The numbers that products multiply; sums are always float32."""
 
     @property
     def bit_exact(self) -> bool:
-        """Where our own products make the log-probs."""
+        """Whether log-probs come from our own products, which give the same bits in sampling and training."""
         torchs = by_torch("decode", self.products) or by_torch("forward", self.products)
         return same_bits(self.dtype) and same_bits(self.products) and not torchs
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
-        """Rows of the table; their gradients are added in place."""
+        """Look up rows of the table; their gradients are added in place."""
         return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
-        """One product, from a packed weight where no gradient is wanted."""
+        """Multiply by the layers' joined weight, packed if no gradient is wanted."""
         if not layer.is_product:
             return TorchOps().linear(layer, x)
         if torch.is_grad_enabled():
@@ -46,31 +46,32 @@ class CompiledOps:
         return layer.product(x)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        """One pass over the row."""
+        """Add and norm in one pass over each row."""
         return _apply(_AddNorm, x, delta, norm.weight, norm.variance_epsilon)
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass over the row."""
+        """Split, norm and rotate in one pass over each row."""
         weights = (n.weight if n else None for n in (heads.query_norm, heads.key_norm))
         return _apply(_SplitHeads, qkv, *weights, heads, rotation)
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
-        """No padding; a vector of queries at a time."""
+        """Attend without padding, a vector of queries at a time."""
         return lambda q, k, v, heads: _apply(_Attend, q, k, v, sequences, heads, window or UNLIMITED)
 
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
-        """One pass over the row."""
+        """Activate and multiply in one pass over each row."""
         return _apply(_GateMul, both, gate.linear, gate.cubic)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """One pass over the row."""
+        """Cap in one pass over each row."""
         return _apply(_SoftCap, x, cap)
 
 
 class AutogradContext:
-    """Autograd's context: what a function keeps of its forward pass for the backward pass.
+    """The values that a function keeps of its forward pass for the backward pass.
 
-    A plain instance takes its place where no gradient is wanted.
+    It describes autograd's own context to the type checker. Where no gradient is wanted an instance replaces
+    that, and keeps nothing.
     """
 
     saved_tensors: tuple[Tensor, ...]
@@ -91,23 +92,23 @@ class AutogradContext:
     known: int | None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Nothing is differentiated."""
+        """Mark nothing."""
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
-    """Run a function; where no gradient is wanted, without autograd's overhead, which slows decoding."""
+    """Run a function; without autograd, whose overhead slows decoding, if no gradient is wanted."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)
     return function.forward(AutogradContext(), *arguments)
 
 
 def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
-    """Let ``add`` sum into the gradient in place; where that is not float32, return what autograd has to add.
+    """Let ``add`` sum into a float32 gradient in place; for other dtypes return the sum to autograd.
 
-    A gradient that goes through autograd would be in memory twice.
+    A gradient that autograd adds would be in memory twice. ``add`` always sums in float32.
     """
     if not parameter.requires_grad:
         return None
@@ -122,6 +123,7 @@ def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | N
 
 
 class _LinearFunction(torch.autograd.Function):
+    # The parameters are arguments only so that autograd calls the backward pass for them.
     @staticmethod
     def forward(ctx: AutogradContext, x: Tensor, layer: FusedLinear, *_: Tensor) -> Tensor:
         ctx.layer = layer
@@ -131,8 +133,10 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
+        # The joined product's gradient, (T, sum of outputs), split into each module's columns.
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
         into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
+        # In the order of ``FusedLinear.parameters``: weights, biases, then A and B of each adapter.
         into = [add_gradient(m.weight, partial(ctx.layer.add_gradient, part, x)) for m, part in columns]
         into += [
             part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
@@ -172,9 +176,11 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
+        # The operations overwrite dx and add to dw, which is float32 whatever the weights are.
         dx, dw = torch.empty_like(total), torch.zeros(len(weight))
         arguments = (total, weight, ctx.eps, into_total.contiguous(), into_normed.contiguous(), dx, dw)
         call("add_norm_back", *arguments, *total.shape, dtype=total.dtype)
+        # total = x + delta: both get the same gradient, here the same tensor.
         return dx, dx if ctx.added else None, dw.to(weight.dtype), None
 
 
@@ -188,7 +194,7 @@ class _SplitHeads(torch.autograd.Function):
         heads: Heads,
         rotation: Rotation,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, (h, k, e) = len(qkv), heads[:3]
+        tokens, (h, k, e) = len(qkv), heads[:3]  # query heads, key heads, head width
         q, key, value = (qkv.new_empty(tokens, n, e) for n in (h, k, k))
         eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
         call("split_heads", qkv, qw, kw, eps, *rotation, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
@@ -203,7 +209,8 @@ class _SplitHeads(torch.autograd.Function):
         inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation)
         parts = (g.contiguous() for g in grads)
         call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
-        if not ctx.needs_input_grad[1]:
+        # One gradient an argument of forward: qkv, both norms' weights, heads and rotation.
+        if not ctx.needs_input_grad[1]:  # no norms, or frozen ones
             return dqkv, None, None, None, None
         return dqkv, dqw.to(qw.dtype), dkw.to(kw.dtype), None, None
 
@@ -214,6 +221,7 @@ class _Attend(torch.autograd.Function):
         ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, heads: Heads, window: int
     ) -> Tensor:
         tokens, h, e = q.shape
+        # levels (T, H): log-sum-exp of each query's scores, so that the backward pass can redo the softmax.
         out, levels = torch.empty_like(q), torch.empty(tokens, h)
         spans, sizes = sequences.spans, (h, k.shape[1], e, sequences.longest, window)
         scale, cap = heads.factor, heads.cap or UNCAPPED
@@ -225,6 +233,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, levels = ctx.saved_tensors
+        # The completions of a group all add to the keys of their prompt, so dk and dv are float32 sums.
         dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
         groups = ctx.sequences.groups
         inputs = (q, k, v, out, levels, grad.contiguous(), ctx.sequences.spans, groups, len(groups) - 1)
@@ -235,7 +244,7 @@ class _Attend(torch.autograd.Function):
 class _GateMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: AutogradContext, both: Tensor, linear: float, cubic: float) -> Tensor:
-        out = both.new_empty(len(both), both.shape[1] // 2)
+        out = both.new_empty(len(both), both.shape[1] // 2)  # both is [gate | up], (T, 2F)
         call("gate_mul", both, linear, cubic, out, *out.shape, dtype=both.dtype)
         ctx.save_for_backward(both)
         ctx.scale, ctx.cubic = linear, cubic
@@ -262,7 +271,7 @@ class _SoftCap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
-        return grad * (1 - (out / ctx.cap).square()), None
+        return grad * (1 - (out / ctx.cap).square()), None  # 1 - tanh^2, from the result
 
 
 def score_compiled(
@@ -274,10 +283,11 @@ def score_compiled(
     cap: float | None = None,
     known: int | None = None,
 ) -> TokenScores:
-    """``score_tokens`` with the compiled operations: logits are recomputed in the backward pass.
+    """Score tokens as ``score_tokens`` does, with compiled operations; the backward pass recomputes logits.
 
-    ``cap`` is that of the logits.
+    ``cap`` bounds the logits.
     """
+    # The weight is an argument so that autograd runs the backward pass if it alone is trained.
     arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask, cap or UNCAPPED)
     logprobs, entropy, collision = _ScoreFunction.apply(*arguments, known)
     return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
@@ -297,6 +307,7 @@ class _ScoreFunction(torch.autograd.Function):
         known: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
+        # The only memory for logits, (chunk, V): every chunk overwrites it, in the backward pass too.
         buffer = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
         for x, rows in _chunks(hidden, buffer):
             logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, known)
@@ -316,25 +327,28 @@ class _ScoreFunction(torch.autograd.Function):
         weight, inverse_cap = ctx.weight, 1 / ctx.cap if ctx.cap else 0.0
         dhidden = torch.empty_like(hidden)
         dlogprob = dlogprob.contiguous()
+        # Gradients of an unused output come as zeros; None saves the operation its second term.
         dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
 
+        # One pass over the chunks fills dhidden and, where the head is trained, sums its gradient.
         def add(into: Tensor | None) -> None:
             for x, rows in _chunks(hidden, buffer):
                 logits = exclude(_logits(ctx.layer, x, buffer, ctx.cap), ctx.mask, rows.start, ctx.known)
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
                 parts = (targets[rows], ctx.inverse, inverse_cap, *grads)
+                # In place: the logits of the chunk become their gradients.
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if into is not None:
                     ctx.layer.add_gradient(logits, x, into)
 
-        if not weight.requires_grad:
+        if not weight.requires_grad:  # add_gradient below would not call it
             add(None)
         return dhidden, None, None, None, add_gradient(weight, add), None, None, None
 
 
 def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor:
-    """Of rows of hidden states, in the beginning of ``buffer``."""
+    """Logits of rows of hidden states, written to the beginning of ``buffer``."""
     logits = layer.product_once(x, buffer[: len(x)])
     if cap:
         call("soft_cap", logits, cap, logits, *logits.shape, dtype=logits.dtype)
@@ -342,7 +356,7 @@ def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor
 
 
 def _chunk(rows: int, vocabulary: int) -> int:
-    """Rows whose logits are alive at once."""
+    """Number of rows whose logits are in memory at once."""
     return min(rows, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
 
 
@@ -356,13 +370,13 @@ def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:
 UNLIMITED = 1 << 40
 """A window that hides nothing."""
 UNCAPPED = 0.0
-"""A cap that is none, as the operations read it."""
+"""The value by which the operations know that there is no cap."""
 
 
 def pick_ops(weight: Tensor, unfit: str) -> Ops:
-    """The compiled operations where they exist for these weights, else torch's, on a GPU with FlexAttention.
+    """Choose compiled operations if these weights allow them, else torch's, with FlexAttention on a GPU.
 
-    ``unfit`` says why a model is not for the compiled ones (`why_unfit`).
+    ``unfit`` is the reason why a model cannot use compiled ones (`why_unfit`), or empty.
     """
     if not unfit and available(weight.dtype, weight.device):
         return CompiledOps(weight.dtype)
@@ -370,11 +384,12 @@ def pick_ops(weight: Tensor, unfit: str) -> Ops:
 
 
 def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Tensor, turned: int) -> str:
-    """What of a model the compiled operations cannot compute; empty: nothing.
+    """The first property of a model that the compiled operations cannot compute; empty if there is none.
 
-    ``widths`` are the sizes besides a head's that vectors run over, by their names in a config. Norms have
-    the weights' dtype, like ``norm``, and rotation turns all of a head, ``turned`` features, in halves.
+    ``widths`` are the sizes besides a head's that vectors run over, by their names in a config. Norms need
+    the weights' dtype, and the rotation has to turn whole heads (``turned`` features) in halves.
     """
+    # The C code runs over whole vectors without a remainder, halves of a head included.
     odd = [f"{name} {width}" for name, width in widths.items() if width % LANES]
     if weight.dtype not in DTYPES:
         return f"weights of {str(weight.dtype).removeprefix('torch.')}"
@@ -386,5 +401,6 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
         return f"a rotation of {turned} of {heads.width} features"
     if odd or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
         return f"{odd[0]}, no multiple of {LANES}" if odd else f"heads of {heads.width} features"
+    # `decode_attend` has room for the queries of 16 heads that share a key head.
     many = heads.queries // heads.keys
     return f"{many} query heads for each key head" if many > LANES else ""

@@ -1,7 +1,7 @@
-"""The words by which a chat template tells turns apart, and texts without them.
+"""Control words of chat templates, and their removal from texts that others wrote.
 
-A text that somebody else wrote, put into a chat, could close its message and open another: a tokenizer
-reads the letters `<|im_end|>` as the token.
+Within a chat such a text could close its message and open another, because a tokenizer reads the letters
+`<|im_end|>` as the token.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from covey.models.chat import chat_text
 from covey_verify.errors import ConfigError, DataError
 
 THOUGHTS = ("<think>", "</think>")
-"""Marks that an answer may well have."""
+"""Marks that an answer may contain."""
 EXCHANGE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 
 class ControlWords:
-    """Words that are taken out of texts.
+    """Words that can be removed from texts, all in one pass.
 
-    All of them are found at once, by the automaton of Aho and Corasick: a state is the longest beginning of a
-    word that the text so far ends with. What is left behind a word that was taken out continues before it, in
-    the state of then, so that no other word can come of it. One pass: a character costs no more steps than
-    the longest word has characters.
+    The automaton is that of Aho and Corasick: a state is the longest prefix of any word that the text read so
+    far ends with. After a removal the search returns to the state before the removed word. So the letters on
+    both sides of it cannot form another word unseen. A character costs at most as many steps as the longest
+    word has characters.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.next: list[dict[str, int]] = [{}]
-        """Of each state: the beginnings that are one character longer."""
+        """State -> next character -> the state of the prefix with that character."""
         self.fallback = [0]
-        """Of each state: that of the next shorter beginning."""
+        """State -> the state of the longest shorter prefix that the text also ends with."""
         self.length = [0]
-        """Of each state: how many characters the longest word has that ends here."""
+        """State -> characters of the longest word that ends there, or 0."""
         for word in words:
             self._add(word)
         order = list(self.next[0].values())
-        for state in order:  # which grows: shorter beginnings come first
+        # Breadth first (`order` grows meanwhile): a state's fallback is shorter, so it is complete by then.
+        for state in order:
             for character, after in self.next[state].items():
                 order.append(after)
                 self.fallback[after] = self._after(self.fallback[state], character)
@@ -56,18 +57,19 @@ class ControlWords:
             self.length[state] = len(word)
 
     def _after(self, state: int, character: str) -> int:
-        """Where a character leads."""
+        """The state that a character leads to."""
         tried = state
         while character not in self.next[tried] and tried:
             tried = self.fallback[tried]
         return self.next[tried].get(character, 0)
 
     def removed(self, text: str) -> str:
-        """A text without them.
+        """The text without any of the words.
 
         >>> ControlWords(["<end>"]).removed("a<en<end>d>b")
         'ab'
         """
+        # states[i] belongs to the first i kept characters, so truncating both rewinds the search.
         states, kept = [0], list[str]()
         for character in text:
             state = self._after(states[-1], character)
@@ -79,7 +81,7 @@ class ControlWords:
 
 
 def template_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Tokens of the template's own: some are not special, as `<｜User｜>` of R1's distilled models."""
+    """Tokens that the template uses; some are not special, such as `<｜User｜>` of R1's distilled models."""
     template = str(tokenizer.chat_template)
     for token in tokenizer.added_tokens_decoder.values():
         if token.special or (token.content.strip() and token.content in template):
@@ -87,10 +89,10 @@ def template_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 
 def turn_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Special tokens, and those that the template writes around messages; an answer may have all others."""
+    """Special tokens, and those that the template writes around messages; an answer may use all others."""
     try:
         around = chat_text(tokenizer, EXCHANGE, {}, begin=False)
-    except (ConfigError, DataError):
+    except (ConfigError, DataError):  # no template, or one that refuses this chat: special tokens remain
         around = ""
     for token in tokenizer.added_tokens_decoder.values():
         if token.special or (

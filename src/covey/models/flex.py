@@ -1,4 +1,4 @@
-"""Attention over packed sequences on a GPU: FlexAttention with the group's mask."""
+"""Attention over packed sequences on a GPU: torch's FlexAttention with a mask of prompts and completions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from covey.models.ops import Attention, Heads, Sequences, TorchOps, soft_cap
 
 BLOCK = 128
-"""Tokens of a block; blocks without a visible pair are skipped."""
+"""Tokens in a block of the mask; blocks without a visible pair are skipped."""
 
 
 class FlexOps(TorchOps):
-    """Plain torch, and attention compiled by torch."""
+    """The operations of plain torch, with attention compiled by torch."""
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
-        """One mask for all layers; windows are left to plain torch."""
+        """Attend with one mask for all layers; layers with a window use plain torch."""
         if window is not None:
             return super().attention(sequences, window)
         mask = group_mask(sequences)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
             more = mask.seq_lengths[0] - len(q)
+            # (T, heads, E) -> (1, heads, whole blocks of T, E).
             heads_first = (F.pad(x, (0, 0, 0, 0, 0, more)).transpose(0, 1)[None] for x in (q, k, v))
             options = {"block_mask": mask, "enable_gqa": heads.queries > heads.keys, "scale": heads.factor}
             mixed = compiled()(*heads_first, score_mod=capped_score(heads.cap, q.device), **options)
@@ -37,12 +38,12 @@ class FlexOps(TorchOps):
 
 @cache
 def compiled() -> Callable[..., Tensor]:
-    """Compiled once for all lengths. A part that cannot be compiled is an error: it would need T^2 memory."""
+    """FlexAttention compiled once for all lengths; without compilation it would need T^2 memory."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def capped_score(cap: float | None, device: torch.device) -> Callable[..., Tensor] | None:
-    """What becomes of a scaled score."""
+    """The function that caps a scaled score; None without a cap."""
     if cap is None:
         return None
     limit = torch.full((), cap, device=device)  # a number becomes a symbol, which torch cannot trace here
@@ -54,8 +55,9 @@ def capped_score(cap: float | None, device: torch.device) -> Callable[..., Tenso
 
 
 def group_mask(sequences: Sequences) -> BlockMask:
-    """Each token sees its group's prompt, and its own sequence up to itself. Padded to whole blocks."""
+    """The mask by which a token sees its group's prompt and its own sequence up to itself."""
     spans = sequences.spans
+    # (T, 4): the span of each token's sequence.
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
     tokens, count = len(rows), -(-len(rows) // BLOCK)
     # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
@@ -68,10 +70,13 @@ def group_mask(sequences: Sequences) -> BlockMask:
         own = (start[query] <= key) & (key <= query)
         return own | ((prompt[query] <= key) & (key < prompt_end[query]))
 
+    # Which blocks of 128 x 128 have a visible pair, from the spans alone: the mask (T, T) is never built.
+    # own and touched (T, blocks): whether a query's own sequence, or also its prompt, reaches into the block.
     first, places = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
     own = (start[:, None] < first + BLOCK) & (first <= places[:, None])
     touched = own | ((prompt[:, None] < first + BLOCK) & (first < prompt_end[:, None]))
     seen = touched.view(count, BLOCK, count).any(1).int()
+    # Per block of queries: how many blocks of keys it reads, and their numbers ahead of all others.
     order = seen.argsort(dim=1, descending=True, stable=True).int()
     blocks = (seen.sum(1, dtype=torch.int32)[None, None], order[None, None])
     return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(size, size))

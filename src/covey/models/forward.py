@@ -1,8 +1,8 @@
-"""Our own decoder forward for the families of models in ``FAMILIES``, on the loaded model's parameters.
+"""The forward pass of our own decoder, for the model families in ``FAMILIES``, on a loaded model's weights.
 
-Tokens lie flat, one after another, whatever sequences they belong to; only attention knows about
-sequences, so it is passed in: over packed sequences for training (``Decoder.packed``), over a key/value
-cache for sampling. Same weights, same code, same log-probs.
+Tokens lie flat, one after another, whatever sequences they belong to. Only attention knows about sequences,
+so it is passed in: over packed sequences for training (``Decoder.packed``), over a key/value cache for
+sampling. Same weights and same code give the same log-probs.
 
 Shapes: T flat tokens, D model width, H query heads, K key/value heads, E head width.
 """
@@ -27,28 +27,28 @@ from covey_verify.errors import ConfigError
 
 
 class Family(NamedTuple):
-    """How a family differs from Llama in what its config does not say."""
+    """The differences of a family from Llama that its config does not tell."""
 
     before: tuple[str | None, str | None] = ("input_layernorm", "post_attention_layernorm")
     """The norms before attention and feed-forward, by their names in a layer."""
     after: tuple[str | None, str | None] = (None, None)
-    """The norms behind them, before their results are added."""
+    """The norms after each of them, before its result is added."""
     norm_offset: float = 0.0
-    """What is added to every norm's weight."""
+    """A constant that is added to every norm's weight."""
     interleaved: bool = False
-    """Rotation turns neighbours, not halves."""
+    """Whether rotation pairs neighbouring features instead of the two halves."""
     tables_by_type: bool = False
-    """Layers of different `layer_types` have different rotary tables."""
+    """Whether layers of different `layer_types` have different rotary tables."""
     caps: tuple[str, ...] = ()
-    """The caps of a config that its modules heed."""
+    """The soft caps in a config that the family's modules apply."""
     activation: str = "hidden_act"
-    """What a config calls the gate's activation."""
+    """Name of the config's entry for the gate's activation."""
     slides: bool = False
-    """Every layer has the config's window, if there is one; else the modules of a layer say what it has."""
+    """Whether every layer has the config's window, if there is one; otherwise each layer's module tells."""
     factors: bool = False
-    """Embeddings, results of a layer and logits are scaled as a config says."""
+    """Whether the config has factors for embeddings, results of layers, and logits."""
     turns_windows: bool = False
-    """Where some layers have a window, only those have positions."""
+    """Whether, in a model with windows, only the layers that have one use positions."""
 
 
 LLAMA = Family()
@@ -78,20 +78,20 @@ FAMILIES: Mapping[str, Family] = {
     "olmo2": Family((None, None), AFTER),
     "olmo3": Family((None, None), AFTER, tables_by_type=True),
 }
-"""By `model_type`. Everything else runs through its Hugging Face modules."""
+"""Families by `model_type`; all other models run through their Hugging Face modules."""
 UNUSUAL = (SCORES_CAP, LOGITS_CAP, "use_bidirectional_attention")
-"""What a config may ask for that this forward does in some families or in none."""
+"""Entries of a config that this forward pass supports in some families or in none."""
 LONGROPE = ("factor", "mscale")
-"""What a `longrope` table has once for short and once for long sequences; mscale in Phi-MoE alone."""
+"""Entries that a `longrope` table has for short and for long sequences; only Phi-MoE has mscale."""
 UNTURNED = "none"
-"""The rotary table of layers without positions."""
+"""Name of the rotary table of layers without positions."""
 
 Attend = Callable[[int, Heads, Tensor], Tensor]
-"""(number of the layer, its heads, qkv (T, (H + 2K) E)) -> (T, H E)."""
+"""Function of a layer's number, its heads and qkv (T, (H + 2K) E) -> (T, H E)."""
 
 
 def supported(model: PreTrainedModel) -> bool:
-    """Whether the own forward computes exactly this model."""
+    """Whether our own forward pass computes exactly this model."""
     config, family = model.config.get_text_config(), FAMILIES.get(model.config.model_type)
     if family is None:
         return False
@@ -100,10 +100,10 @@ def supported(model: PreTrainedModel) -> bool:
 
 
 def turned_alike(config: PretrainedConfig) -> int | None:
-    """Up to how many tokens a model turns each place alike, whatever else is computed with it; None: always.
+    """The length in tokens up to which the rotation of a position is always the same; None: any length.
 
-    A table that follows the longest sequence at hand (`longrope` has one for short and one for long ones,
-    `dynamic` grows) would turn a token one way where it is sampled, and another where it is trained.
+    Some tables depend on the longest sequence in the batch: `longrope` has one for short and one for long
+    sequences, `dynamic` grows. They would rotate a token differently in sampling and in training.
     """
     given = getattr(config, "rope_parameters", None) or {}
     tables = [t for t in (given, *given.values()) if isinstance(t, Mapping)]  # or one a kind of layer
@@ -118,7 +118,7 @@ def turned_alike(config: PretrainedConfig) -> int | None:
 
 
 def turn_by_long_table(model: PreTrainedModel) -> None:
-    """Let a `longrope` model turn sequences of all lengths by the table of long ones; its folder will say so.
+    """Let a `longrope` model rotate sequences of all lengths by its long table; saved models say so too.
 
     Raises ConfigError for a model without such tables.
     """
@@ -131,10 +131,10 @@ def turn_by_long_table(model: PreTrainedModel) -> None:
 
 
 def embed_every_token(model: PreTrainedModel) -> None:
-    """Let the padding token's embedding learn as any other, as it does in the compiled operations.
+    """Let the padding token's embedding learn like any other, as it does in the compiled operations.
 
-    torch's module gives it no gradient. Many models pad with their end of sequence, which they read in every
-    chat; what is really padding is masked.
+    torch's module gives it no gradient. But many models pad with their end of sequence, which they read in
+    every chat; real padding is masked anyway.
     """
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
@@ -142,7 +142,7 @@ def embed_every_token(model: PreTrainedModel) -> None:
 
 
 def leave_images(model: PreTrainedModel) -> None:
-    """Train nothing of what reads images, which no prompt has: it gets no gradient, and needs no moments."""
+    """Freeze the parts that read images: no prompt has any, so they would only take optimizer memory."""
     if model.config.get_text_config() is model.config:
         return
     parts = (model.get_decoder(), model.get_output_embeddings())
@@ -156,12 +156,13 @@ def hidden_states(
 ) -> Tensor:
     """The hidden states that predict: (M, D).
 
-    ``states`` runs padded tokens (N, S) with their mask where no own forward knows the architecture.
+    ``states`` runs padded tokens (N, S) with their mask, for architectures without a decoder of ours.
     """
     if decoder is not None:
         attend = decoder.packed(packed.positions, packed.sequences)
         return decoder(packed.tokens, attend)[packed.sources]
     index, real = packed.padded()
+    # In row n the predictions of the completion begin at its prompt's last token, column first[n].
     found = states(packed.tokens[index], real.long())
     first = packed.completions[:, 1] - 1
     column = torch.arange(packed.place.shape[1], device=index.device)
@@ -170,7 +171,7 @@ def hidden_states(
 
 
 def cap_of(config: PretrainedConfig, name: str) -> float | None:
-    """A cap that a config names, or not."""
+    """The cap that a config has under a name, or None."""
     found = getattr(config, name, None)
     return float(found) if found else None
 
@@ -180,7 +181,7 @@ def _factor(config: PretrainedConfig, name: str) -> float:
 
 
 class ShiftedNorm:
-    """A norm whose weight is kept as its difference from ``offset``."""
+    """A norm whose weight is stored as its difference from ``offset``."""
 
     def __init__(self, norm: Norm, offset: float) -> None:
         self.norm, self.offset = norm, offset
@@ -188,7 +189,7 @@ class ShiftedNorm:
 
     @property
     def weight(self) -> Tensor:
-        """Read at each call; in float32, where the difference is not lost."""
+        """The full weight, read at each call, in float32 so that the difference is not lost."""
         return self.norm.weight.float() + self.offset
 
 
@@ -198,7 +199,7 @@ def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
 
 
 def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
-    """A projection that some families keep as one module and others as several."""
+    """The projection that some families store as one module and others as several."""
     names = (together,) if hasattr(owner, together) else apart
     return FusedLinear(*(getattr(owner, name) for name in names))
 
@@ -213,10 +214,11 @@ class Layer(nn.Module):
         super().__init__()
         self.number, self.block = number, block
         family, attention, mlp = FAMILIES[config.model_type], block.self_attn, block.mlp
-        # Tuples register nothing.
+        # In tuples, so that torch does not register the norms a second time.
         self.before = tuple(_norm(block, name, family.norm_offset) for name in family.before)
         self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
         norms = [_norm(attention, name, family.norm_offset) for name in ("q_norm", "k_norm")]
+        # A weight wider than a head norms all heads together, before they are split.
         of_rows = norms[0] is not None and len(norms[0].weight) != attention.head_dim
         self.row_norms = tuple(norm for norm in norms if of_rows and norm is not None)
         self.heads = Heads(
@@ -241,10 +243,10 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, delta: Tensor | None, attend: Attend, ops: Ops
     ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream and the delta still to be added to it, before and after: (T, D) each.
+        """Map the residual stream and the delta still to be added to it to the next pair: (T, D) each.
 
         x' = x + delta, x'' = x' + attention(norm(x')) -> x'', mlp(norm(x'')). The last sum is left to the
-        next norm (the next layer's, or the final one): ``add_norm`` adds and norms in one pass over a row.
+        next norm (the next layer's, or the final one), since ``add_norm`` does both in one pass over a row.
         """
         x, h = self._enter(x, delta, 0, ops)
         mixed = attend(self.number, self.heads, self._normed_rows(ops.linear(self.qkv, h), ops))
@@ -266,7 +268,7 @@ class Layer(nn.Module):
         return out if self.residual == 1 else out * self.residual
 
     def _normed_rows(self, qkv: Tensor, ops: Ops) -> Tensor:
-        """Queries and keys normed over all their heads, in families that do so."""
+        """The projections with queries and keys normed over all heads, in families that do so."""
         if not self.row_norms:
             return qkv
         sizes = [n * self.heads.width for n in (self.heads.queries, self.heads.keys, self.heads.keys)]
@@ -276,9 +278,9 @@ class Layer(nn.Module):
 
 
 def _window(attention: nn.Module, config: PretrainedConfig) -> int | None:
-    """How far a layer sees, where that is less than the model's context.
+    """The attention window of a layer, if it is shorter than the model's context.
 
-    Configs of other families name a `sliding_window` or `layer_types` too, which their modules do not read.
+    Other families' configs have a `sliding_window` or `layer_types` too, but their modules do not read it.
     """
     said = config if FAMILIES[config.model_type].slides else attention
     window = getattr(said, "sliding_window", None) if getattr(attention, "is_sliding", True) else None
@@ -296,8 +298,8 @@ def _table(attention: nn.Module, config: PretrainedConfig, number: int) -> str:
 class Decoder(nn.Module):
     """The transformer between token ids and final hidden states.
 
-    It has no parameters of its own: its modules are those of the Hugging Face model (LoRA layers included),
-    which does not know it, so that the model's state_dict holds each weight once.
+    It has no parameters of its own: its modules are those of the Hugging Face model (LoRA layers included).
+    That model does not know it, so that its state_dict holds each weight once.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -306,7 +308,7 @@ class Decoder(nn.Module):
         self.embed, self._rotary = body.embed_tokens, body.rotary_emb
         last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
         assert last is not None, "every family has one"
-        self.last_norms = (last,)
+        self.last_norms = (last,)  # not registered either
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
         self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
@@ -314,20 +316,20 @@ class Decoder(nn.Module):
         self.embedding_scale = _factor(config, "embedding_multiplier")
         self.logits_scale = 1 / _factor(config, "logits_scaling")
         self.logits_cap = cap_of(config, LOGITS_CAP)
-        """What no logit of a language model's head goes beyond."""
+        """The bound on a language model's logits; None without one."""
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         self.turned_alike = turned_alike(config)
         turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())
         widths = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
         self.unfit = why_unfit(self.embed.weight, self.heads, widths, last.weight, turned)
-        """Why the compiled operations cannot do its work (empty: they can)."""
+        """Reason why the compiled operations cannot compute it; empty if they can."""
         self.ops = pick_ops(self.embed.weight, self.unfit)
         self.recompute = False
-        """Keep only what enters each layer, and compute the rest again in the backward pass."""
+        """Whether only each layer's input is kept and the rest is recomputed in the backward pass."""
 
     @property
     def can_round(self) -> bool:
-        """Whether its products can round their factors to bfloat16: the compiled operations of a CPU do."""
+        """Whether its products can round their factors to bfloat16, as compiled operations on a CPU can."""
         ops = self.ops
         compiled = isinstance(ops, CompiledOps) and ops.dtype == torch.float32 and correct(MIXED_PRODUCTS)
         return compiled and same_bits(MIXED_PRODUCTS) and all(m.is_product for m in self.linears)
@@ -335,7 +337,7 @@ class Decoder(nn.Module):
     def round_products(self) -> None:
         """Round inputs and weights to bfloat16 where they are multiplied; all else stays float32.
 
-        Raises ConfigError where that cannot be.
+        Raises ConfigError where the operations cannot do that.
         """
         if not (isinstance(self.ops, CompiledOps) and self.can_round):
             raise ConfigError(
@@ -348,12 +350,12 @@ class Decoder(nn.Module):
 
     @property
     def bit_exact(self) -> bool:
-        """Whether a token's hidden state is the same bits alone, in a batch, decoding and training."""
+        """Whether a token's hidden state has the same bits alone, in a batch, in decoding and in training."""
         return self.ops.bit_exact and all(m.is_product for m in self.linears)
 
     @property
     def linears(self) -> list[FusedLinear]:
-        """The products of all layers."""
+        """The fused products of all layers."""
         return [m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear)]
 
     @property
@@ -363,7 +365,7 @@ class Decoder(nn.Module):
 
     @property
     def hooked(self) -> bool:
-        """Whether something else happens before or after a layer, as where its weights come and go."""
+        """Whether hooks run before or after a layer, as they do where sharded weights are gathered."""
         # torch has no public way to ask.
         return any(m._forward_pre_hooks or m._forward_hooks for m in self.layers)  # noqa: SLF001
 
@@ -372,7 +374,7 @@ class Decoder(nn.Module):
         return self.through_layers(self.embedded(tokens), attend)
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """What enters the first layer. (T,) int64 -> (T, D)."""
+        """Input of the first layer. (T,) int64 -> (T, D)."""
         x = self.ops.embed(self.embed, tokens)
         return x if self.embedding_scale == 1 else x * self.embedding_scale
 
@@ -388,7 +390,7 @@ class Decoder(nn.Module):
         return hidden if self.logits_scale == 1 else hidden * self.logits_scale  # the head is linear
 
     def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
-        """Attention over packed sequences: a completion sees its group's prompt and itself."""
+        """Attention over packed sequences, in which a completion sees its group's prompt and itself."""
         rotations = self.rotations(positions)
         attentions = self.attentions(sequences)
 
@@ -400,6 +402,7 @@ class Decoder(nn.Module):
 
     def attentions(self, sequences: Sequences) -> dict[int | None, Attention]:
         """Attention over packed sequences for each window of the model's layers."""
+        # A window that reaches over the longest sequence hides nothing and shares the mask of none.
         hides = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
         made = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
         return {w: made[hidden] for w, hidden in hides.items()}
@@ -408,8 +411,7 @@ class Decoder(nn.Module):
     def rotations(self, positions: Tensor, length: int | None = None) -> dict[str, Rotation]:
         """Rotary tables by name, for all positions, (T,) int64, or for ``length`` of them.
 
-        Raises ConfigError for a position beyond those that are turned alike; of a length what is beyond
-        is left out.
+        Raises ConfigError for a position beyond ``turned_alike``; a ``length`` is reduced to that.
         """
         if length is None:
             needed = self.turning(int(positions.max()) + 1)
@@ -418,7 +420,7 @@ class Decoder(nn.Module):
         return {name: Rotation(*self._table(name, needed), positions) for name in self.table_names}
 
     def turning(self, tokens: int) -> int:
-        """So many tokens, if their places are turned alike in sampling and training. Raises ConfigError."""
+        """Return ``tokens``; raise ConfigError if sampling and training could rotate so many differently."""
         if tokens > (self.turned_alike or tokens):
             raise ConfigError(
                 f"a sequence of {tokens} tokens: beyond {self.turned_alike} this model's rotary table "
@@ -430,6 +432,7 @@ class Decoder(nn.Module):
     def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
         weight, held = self.embed.weight, self._tables.get(name)
         if held is None or len(held[0]) < needed or held[0].dtype != weight.dtype:
+            # Tables at least double, so that sequences that grow by a token rebuild them rarely.
             spare = min(2 * len(held[0]) if held is not None else 0, self.turned_alike or 1 << 30)
             size = max(needed, spare)
             every = torch.arange(size, device=weight.device)

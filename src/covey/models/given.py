@@ -1,7 +1,7 @@
-"""A model that Python gave as an object: what is asked of it, and how it is left.
+"""Models that a Python program passes as objects: the checks before a run, and their state after it.
 
-It is trained in place, as by TRL: afterwards it has the weights of `final/`, on the device and in the dtype
-of the run, adapters merged. Its mode, and which of its weights are trained, are as they were.
+Such a model is trained in place, as TRL does. Afterwards it has the weights of `final/`, on the device and in
+the dtype of the run, with adapters merged. Its mode and its `requires_grad` flags are as before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer. Raises ConfigError for what cannot be trained."""
+    """The model and its tokenizer. Raises ConfigError if the model cannot be trained."""
     model, tokenizer = given.model, given.tokenizer
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise ConfigError(
@@ -42,6 +42,7 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
             f"model: {given.name} was made within torch.inference_mode, so its weights can never change; "
             "make or load it outside, or under torch.no_grad"
         )
+    # A caller may freeze some weights; without any left there would be nothing to train.
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"model: no weight of {given.name} is to be trained (requires_grad)")
     check_finite(model, given.name)
@@ -50,7 +51,7 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
 
 @contextmanager
 def lent(model: str | GivenModel) -> Iterator[None]:
-    """Leave a model that was given as an object without adapters, gradients or the run's mode."""
+    """Restore a model that was given as an object after the block: no adapters or gradients, its own mode."""
     if not isinstance(model, GivenModel) or not isinstance(model.model, PreTrainedModel):
         yield
         return
@@ -60,6 +61,7 @@ def lent(model: str | GivenModel) -> Iterator[None]:
     try:
         yield
     finally:
+        # Adapters first: merging puts the modules back whose names `trained` has.
         if hasattr(module, "peft_config") and not had_adapters:
             _merge(module)
         module.train(mode)
@@ -70,7 +72,7 @@ def lent(model: str | GivenModel) -> Iterator[None]:
 
 
 def take_weights(model: str | GivenModel, folder: Path) -> None:
-    """Give a model that was given as an object the weights of a model folder."""
+    """Load the weights of a model folder into a model that was given as an object; others stay."""
     if isinstance(model, GivenModel):
         module, _ = checked_model(model)
         saved: nn.Module = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32)
@@ -78,7 +80,7 @@ def take_weights(model: str | GivenModel, folder: Path) -> None:
 
 
 def _merge(model: PreTrainedModel) -> None:
-    """Put the layers back that peft has replaced, with the adapters in their weights."""
+    """Merge the adapters into their layers, and put these back where peft has replaced them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in list(model.named_modules()):

@@ -1,4 +1,4 @@
-"""Linear layers that read the same input as one product, and the compiled products themselves."""
+"""Linear layers of a model: fused products of layers with the same input, LoRA, and the value head."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ValueHead(nn.Linear):
-    """V = w h + b of hidden states, in float32; 0 everywhere before it has learned."""
+    """The value V = w h + b of hidden states, in float32; it begins as 0 everywhere."""
 
     def __init__(self, width: int, device: torch.device, pull: float = 1.0) -> None:
         with torch.random.fork_rng(devices=[]):  # what nn.Linear draws is not used
@@ -33,10 +33,11 @@ class ValueHead(nn.Linear):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
         self.pull = pull
-        """How much of the gradient goes on into the hidden states."""
+        """Factor on the gradient that passes into the hidden states."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(M, D) -> (M,) float32."""
+        """Compute values from hidden states. (M, D) -> (M,) float32."""
+        # The value of hidden, with its gradient scaled: the second term is 0 but has slope pull.
         read = hidden.detach()
         if self.pull:
             read = read + self.pull * (hidden - read)
@@ -44,19 +45,19 @@ class ValueHead(nn.Linear):
 
 
 class LowRank:
-    """What LoRA adds to a layer's weight: W + s B A, B (out, r), A (r, in) (2106.09685)."""
+    """The update that LoRA adds to a layer's weight: W + s B A, B (out, r), A (r, in) (2106.09685)."""
 
     def __init__(self, layer: LoraLayer) -> None:
         self.layer = layer
 
     @property
     def parameters(self) -> list[Tensor]:
-        """A, B."""
+        """A and B."""
         return [of["default"].weight for of in (self.layer.lora_A, self.layer.lora_B)]
 
     @property
     def on(self) -> bool:
-        """Whether it is added; not while the model is its own reference."""
+        """Whether the update is added; it is not while the model is its own reference."""
         return not self.layer.disable_adapters
 
     @property
@@ -64,7 +65,7 @@ class LowRank:
         return float(self.layer.scaling["default"])
 
     def added_to(self, weight: Tensor) -> Tensor:
-        """(out, in) -> (out, in): one matrix multiplies, in sampling and training."""
+        """The sum W + s B A, so that sampling and training multiply by one matrix. (out, in) -> (out, in)."""
         if not self.on:
             return weight
         a, b = (p.detach() for p in self.parameters)
@@ -73,19 +74,23 @@ class LowRank:
         return whole
 
     def gradients(self, grad: Tensor, x: Tensor, numbers: Numbers) -> tuple[Tensor | None, Tensor | None]:
-        """dA = s (dY B)^T X, dB = s dY^T (X A^T), from dY (T, out) and X (T, in)."""
+        """The gradients dA = s (dY B)^T X and dB = s dY^T (X A^T), from dY (T, out) and X (T, in)."""
         if not self.on:
             return None, None
         a, b = (p.detach() for p in self.parameters)
         grad = grad.contiguous()
-        da, turned_db = torch.zeros(a.shape), torch.zeros(b.t().shape)  # turned: r may fill no whole vector
+        # dB is summed transposed, (r, out): the operations need whole vectors in a row, and r may be small.
+        da, turned_db = torch.zeros(a.shape), torch.zeros(b.t().shape)
         outer_sum(multiplied(grad, b, numbers, turned=True) * self._scale, x, da, numbers)
         outer_sum(multiplied(x, a, numbers) * self._scale, grad, turned_db, numbers)
         return da, turned_db.t()
 
 
 def _low_rank(module: nn.Module) -> LowRank | None:
-    """Of a float32 layer, as a sum in bfloat16 would lose what is small, whose outputs fill whole vectors."""
+    """The update of a LoRA layer, if our products can do it; None otherwise.
+
+    The weight has to be float32, because a bfloat16 sum loses small updates; its outputs fill whole vectors.
+    """
     if not (hasattr(module, "lora_A") and type(module.base_layer) is nn.Linear):
         return None
     weight = module.base_layer.weight
@@ -94,24 +99,24 @@ def _low_rank(module: nn.Module) -> LowRank | None:
 
 
 class FusedLinear:
-    """Linear layers that read the same input, as one product whose outputs are concatenated.
+    """Linear layers with the same input, computed as one product with concatenated outputs.
 
-    Weights are read from ``modules`` at each call.
+    Weights are read from ``modules`` at each call, since sharding replaces them.
     """
 
     def __init__(self, *modules: nn.Linear) -> None:
         self.modules = modules
         self.low_rank = [_low_rank(m) for m in modules]
-        """What adapters add to each module's weight."""
+        """The LoRA update of each module's weight, or None."""
         self.rounds = False
         """Whether inputs and weights are rounded to bfloat16 where they are multiplied."""
         self.plain = all(type(m) is nn.Linear for m in modules)
         self.is_product = all(
             of or type(m) is nn.Linear for m, of in zip(modules, self.low_rank, strict=True)
         )
-        """Whether a weight and a bias are all there is to it; else its modules compute."""
+        """Whether it is a plain product plus bias (LoRA merged in); otherwise its modules compute."""
         self.fleeting = False
-        """Whether its weights come and go, and no copy of them may be kept."""
+        """Whether its weights are gathered for each call (sharding), so that no copy may be kept."""
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
         self._forward: PackedWeight | None = None
@@ -119,26 +124,26 @@ class FusedLinear:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The weights, the biases, then those of adapters."""
+        """The weights, then the biases, then A and B of each adapter."""
         own = [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
         return own + [p for of in self.low_rank if of for p in of.parameters]
 
     @property
     def sizes(self) -> list[int]:
-        """Outputs of each layer."""
+        """Number of outputs of each layer."""
         return [len(m.weight) for m in self.modules]
 
     def numbers(self, x: Tensor) -> Numbers:
-        """What it multiplies."""
+        """The numbers that its product multiplies for this input."""
         return MIXED_PRODUCTS if self.rounds else x.dtype
 
     @property
     def packed(self) -> Tensor | None:
-        """The copy of the weights that sampling reads, while there is one."""
+        """The packed copy of the weights that sampling reads, if there is one."""
         return self._forward and self._forward.panels
 
     def product(self, x: Tensor) -> Tensor:
-        """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
+        """Compute x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
         if self.fleeting:
             return self.product_once(x)
         numbers = self.numbers(x)
@@ -151,7 +156,8 @@ class FusedLinear:
         return self._forward.product(x, self._bias)
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The same bits without a copy, for training: its many rows hide the packing."""
+        """Compute the same bits without a kept copy, for training: with many rows packing costs little."""
+        # Training changes the weights next, so a packed copy is of no more use.
         self._forward, numbers = None, self.numbers(x)
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
@@ -162,17 +168,18 @@ class FusedLinear:
 
     def _by_torch(self, x: Tensor) -> Tensor:
         weight, bias = self._joined_weight(x.dtype), self._joined_bias()
+        # Our products read whole panels of a bias, so it is padded; torch wants its own length.
         return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
 
     def product_back(self, grad: Tensor) -> Tensor:
-        """grad W. (T, out) -> (T, in)."""
+        """The gradient of the input, grad W. (T, out) -> (T, in)."""
         weight, numbers = self._joined_weight(grad.dtype), self.numbers(grad)
         if by_torch("inputs", numbers):
             return grad @ weight
         return multiplied(grad.contiguous(), weight, numbers, turned=True)
 
     def add_gradient(self, grad: Tensor, x: Tensor, out: Tensor) -> None:
-        """Of a part of the weights: out += grad^T x, in float32. (T, out), (T, in) -> (out, in)."""
+        """Add grad^T x to the gradient of one module's weight, in float32. (T, out), (T, in) -> (out, in)."""
         numbers = self.numbers(x)
         if by_torch("weights", numbers):
             out.add_(grad.t() @ x)
@@ -180,7 +187,7 @@ class FusedLinear:
             outer_sum(grad, x, out, numbers)
 
     def _refresh(self) -> None:
-        """Forget the packed weight when a parameter was written to or replaced by another."""
+        """Drop the packed weight if a parameter was written to or replaced, or an adapter switched."""
         # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
         held = self._own_parameters() if self.plain else self.parameters
         state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
@@ -209,7 +216,7 @@ class FusedLinear:
 
 
 class PackedWeight(NamedTuple):
-    """A weight (N, K) in the layout of the compiled product."""
+    """A weight (N, K) packed into the panels that the compiled product reads."""
 
     panels: Tensor
     outputs: int
@@ -225,14 +232,14 @@ class PackedWeight(NamedTuple):
         return cls(panels, n, k, numbers)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias. A row's result does not depend on the other rows."""
+        """Compute x W^T + bias. A row's result does not depend on the other rows."""
         out = x.new_empty(len(x), self.outputs)
         call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.numbers)
         return out
 
 
 def multiplied(x: Tensor, weight: Tensor, numbers: Numbers, turned: bool = False) -> Tensor:
-    """x W^T, or with ``turned`` x W. A row's result does not depend on the other rows."""
+    """Compute x W^T, or with ``turned`` x W. A row's result does not depend on the other rows."""
     outputs, inputs = weight.t().shape if turned else weight.shape
     out = x.new_empty(len(x), outputs)
     call("product_once", x, weight, int(turned), None, out, len(x), outputs, inputs, dtype=numbers)
@@ -240,7 +247,10 @@ def multiplied(x: Tensor, weight: Tensor, numbers: Numbers, turned: bool = False
 
 
 def outer_sum(a: Tensor, b: Tensor, out: Tensor, numbers: Numbers | None = None) -> None:
-    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a may be columns of more, K a multiple of 16."""
+    """Add a^T b to ``out`` in float32. (M, N), (M, K) -> (N, K), K a multiple of 16.
+
+    ``a`` may be some columns of a wider matrix: it is passed by address and row stride, not copied.
+    """
     sizes = (*a.shape, b.shape[1])
     a = a if a.stride(1) == 1 else a.contiguous()
     call("outer_sum", a.data_ptr(), a.stride(0), b, b.stride(0), out, *sizes, dtype=numbers or a.dtype)

@@ -1,4 +1,4 @@
-"""The policy that a config names: hub id, folder or `tiny`; full weights or LoRA."""
+"""Loading the model that a config names: hub id, folder, object or `tiny`; full weights or LoRA."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
-    """The policy a config asks for, with the weights of its checkpoint if it has one.
+    """The policy that a config asks for, with the weights of its checkpoint if there is one.
 
-    ``texts`` train the tokenizer of `tiny`. Raises ConfigError for an unknown model or one without an
-    end-of-sequence token.
+    The tokenizer of `tiny` is trained on ``texts``. Raises ConfigError for an unknown model or one without
+    an end-of-sequence token.
     """
     config = loaded.config
     device, own = pick_device(config.device), None
@@ -58,6 +58,7 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         turn_by_long_table(model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
+    # Adapters come after the cast: peft keeps them in float32 on a bfloat16 model.
     policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
     policy = with_precision(policy, config)
     if not policy.end_ids:
@@ -78,7 +79,10 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
 
 
 def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
-    """Its products round where the config wants it, or leaves it open and it pays. Raises ConfigError."""
+    """Round products to bfloat16 if the config says so, or if it says `auto` and that is faster here.
+
+    Raises ConfigError where they cannot be rounded.
+    """
     can = policy.decoder is not None and policy.decoder.can_round
     if config.precision == "bfloat16" or (config.precision == "auto" and can and rounding_pays()):
         policy.round_products()
@@ -86,12 +90,13 @@ def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
 
 
 def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
-    """The policy that a config asks for without its weights: shapes and tokenizer. Raises as load_policy."""
+    """The policy of a config without its weights: shapes and tokenizer. Raises the errors of load_policy."""
     config = loaded.config
     if isinstance(config.model, GivenModel) or config.model == "tiny":
         return load_policy(loaded, texts)
     source = source_of(config.model, loaded.folder)
     cached = unreachable(source)
+    # On "meta" parameters have shapes but take no memory, so any size of model can be described.
     try:
         tokenizer = pretrained_tokenizer(source, local_files_only=cached)
         shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
@@ -108,6 +113,7 @@ def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
 def source_of(name: str, folder: Path) -> str:
     """A model folder, relative to ``folder`` or not, or a hub id. Raises ConfigError."""
     local = folder / name if (folder / name).is_dir() else Path(name)
+    # A hub id is "owner/name" at most, so anything else was meant as a path.
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (local / "config.json").is_file():
         finals = [p.parent for where in ("", "*/") for p in sorted(local.glob(f"{where}final/config.json"))]
@@ -117,7 +123,7 @@ def source_of(name: str, folder: Path) -> str:
 
 
 def model_files(name: str, folder: Path) -> dict[str, Path]:
-    """What a model is loaded from, by name in its folder, or in the cache of the hub's."""
+    """The files that a model is loaded from, by name, in its folder or in the hub's cache."""
     source = source_of(name, folder)
     place = Path(source)
     if not place.is_dir():
@@ -189,26 +195,26 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one."""
+    """The device of a name; `auto` is the first GPU, or the CPU if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=device)  # fails now, not in mid-run, if the device does not exist
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device: {name!r}: {str(error).splitlines()[0]}") from None
     return device
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of the device, or of the machine as far as this process may use them."""
+    """Memory in bytes of a GPU, or the machine's memory that this process may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return available_memory()
 
 
 def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
-    """What makes a model faster or slower here than its user may expect."""
+    """Notes on why a model is faster or slower here than its user may expect."""
     if policy.rounds and config.precision == "auto":
         why = (
             "which is much faster on this processor"

@@ -1,7 +1,7 @@
-"""Log-probs of chosen tokens from hidden states, in chunks of rows: the logits are never all in memory.
+"""Log-probs of given tokens from hidden states, in chunks of rows, so that logits are never all in memory.
 
-Where the sampler could not draw from the whole vocabulary, all values are of the distribution that it drew
-from: the softmax, over the tokens it kept, of the logits of the model that scores.
+If the sampler drew from a part of the vocabulary, all values are those of the truncated distribution: the
+softmax of the scoring model's logits over the tokens that the sampler kept.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from torch.utils.checkpoint import checkpoint
 from covey.types import SamplingMask
 
 CHUNK_LOGITS = 1 << 24
-"""Logits alive at once: 64 MiB in float32, whatever the batch and the vocabulary."""
+"""Most logits in memory at once: 64 MiB in float32, whatever the batch and the vocabulary."""
 CACHED_LOGITS = 1 << 20
-"""The same for the compiled head, which is fastest while a chunk stays in the processor's cache."""
+"""Most logits at once for the compiled head, which is fastest if a chunk fits the processor's cache."""
 FEWEST_ROWS = 128
-"""Rows of a chunk, however large the vocabulary: below this the products become slow."""
+"""Fewest rows of a chunk, however large the vocabulary: with fewer, products are slow."""
 
 EXCLUDED = -1e20
 """The logit of a token that cannot be drawn: its probability is 0, and 0 times its logit is not NaN."""
 
 Head = Callable[[Tensor], Tensor]
-"""Hidden states (M, D) -> logits (M, V)."""
+"""Function from hidden states (M, D) to logits (M, V)."""
 
 
 class TokenScores(NamedTuple):
-    """What is computed of M predicted tokens, each (M,), in nats. All carry gradient."""
+    """Values for M predicted tokens, each (M,), in nats. All carry gradient."""
 
     logprobs: Tensor
     entropy: Tensor
-    """Of the distribution the token was drawn from."""
+    """Entropy of the distribution that the token was drawn from."""
     collision: Tensor
-    """sum_v pi(v)^2."""
+    """Probability that two draws agree, sum_v pi(v)^2."""
     full_kl: Tensor
-    """KL(pi || reference) over what could be drawn; 0 where no reference was given."""
+    """KL(pi || reference) over the tokens that could be drawn; 0 without a reference."""
     values: Tensor | None = None
-    """Of what was read before the token, where a head gives values."""
+    """Value of the prefix before the token, if a head gives values."""
 
 
 def score_tokens(
@@ -55,9 +55,10 @@ def score_tokens(
     """Score ``targets`` (M,) under softmax(head(hidden) / temperature), hidden (M, D).
 
     Chunks are recomputed in the backward pass. ``reference`` gives the other model's hidden states
-    and head for the full-vocabulary KL. With ``mask`` both softmaxes are over what it keeps, and
-    with ``known`` over so many ids.
+    and head for the full-vocabulary KL. Both softmaxes are over the ids below ``known``, and with ``mask``
+    over those that it keeps.
     """
+    # A head is any callable, so one row has to tell how many logits it gives.
     vocabulary = int(head(hidden[:1].detach()).shape[-1])
     rows = max(1, CHUNK_LOGITS // vocabulary)
     ref_hidden, ref_head = reference or (hidden, None)
@@ -65,6 +66,7 @@ def score_tokens(
     for start in range(0, max(len(hidden), 1), rows):
         h, r, y = (x[start : start + rows] for x in (hidden, ref_hidden, targets))
         arguments = (h, head, y, temperature, r, ref_head, mask, start, known)
+        # A single chunk is within the limit anyway and may keep its logits.
         if torch.is_grad_enabled() and len(hidden) > rows:
             parts.append(checkpoint(_score, *arguments, use_reentrant=False))
         else:
@@ -83,6 +85,7 @@ def _score(
     start: int,
     known: int | None,
 ) -> tuple[Tensor, ...]:
+    # (rows, V) from here on; excluded ids have probability 0 and add 0 to every sum.
     all_logprobs = exclude(head(hidden).float() / temperature, mask, start, known).log_softmax(-1)
     probs = all_logprobs.exp()
     logprobs = all_logprobs.gather(1, targets[:, None])[:, 0]
@@ -96,17 +99,18 @@ def _score(
 
 
 def exclude_unknown(logits: Tensor, known: int | None) -> Tensor:
-    """Exclude, in place, the ids from ``known`` on, which pad a vocabulary and stand for nothing. (n, V)."""
+    """Exclude, in place, the ids from ``known`` on, which pad the vocabulary and mean nothing. (n, V)."""
     if known is not None and known < logits.shape[-1]:
         logits[:, known:] = EXCLUDED
     return logits
 
 
 def exclude(logits: Tensor, mask: SamplingMask | None, start: int, known: int | None = None) -> Tensor:
-    """Exclude, in place, what could not be drawn. logits (n, V) of the predictions from ``start`` on."""
+    """Exclude, in place, ids that could not be drawn; logits (n, V) are of predictions from ``start`` on."""
     logits = exclude_unknown(logits, known)
     if mask is None:
         return logits
+    # Kept ids are few: mark them in the flat array and exclude the rest.
     kept = torch.from_numpy(mask.flat(start, start + len(logits), logits.shape[1])).to(logits.device)
     excluded = torch.ones(logits.numel(), dtype=torch.bool, device=logits.device).index_fill_(0, kept, 0)
     return logits.masked_fill_(excluded.view(logits.shape), EXCLUDED)

@@ -1,6 +1,6 @@
-"""The operations a decoder is made of: what they compute, and how torch does it on any device.
+"""The operations that a decoder consists of: their definition, and an implementation in plain torch.
 
-`compiled` has the same methods for the CPU; `pick_ops` chooses when a model is loaded. Shapes: T tokens,
+`compiled` implements them for the CPU; `pick_ops` chooses when a model is loaded. Shapes: T tokens,
 D width, F feed-forward width, H query heads, K key/value heads, E head width, S sequences.
 """
 
@@ -23,34 +23,35 @@ class Norm(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """(D,)."""
+        """Weight (D,)."""
 
     variance_epsilon: float
 
 
 class Heads(NamedTuple):
-    """How a projected row is split, H query, K key and K value heads of width E, and how they attend."""
+    """The heads of a projected row (H query, K key and K value heads of width E) and how they attend."""
 
     queries: int
     keys: int
     width: int
     query_norm: Norm | None = None
-    """Of each head, before it is rotated."""
+    """Norm of each query head, before rotation."""
     key_norm: Norm | None = None
+    """Norm of each key head, before rotation."""
     scale: float | None = None
-    """What scores are multiplied with; None: E^-1/2."""
+    """Factor on the scores; None: E^-1/2."""
     window: int | None = None
-    """How many tokens a token sees, itself included; None: all before it."""
+    """Number of tokens that a token sees, itself included; None: all before it."""
     rotary: str = ""
-    """Which of the model's rotary tables turns them."""
+    """Name of the rotary table that rotates them."""
     interleaved: bool = False
-    """Whether neighbours are turned together, and not the two halves."""
+    """Whether rotation pairs neighbouring features instead of the two halves."""
     cap: float | None = None
-    """What no score goes beyond (`soft_cap`); None: they stay as they are."""
+    """Bound on the scores (`soft_cap`); None: no bound."""
 
     @property
     def factor(self) -> float:
-        """What scores are multiplied with."""
+        """The factor on the scores, with the default filled in."""
         return self.width**-0.5 if self.scale is None else self.scale
 
 
@@ -62,6 +63,7 @@ class Activation(NamedTuple):
     torch: Callable[[Tensor], Tensor]
 
 
+# gelu's tanh form is a sigmoid too: (1 + tanh y) / 2 = sigmoid(2 y), and 2 sqrt(2 / pi) = sqrt(8 / pi).
 ACTIVATIONS = {
     "silu": Activation(1.0, 0.0, F.silu),
     "gelu_pytorch_tanh": Activation(
@@ -71,7 +73,7 @@ ACTIVATIONS = {
 
 
 class Rotation(NamedTuple):
-    """Rotary tables (positions, up to E), halves paired, and the position of every token (T,) int64."""
+    """Rotary tables (positions, R <= E) for paired halves, and the position of every token (T,) int64."""
 
     cos: Tensor
     sin: Tensor
@@ -79,73 +81,75 @@ class Rotation(NamedTuple):
 
 
 Attention = Callable[[Tensor, Tensor, Tensor, Heads], Tensor]
-"""q (T, H, E), k and v (T, K, E), how they attend -> (T, H, E)."""
+"""Function of q (T, H, E), k and v (T, K, E) and their heads -> (T, H, E)."""
 
 
 class Ops(Protocol):
-    """What a decoder needs."""
+    """The operations that a decoder needs."""
 
     compiled: bool
-    """Whether the C operations do it."""
+    """Whether these are the C operations."""
 
     @property
     def bit_exact(self) -> bool:
-        """Whether a token's result is the same bits alone, in a batch, decoding and training."""
+        """Whether a token's result has the same bits alone, in a batch, in decoding and in training."""
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
-        """(T,) int64 -> (T, D)."""
+        """Look up embeddings. (T,) int64 -> (T, D)."""
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
-        """(T, in) -> (T, out)."""
+        """Apply linear layers, outputs concatenated. (T, in) -> (T, out)."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        """x + delta, and that normed: weight * s / sqrt(mean(s^2) + eps). (T, D) each."""
+        """The sum s = x + delta, and its norm weight * s / sqrt(mean(s^2) + eps). (T, D) each."""
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E), normed and rotated."""
+        """Split, norm and rotate. (T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E)."""
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
-        """Causal attention of every sequence within [its prompt | itself], for all layers."""
+        """Causal attention of every sequence to [its prompt | itself], for all layers with this window."""
 
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
-        """activation(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
+        """Compute activation(gate) * up from rows [gate | up]. (T, 2F) -> (T, F)."""
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """cap tanh(x / cap) of logits. (T, V) -> (T, V)."""
+        """Compute cap tanh(x / cap) of logits. (T, V) -> (T, V)."""
 
 
 class Sequences(NamedTuple):
-    """Which flat tokens belong together."""
+    """The sequences that flat tokens belong to."""
 
     spans: Tensor
-    """(S, 4) int64: start and length of the prompt, start and length of the sequence's own tokens."""
+    """(S, 4) int64: start and length of the prompt, start and length of the sequence's own tokens.
+    A prompt is a sequence of its own, with a prompt of length 0."""
     groups: Tensor
     """(groups + 1,) int64: where each prompt's spans begin: the prompt itself, then its completions."""
     longest: int
-    """Most keys that a query sees."""
+    """Largest number of keys that a query sees."""
 
 
 class TorchOps:
-    """Plain torch, on any device and in any dtype."""
+    """The operations in plain torch, on any device and in any dtype."""
 
     compiled = bit_exact = False
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
-        """Through the module itself."""
+        """Call the module itself."""
         return module(tokens)
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
-        """Through the modules themselves, LoRA layers included."""
+        """Call the modules themselves, LoRA layers included."""
         parts = [m(x) for m in layer.modules]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        """The mean in float32."""
+        """Add, then norm with the mean in float32."""
         total = x if delta is None else x + delta
         return total, rms_norm(total, norm)
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of one row, then norm and rotation."""
+        """Split a row into views, then norm and rotate them."""
+        # (T, (H + 2K) E) -> (T, H + 2K, E), split into H, K and K heads.
         q, k, v = qkv.unflatten(-1, (-1, heads.width)).split([heads.queries, heads.keys, heads.keys], dim=1)
         q = q if heads.query_norm is None else rms_norm(q, heads.query_norm)
         k = k if heads.key_norm is None else rms_norm(k, heads.key_norm)
@@ -154,7 +158,7 @@ class TorchOps:
         return turn(q, cos, sin), turn(k, cos, sin), v
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
-        """Padded blocks of similar length through scaled_dot_product_attention."""
+        """Attend in padded blocks of sequences of similar length."""
         blocks = padded_rows(sequences.spans, window)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
@@ -167,17 +171,17 @@ class TorchOps:
         return attend
 
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
-        """As the Hugging Face modules do."""
+        """Activate and multiply as the Hugging Face modules do."""
         first, up = both.chunk(2, dim=-1)
         return gate.torch(first) * up
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """As the Hugging Face modules do."""
+        """Cap as the Hugging Face modules do."""
         return soft_cap(x, cap)
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps), the mean in float32. (..., D) -> (..., D)."""
+    """The RMS norm weight * x / sqrt(mean(x^2) + eps), the mean in float32. (..., D) -> (..., D)."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.variance_epsilon)
     return (norm.weight * (wide * scale).to(x.dtype)).to(x.dtype)
@@ -192,17 +196,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same where features 2i and 2i + 1 are turned together."""
+    """Rotary position embedding that pairs features 2i and 2i + 1. Shapes as ``rotate``."""
     turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
+    # Sort even features before odd ones, rotate as halves, and sort back.
     halves = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
     pairs = rotate(halves, cos, sin).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
     return torch.cat((pairs, rest), dim=-1)
 
 
 def soft_cap(x: Tensor, cap: float | Tensor) -> Tensor:
-    """cap tanh(x / cap), with the slope 1 - tanh(x / cap)^2: x where that is small, and never beyond the cap.
+    """The soft cap, cap tanh(x / cap): about x where that is small, and never beyond the cap.
 
-    Of attention's scores and of the last logits in Gemma 2 (2408.00118).
+    Gemma 2 bounds attention scores and final logits so (2408.00118). The slope is 1 - tanh(x / cap)^2.
     """
     return cap * torch.tanh(x / cap)
 
@@ -215,6 +220,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Head
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if heads.cap is not None:
         together = q.unflatten(1, (heads.keys, -1)).flatten(2, 3)  # the queries of a key head, as rows
+        # (R, 1, Q, N) -> (R, 1, (H / K) Q, N), in the order of those rows.
         every = mask.repeat(1, 1, heads.queries // heads.keys, 1)
         return capped_attention(together, k, v, every, heads).view(q.shape).transpose(1, 2)
     shared = q.shape[1] > k.shape[1]
@@ -223,7 +229,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Head
 
 
 def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
-    """softmax(soft_cap(q k^T)) v where the mask is true, which torch's own operation cannot.
+    """Compute softmax(soft_cap(q k^T)) v where the mask is true; torch's own operation has no cap.
 
     q (R, K, Q, E), k and v (R, K, N, E), mask (R, 1, Q or 1, N) bool -> (R, K, Q, E).
     """
@@ -244,13 +250,14 @@ class Rows(NamedTuple):
     keys: Tensor
     """(R, N) int64: the prompt's tokens, then the sequence's own."""
     mask: Tensor
-    """(R, 1, Q, N) bool: who sees whom. Padding queries see everything, so that no row is empty."""
+    """(R, 1, Q, N) bool: whether a query sees a key. Padding queries see all: an empty row gives NaN."""
     real: Tensor
-    """(R, Q) bool: false on padding, whose result is dropped."""
+    """(R, Q) bool: false on padding, whose results are dropped."""
 
 
 def padded_rows(spans: Tensor, window: int | None = None) -> list[Rows]:
     """Blocks of similar length, prompts apart from completions. (S, 4) -> rows that cover all spans."""
+    # Greedy over (prompts first, longest first): a block's first member is its longest. Empty spans drop out.
     lengths = spans.tolist()
     order = sorted(
         (i for i, s in enumerate(lengths) if s[3]), key=lambda i: (lengths[i][1] > 0, -lengths[i][3])
@@ -267,6 +274,7 @@ def padded_rows(spans: Tensor, window: int | None = None) -> list[Rows]:
 
 
 def _rows(spans: Tensor, window: int | None) -> Rows:
+    # Columns (R, 1) against ranges (Q,) and (P,) give tables (R, Q) and (R, P) for all sequences at once.
     prefix, prefix_length, start, length = (column[:, None] for column in spans.T)
     own = torch.arange(int(length.max()), device=spans.device)
     shared = torch.arange(int(prefix_length.max()), device=spans.device)
@@ -277,6 +285,7 @@ def _rows(spans: Tensor, window: int | None) -> Rows:
     before = seen[:, None].expand(-1, len(own), -1)
     mask = torch.cat((before, causal), dim=2)
     if window is not None:
+        # Position of every key in its sequence; a query sees those less than `window` before its own.
         places = torch.cat((shared.expand(len(spans), -1), prefix_length + own), dim=1)
         mask &= (prefix_length + own)[:, :, None] - places[:, None] < window
     mask |= ~real[:, :, None]

@@ -1,4 +1,4 @@
-"""Packing: many sequences as one flat run of tokens, each prompt once for all its completions."""
+"""Packing for a model's forward pass: one flat row of tokens, each prompt once for all its completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covey.types import SamplingMask
 
 @dataclass(frozen=True)
 class Packed:
-    """Flat tokens of some prompts and their completions, and where each prediction is made.
+    """Flat tokens of some prompts and their completions, and the place of each prediction.
 
     A completion's last token is predicted but never read, so it is not among the tokens.
     T flat tokens, M predicted tokens, N completions of up to L tokens, S = prompts + N sequences.
@@ -32,27 +32,28 @@ class Packed:
     """
 
     tokens: Tensor
-    """(T,) int64."""
+    """(T,) int64: token ids."""
     positions: Tensor
-    """(T,) int64: place in the sequence; a completion continues its prompt."""
+    """(T,) int64: position in the sequence; a completion continues its prompt."""
     sequences: Sequences
-    """Who attends to whom; each prompt's span precedes those of its completions."""
+    """The spans that attend to each other; each prompt's span precedes those of its completions."""
     sources: Tensor
     """(M,) int64: the flat token whose hidden state predicts."""
     targets: Tensor
     """(M,) int64: the token to be predicted."""
     place: Tensor
-    """(N, L) bool: where the M predictions are when completions are laid out as rows."""
+    """(N, L) bool: true at the M predictions when completions are laid out as rows."""
     sampling_mask: SamplingMask | None = None
-    """Which tokens could be drawn at each of the M predictions; None: all could."""
+    """Ids that could be drawn at each of the M predictions; None: all could."""
 
     def unpack(self, values: Tensor) -> Tensor:
-        """(M,) values of the predictions -> (N, L), zero on the padding."""
+        """Lay out values of the predictions as rows, zero on the padding. (M,) -> (N, L)."""
         return values.new_zeros(self.place.shape).masked_scatter(self.place, values)
 
     @property
     def completions(self) -> Tensor:
         """(N, 4) int64: the spans of the completions alone."""
+        # Prompts are never empty, so a span with a prompt is a completion.
         spans = self.sequences.spans
         return spans[spans[:, 1] > 0]
 
@@ -63,12 +64,13 @@ class Packed:
         """
         prefix, prefix_length, start, length = (column[:, None] for column in self.completions.T)
         column = torch.arange(int((prefix_length + length).max()), device=start.device)
+        # (N, W): columns of the prompt come first, then those of the completion, then padding.
         own = start + column - prefix_length
         real = column < prefix_length + length
         return torch.where(column < prefix_length, prefix + column, own).where(real, 0), real
 
     def to(self, device: torch.device) -> Packed:
-        """The same on a device."""
+        """The same packing with its tensors on ``device``."""
         if self.tokens.device == device:
             return self
         spans, groups, longest = self.sequences
@@ -97,10 +99,11 @@ def pack(
         positions.append(np.arange(size))
         flat += size
         for answer in answers:
-            read = answer[:-1]
+            read = answer[:-1]  # the last token is predicted but never read
             spans.append((start, size, flat, len(read)))
             tokens.append(read)
             positions.append(np.arange(size, size + len(read)))
+            # The prompt's last token predicts the first; every token read predicts the next.
             sources += [np.array([start + size - 1]), np.arange(flat, flat + len(read))]
             flat += len(read)
         groups.append(len(spans))

@@ -1,4 +1,4 @@
-"""The policy: a causal language model with its tokenizer, and its log-probs of packed tokens."""
+"""The policy: a causal language model with its tokenizer, its log-probs of packed tokens, and its folder."""
 
 from __future__ import annotations
 
@@ -51,18 +51,17 @@ if TYPE_CHECKING:
 class Policy:
     """A model that is sampled from and trained.
 
-    ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter``
-    is peft's wrapper of it or None. With ``rounds`` products round their factors to bfloat16.
-    Architectures that ``Decoder`` knows run through it, others
-    through their Hugging Face modules.
+    ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter`` is peft's
+    wrapper of it or None. With ``rounds`` products round their factors to bfloat16. Architectures that
+    ``Decoder`` knows run through it, others through their Hugging Face modules.
     """
 
     loader_name = AutoModelForCausalLM.__name__
-    """The class of transformers that loads its folder."""
+    """Name of the transformers class that loads its folder."""
     around: Gathering
-    """What lets its weights be there for some work, where they are split over processes."""
+    """Runs some work while all weights are gathered, if they are split over processes."""
     whole: Policy
-    """A policy with all of its weights, to sample from and to save: itself, where they are not split."""
+    """A policy with all weights, to sample from and to save; it is itself if weights are not split."""
 
     def __init__(
         self,
@@ -83,12 +82,13 @@ class Policy:
             self.round_products()
         self.turn_end = template_facts(tokenizer).turn_end
         self.end_ids = end_ids(model, tokenizer, self.turn_end)
+        # Our decoder applies all factors itself; of other models it has to be found out by a comparison.
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
         self.around, self.whole = unsplit, self
 
     def round_products(self) -> None:
-        """Round the products' factors to bfloat16 from now on. Raises ConfigError where that cannot be."""
+        """Round the products' factors to bfloat16 from now on. Raises ConfigError if they cannot be."""
         self._round_trunk()
         self._head.rounds = True
 
@@ -102,18 +102,18 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.model.get_input_embeddings().weight.device
 
     @property
     def context(self) -> int:
-        """The longest sequence the model can read, and turns alike wherever it is read, in tokens."""
+        """Longest sequence, in tokens, that the model reads the same way in sampling and in training."""
         config = self.model.config.get_text_config()
         return turned_alike(config) or int(getattr(config, "max_position_embeddings", 1 << 20))
 
     @property
     def reads(self) -> str:
-        """Its context in words, and why that is less than its config says, if it is."""
+        """The context in words, with the reason if it is less than the config says."""
         longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)
         said = f"{self.context} tokens"
         if longest <= self.context:
@@ -125,12 +125,12 @@ class Policy:
 
     @property
     def bit_exact(self) -> bool:
-        """Whether a log-prob recorded while sampling is the bits that ``score`` finds."""
+        """Whether a log-prob recorded while sampling has the same bits that ``score`` computes."""
         return self.decoder is not None and self.decoder.bit_exact and self._head.plain
 
     @property
     def rounded(self) -> bool:
-        """Whether its numbers are coarser than float32's: weights are, or the factors of products."""
+        """Whether it computes with less precision than float32, in weights or in factors of products."""
         return self.rounds or any(p.dtype != torch.float32 for p in self.model.parameters())
 
     @property
@@ -139,14 +139,14 @@ class Policy:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def unsaved(self) -> dict[str, Tensor]:
-        """Weights by name that its model folder does not have: those of the value head."""
+        """Weights by name that the model folder lacks: those of the value head."""
         return {} if self.value is None else dict(self.value.named_parameters())
 
     def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template with its arguments.
 
-        Some tokenizers put an end behind every text (`add_eos_token`); one that is to be continued has none,
-        and one that begins as the tokenizer begins every text is not begun twice.
+        Some tokenizers put an end after every text (`add_eos_token`); it is removed, since the model is to
+        continue the prompt. A beginning of sequence that the prompt already has is not put there twice.
         """
         if not isinstance(prompt, str):
             return self.conversation(prompt, template or {}, begin=True)
@@ -154,6 +154,7 @@ class Policy:
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # a prompt that a template was applied to has one already
         if ids and ids[-1] in self.end_ids:
+            # Remove the end only if the tokenizer added it: a prompt may end with that token itself.
             plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
         return ids
@@ -161,50 +162,52 @@ class Policy:
     def conversation(self, messages: Messages, template: Mapping[str, object], begin: bool) -> list[int]:
         """Token ids of messages, with ``begin`` up to where the assistant begins.
 
-        No content can forge the template's own words: there they are encoded as letters.
+        No content can forge the template's own words: within contents they are encoded as letters.
         """
         controls = template_facts(self.tokenizer, template).controls
         return chat_tokens(self.tokenizer, messages, template, begin, controls)
 
     @property
     def end_id(self) -> int:
-        """What a text of its own ends with: the tokenizer's end of sequence, or the first that ends one."""
+        """The id that ends a plain text: the tokenizer's end of sequence, else the first of ``end_ids``."""
         own = self.tokenizer.eos_token_id
         return self.end_ids[0] if own is None else own
 
     @property
     def words(self) -> int:
-        """Ids below it are words of the tokenizer's. Many models have more, to pad their embedding."""
+        """Ids below this number are the tokenizer's words. Many models have more, which pad the embedding."""
         return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
 
     @cached_property
     def known(self) -> int:
-        """Ids below it may be drawn: those of words. Others, which nobody can read, are neither drawn nor
-        counted in a log-prob, but where servers sample, which draw from all.
+        """Ids below this number may be drawn: those of words.
+
+        Padding ids mean nothing, so they are neither drawn nor part of a log-prob's softmax. Only if servers
+        sample, which draw from all ids, do they count.
         """
         return self.words
 
     def draw_from_all(self) -> None:
-        """Let every id be drawn that the model has an embedding of, as servers do."""
+        """Let every id with an embedding be drawn, as servers do."""
         self.known = self.whole.known = self.embedded
 
     @property
     def embedded(self) -> int:
-        """How many ids the model has an embedding of."""
+        """Number of ids with an embedding."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @cached_property
     def vocabulary_hash(self) -> str:
-        """Of what each token id stands for: the same for tokenizers whose ids mean the same."""
+        """Hash of the words of all token ids; equal for tokenizers whose ids mean the same."""
         words = sorted((n, word) for word, n in self.tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
+        """Load the weights of a checkpoint folder, or its adapter's if this policy trains one.
 
-        Raises CheckpointError, and keeps the weights it has, where these are of another shape.
+        Raises CheckpointError, and keeps the present weights, if the folder's have another shape.
         """
-        if self.whole is not self:
+        if self.whole is not self:  # split: load all of them, then take this process's part of each
             self.whole.load_weights(folder)
             for part, weight in zip(self.model.parameters(), self.whole.model.parameters(), strict=True):
                 take(part, weight)
@@ -224,7 +227,7 @@ class Policy:
         return pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
 
     def copied(self) -> Policy:
-        """Another of the same weights."""
+        """A deep copy of the policy."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
         made = Policy(model, self.tokenizer, adapter, self.rounds)
@@ -232,34 +235,34 @@ class Policy:
         return made
 
     def unrounded(self) -> Policy:
-        """The same weights, not copied, with products that round nothing."""
+        """A policy on the same weights, not copied, whose products do not round."""
         made = Policy(self.model, self.tokenizer, self.adapter)
         made.known = self.known
         return made
 
     def split(self) -> None:
-        """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
+        """Keep only this process's part of the weights, and a copy of all as of the last ``settle``."""
         self.whole = self.copied()
         split_weights(self)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Let ``whole`` have the present weights. Every process has to."""
+        """Copy the present weights into ``whole``; every process has to call it, since they are gathered."""
         for into, part in zip(self.whole.parameters, self.parameters, strict=True):
-            if into is not part:
+            if into is not part:  # not split: whole is this policy itself
                 into.copy_(whole(part))
 
     def heads(self) -> list[nn.Module]:
-        """Modules for values."""
+        """The modules that give values."""
         return [] if self.value is None else [self.value]
 
     @cached_property
     def decode(self) -> FaithfulText:
-        """Gives the text of a completion: special tokens kept, its end left out."""
+        """Decoder of completions: special tokens are kept, the end is left out."""
         return FaithfulText(self.tokenizer, self.end_ids)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., D) -> logits (..., V)."""
+        """Compute logits from hidden states. (..., D) -> (..., V)."""
         if self.decoder is not None:
             logits, cap = self.decoder.ops.linear(self._head, hidden), self.decoder.logits_cap
             return logits if cap is None else self.decoder.ops.soft_cap(logits, cap)
@@ -270,13 +273,13 @@ class Policy:
         return logits if cap is None else soft_cap(logits, cap)
 
     def hidden(self, packed: Packed) -> Tensor:
-        """The hidden states that predict: (M, D)."""
+        """The hidden states from which the M tokens are predicted: (M, D)."""
         return hidden_states(self.decoder, packed, self._states)
 
     def score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
     ) -> TokenScores:
-        """Log-prob, entropy, ... of every predicted token, (M,).
+        """Log-prob, entropy and so on of every predicted token, (M,).
 
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
@@ -286,6 +289,7 @@ class Policy:
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
     ) -> TokenScores:
         hidden, mask = self.hidden(packed), packed.sampling_mask
+        # The compiled head knows no second model and no adapter, so the exact KL goes through torch.
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
             scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap, self.known)
@@ -294,7 +298,7 @@ class Policy:
         return scores._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """(N, S) padded tokens through the Hugging Face modules -> (N, S, D), or logits."""
+        """Run padded tokens through the Hugging Face modules. (N, S) -> (N, S, D), or logits (N, S, V)."""
         model = _trunk(self.model) if self.plain_head else self.model
         out = model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
         return out.last_hidden_state if self.plain_head else out.logits
@@ -302,6 +306,7 @@ class Policy:
     @torch.no_grad()
     def _head_explains_logits(self) -> bool:
         """Whether head(hidden) gives this architecture's logits; some scale them on the way."""
+        # `_states` and `head` read this attribute, so it has to hold what is tried.
         self.plain_head = _trunk(self.model) is not self.model
         if self.device.type == "meta":  # a skeleton has no numbers to compare
             return self.plain_head
@@ -312,7 +317,8 @@ class Policy:
 
 
 def snapshot(policy: Policy) -> Policy:
-    """A copy to sample from while the policy is trained; what is not trained is shared."""
+    """A copy to sample from while the policy is trained; frozen weights are shared."""
+    # deepcopy takes whatever its memo has under an object's id for the copy: frozen weights are their own.
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
     made = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
@@ -322,14 +328,14 @@ def snapshot(policy: Policy) -> Policy:
 
 @torch.no_grad()
 def copy_trained(policy: Policy, into: Policy) -> None:
-    """Give a snapshot the weights that the policy has now."""
+    """Copy the policy's present trained weights into a snapshot."""
     for mine, theirs in zip(into.model.parameters(), policy.model.parameters(), strict=True):
         if theirs.requires_grad:
             mine.copy_(theirs)
 
 
 def _trunk(model: PreTrainedModel) -> PreTrainedModel:
-    """What computes the hidden states below a model's head; the model itself where nothing can be told."""
+    """The part of a model below its head; the model itself if there is no such part."""
     # Llama 4's `base_model_prefix` is that of the model with images around it.
     below = [m for m in (model.base_model, *model.children()) if isinstance(m, PreTrainedModel)]
     return next((m for m in below if m is not model), model)
@@ -340,13 +346,13 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, turn_ends: int | None) -> list[int]:
-    """Ids that end a completion: the tokenizer's, those of the generation config, the chat template's."""
+    """Ids that end a completion, from the tokenizer, the generation config and the chat template."""
     others = (tokenizer.eos_token_id, turn_ends)
     return sorted({*_configured_ends(model), *(i for i in others if i is not None)})
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
-    """None of models that `generate` does not know: reward models, and those of a user's own code."""
+    """The generation config; models that cannot `generate`, such as reward models, have none."""
     return getattr(model, "generation_config", None)
 
 
@@ -359,10 +365,10 @@ def _configured_ends(model: PreTrainedModel) -> set[int]:
 def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     """Write a folder that `from_pretrained` loads.
 
-    Adapters are merged into the weights and kept in `adapter/`; without ``merged`` they are
-    written alone, which is smaller and loads where peft is installed. Whoever samples from it stops where
-    covey has.
+    Adapters are merged into the weights and also kept in `adapter/`. Without ``merged`` they are written
+    alone, which is smaller and loads where peft is installed.
     """
+    # Other programs that sample from the folder should stop at the same tokens.
     configured = _generation_config(policy.model)
     if configured is not None and _configured_ends(policy.model) != set(policy.end_ids):
         configured.eos_token_id = policy.end_ids
@@ -383,9 +389,10 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
 
 
 def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over weights by name."""
+    """The sha256 hash of weights and their names."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())
+        # As bytes, since numpy has no bfloat16.
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

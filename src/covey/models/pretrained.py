@@ -1,4 +1,4 @@
-"""Models from folders or a hub: safetensors only, no code of the folder's own, one at a time, whole."""
+"""Loading models from folders or a hub: safetensors only, no foreign code, complete, one at a time."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ CONFIG, INDEX, ADAPTER = "config.json", "model.safetensors.index.json", "adapter
 WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
 LARGEST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
-"""Larger models are a mistake in config.json, or an attack; even their skeleton takes for ever."""
+"""Largest sizes: beyond them config.json has a mistake or is an attack, and even a skeleton takes forever."""
 WRITES = "ForCausalLM"
 HEADS = {
     "ForSequenceClassification": "a head that judges whole answers",
     "ForTokenClassification": "a head that judges steps",
     WRITES: "it writes and judges nothing",
 }
-"""The end of a class's name -> what its models do."""
+"""End of a class's name -> the purpose of its models, for messages."""
 LEAST_BYTES, MOST_BYTES = 1 / 4, 64
-"""A weight takes at least so many bytes, however it is quantized; a file has at most so many for each, what
-other parts of a model need (eyes, say) included.
+"""Fewest bytes that a weight takes, however it is quantized; most bytes of a file for each weight, including
+other parts of a model (those that read images, say).
 """
 HEADER_BYTES = 1 << 26
+"""Allowance for a file's header, however few weights it has."""
 
 
 Loader = type[_BaseAutoModelClass]
@@ -56,8 +57,9 @@ def pretrained(
     """The model of ``source``, a folder or hub id.
 
     Raises ConfigError if weights are missing, of another shape, or not finite, or if the model is larger
-    than its files or the memory; whatever transformers raises for a source that does not hold a model.
+    than its files or the memory. If the source holds no model, transformers' own error passes.
     """
+    # All that can be told from small files is checked before the weights are read.
     refuse_strange(str(source))
     _check_intact(Path(source))
     with LOADING:
@@ -66,6 +68,7 @@ def pretrained(
         )
         _check_head(loader, config, str(source))
         _check_size(loader, config, Path(source))
+    # Mismatched shapes are reported by `_check_whole`, which names model and file.
     options = {"dtype": dtype, "local_files_only": local_files_only}
     model, found = alone(loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     _check_whole(model, found, str(source))
@@ -73,14 +76,14 @@ def pretrained(
 
 
 def alone(loader: Loader, source: str | Path, **options: object) -> Any:
-    """What ``loader`` gives while nothing else loads."""
+    """Load ``source`` while no other thread loads."""
     with LOADING:
         # Explicit, because on a terminal transformers would ask whether to run the folder's code.
         return loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **options)
 
 
 def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``source``. Raises as ``pretrained``."""
+    """The tokenizer of ``source``. Raises the errors of ``pretrained``."""
     refuse_strange(str(source))
     for path in _found(str(source), CONFIG):
         try_texts(path.parent)
@@ -91,7 +94,7 @@ def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> 
 def unreachable(source: str) -> bool:
     """Whether ``source`` is a hub id and no hub answers, so that only a copy on this machine can be loaded.
 
-    Asked once: transformers would retry for most of a minute and print every try.
+    The hub is asked once, because transformers would retry for most of a minute and print every try.
     """
     if Path(source).is_dir():
         return False
@@ -105,10 +108,10 @@ def unreachable(source: str) -> bool:
 
 
 def refuse_strange(source: str) -> None:
-    """Raise ValueError for a source whose files name what transformers would open, and should not.
+    """Raise ValueError for a source whose files make transformers open something dangerous.
 
-    It would unpickle a shard that the index calls `weights.bin`, read one that it calls `../../x`,
-    load adapters and the model they name, and fetch code for an attention that the config calls `hub/code`.
+    Transformers would unpickle a shard that the index calls `weights.bin`, and read one called `../../x`. It
+    would load adapters and the model they name, and fetch code for an attention called `hub/code`.
     """
     if Path(source).is_dir():
         _refuse_links(Path(source))
@@ -128,7 +131,7 @@ def refuse_strange(source: str) -> None:
 
 
 def _found(source: str, name: str) -> Iterator[Path]:
-    """The path of a file of a folder or a hub id (fetched), if there is one."""
+    """The path of a file of a folder or hub id (downloaded), or nothing; an iterator, for use in `for`."""
     path = cached_file(
         source,
         name,
@@ -143,6 +146,7 @@ def _found(source: str, name: str) -> Iterator[Path]:
 
 def _refuse_links(folder: Path) -> None:
     """Refuse links that leave the folder, except into a hub cache's blobs: snapshots/X -> blobs."""
+    # Links to other folders are harmless, except the one whose files are read as templates.
     root = folder.resolve()
     homes = [root]
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
@@ -169,6 +173,7 @@ def _refuse_config(path: Path) -> None:
 
 
 def _items(value: object) -> Iterator[tuple[str, object]]:
+    """All keys and values of nested JSON objects: a config may contain others, of a model's parts."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield key, inner
         yield from _items(inner)
@@ -200,7 +205,7 @@ def _object(value: object, what: str) -> dict[str, object]:
 
 
 def _check_intact(folder: Path) -> None:
-    """Raise ConfigError if a folder that covey wrote is not as it was written; others have no manifest."""
+    """Raise ConfigError if a folder that covey wrote has changed since; other folders have no manifest."""
     if (folder / MANIFEST).is_file() and (problem := damage(folder, ("config.json",))):
         raise ConfigError(
             f"model: {problem}. Put the file back; if you changed it yourself, remove {folder / MANIFEST}"
@@ -208,10 +213,10 @@ def _check_intact(folder: Path) -> None:
 
 
 def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
-    """Raise ConfigError if there is none of that kind, if one judges where the other writes, or steps where
-    the other judges answers.
+    """Raise ConfigError if transformers has no such class, or if the model's head has another purpose.
 
-    Some language models have names of their own (GPT2LMHeadModel); those that judge all end alike.
+    Some language models have names of their own (GPT2LMHeadModel), so any unknown name counts as one.
+    Classifiers have the same ends of names throughout.
     """
     wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
     if type(config) not in loader._model_mapping:  # noqa: SLF001 - its own refusal lists all it has
@@ -237,6 +242,7 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
         value = getattr(config, name, None)
         if isinstance(value, int) and not 0 < value <= largest:
             raise ConfigError(f"model: {folder / 'config.json'}: {name} is {value}, not 1 to {largest}")
+    # On "meta" a model has shapes but takes no memory.
     with torch.device("meta"):
         skeleton: PreTrainedModel = loader.from_config(config)
     count = sum(p.numel() for p in skeleton.parameters())
@@ -261,7 +267,7 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
 
 
 def _check_whole(model: PreTrainedModel, found: Mapping[str, set[Any]], source: str) -> None:
-    """Raise ConfigError unless every weight came from the files, none was left over, all are finite."""
+    """Raise ConfigError unless every weight came from the files, none was left over, and all are finite."""
     missing = sorted(found["missing_keys"])
     if missing:
         raise ConfigError(
@@ -274,6 +280,7 @@ def _check_whole(model: PreTrainedModel, found: Mapping[str, set[Any]], source: 
             f"model: {source}: {name} has shape {tuple(held)} in its weights and {tuple(wanted)} by its "
             "config.json. They are not of the same model"
         )
+    # Unknown kinds of weights are other parts (images, say); a known kind with a new number is a layer.
     kinds = {_kind(name) for name in model.state_dict()}
     further = sorted(name for name in found["unexpected_keys"] if _kind(name) in kinds)
     if further:

@@ -1,4 +1,4 @@
-"""The frozen copy of the policy that a KL is measured to."""
+"""The reference model: the frozen copy of the policy to which a KL is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covey.models.sharded import own, split_weights, take, whole_weights
 
 
 class Reference:
-    """The policy as it was at the start: a frozen copy, or the model with its adapter off."""
+    """The policy as it was at the start: a frozen copy, or the same model with its adapter off."""
 
     def __init__(self, policy: Policy, moves: bool = False) -> None:
         # A reference that will move needs weights of its own, also where adapters are trained.
@@ -27,48 +27,50 @@ class Reference:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it has weights in memory besides the policy's."""
+        """Whether it has weights in memory of its own, besides the policy's."""
         return self._adapter is None
 
     @torch.no_grad()
     def refresh(self, policy: Policy, mix: float) -> None:
-        """Move towards the policy: all the way with ``mix`` 1."""
+        """Move the weights towards the policy's by the fraction ``mix``; 1 copies them."""
+        # Both are split alike, so each process moves its own part.
         for weight, new in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
             own(weight).lerp_(own(new), mix)
 
     def split(self) -> None:
-        """Leave this process its part of the weights that are its own."""
+        """Keep only this process's part of the reference's own weights."""
         if self.has_weights:
             split_weights(self._policy)
 
     def state(self) -> dict[str, Tensor]:
-        """Its weights by name, for a checkpoint; empty while it shares the policy's."""
+        """The weights by name, for a checkpoint; empty if they are the policy's."""
         return {} if self._adapter is not None else dict(self._policy.model.named_parameters())
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore ``state``."""
+        """Restore the weights from ``state``."""
         for name, weight in self.state().items():
             take(weight, state[name])
 
     def fingerprint(self) -> str:
-        """A hash of its weights, so that a record can say to which model the KL was measured."""
+        """A hash of the weights, by which a record names the model to which the KL was measured."""
+        # With its adapter off the reference is the base model, whatever the adapter has learned.
         weights = whole_weights(self._policy.model)
         return weights_hash({k: v for k, v in weights.items() if self._adapter is None or "lora_" not in k})
 
     @contextmanager
     def active(self) -> Iterator[Policy]:
-        """The reference as a policy, without gradient, inside the block."""
+        """Give the reference as a policy without gradient inside the block."""
         off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()
         trained = self._policy.parameters
         with torch.no_grad(), off:
-            # peft takes the gradient from an adapter that is off. FSDP asks at its first pass, which may be
-            # this one, what is trained, and would go by that for good.
+            # peft clears requires_grad of an adapter that is off. FSDP reads it in its first forward pass,
+            # which may be this one, and would keep that answer for the whole run.
             for parameter in trained:
                 parameter.requires_grad_(True)
             yield self._policy
 
     def outputs(self, packed: Packed) -> tuple[Tensor, Head]:
-        """Its hidden states and head, for the exact KL."""
+        """The hidden states and head of the reference, for the exact KL."""
         with self.active() as policy:
             return policy.around(lambda: policy.hidden(packed)), policy.head

@@ -1,4 +1,4 @@
-"""Reward models under training: a trunk with a head for values, saved as transformers' classes of them."""
+"""Reward models in training: a trunk with a value head, saved as a transformers classifier."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from covey_verify.types import Messages
 
 
 class Classes(NamedTuple):
-    """A class of transformers, and how many outputs its head may have."""
+    """A transformers class, and the numbers of outputs that its head may have."""
 
     loader: Loader
     outputs: tuple[int, ...]
@@ -41,16 +41,16 @@ CLASSES: dict[Judges, Classes] = {
     "reward_model": Classes(AutoModelForSequenceClassification, (1,)),
     "process_reward_model": Classes(AutoModelForTokenClassification, (1, 2)),
 }
-"""Kind of reward model -> the class that loads it."""
+"""Kind of reward model -> the class that loads it and its possible outputs."""
 SEPARATOR = "\n"
-"""Between the steps that a process reward model reads."""
+"""Text between the steps that a process reward model reads."""
 
 
 class TrainedRewardModel(Policy):
-    """A model whose ``score`` is the head's value where a token would be predicted.
+    """A model whose ``score`` is the head's value at each position that would predict a token.
 
-    The value of a whole text is read where its next token would be predicted: whoever makes the batch puts
-    one token more behind it.
+    The value of a whole text is at the position that would predict its next token. So a batch for it has one
+    more token after the text.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
@@ -67,42 +67,44 @@ class TrainedRewardModel(Policy):
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
         self.around, self.whole = unsplit, self
+        # Whatever is not under the trunk is the head; classes call it `score` or `classifier`.
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names
 
     @property
     def bit_exact(self) -> bool:
-        """Nothing is sampled from it."""
+        """Always false, as no log-prob is sampled from it."""
         return False
 
     def round_products(self) -> None:
-        """Round the trunk's factors; the head's stay as they are. Raises ConfigError where that cannot be."""
+        """Round the factors of the trunk's products, not of the head's. Raises ConfigError if it cannot."""
         self._round_trunk()
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., D) -> values (...)."""
+        """Compute values from hidden states. (..., D) -> (...)."""
         values: Tensor = getattr(self.model, self._name)(hidden)
+        # Of two outputs, incorrect and correct, the difference is the logit of correct.
         return values[..., 0] if values.shape[-1] == 1 else values[..., 1] - values[..., 0]
 
     def copied(self) -> TrainedRewardModel:
-        """Another of the same weights."""
+        """A deep copy of the model."""
         made = TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
         if self.rounds:
             made.round_products()
         return made
 
     def _score(self, packed: Packed, *_: object) -> TokenScores:
-        """The values (M,) in the place of the log-probs; all else is 0."""
+        """Return the values (M,) in place of the log-probs; all other scores are 0."""
         values = self.head(self.hidden(packed)).float()
         nothing = torch.zeros_like(values)
         return TokenScores(values, nothing, nothing, nothing)
 
 
 def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
-    """A reward model on the trunk of a language model; its head begins at 0, so all texts are alike to it."""
+    """A reward model on the trunk of a language model; its head is 0, so that all texts have value 0."""
     if policy.adapter is not None:
         raise ConfigError("lora: a reward model is trained on all its weights; leave lora out")
     config = copy.deepcopy(policy.model.config)
@@ -122,7 +124,7 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
 
 
 def is_reward_model(folder: Path) -> bool:
-    """Whether a model's folder holds a model with a head for values."""
+    """Whether a folder holds a classifier, by the architectures in its config."""
     try:
         named = load_json(read_regular(folder / "config.json", RECORD_BYTES)).get("architectures")
     except (OSError, ValueError, AttributeError, CheckpointError):
@@ -133,10 +135,10 @@ def is_reward_model(folder: Path) -> bool:
 def conversation_ids(
     tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answer: str | Messages
 ) -> list[int]:
-    """A prompt and its answer as far as a reward model reads them. Raises as ``chat_text``.
+    """Token ids of a prompt and its answer that a reward model reads. Raises the errors of ``chat_text``.
 
-    Transformers' sequence heads read the last token that is no padding. Many tokenizers pad with their end of
-    sequence, so that a chat's last token is none to them.
+    Transformers' sequence heads read the last token that is not padding. Many tokenizers pad with their end
+    of sequence, so for such heads a chat ends before its last token; that is removed here.
     """
     if isinstance(prompt, str):
         text = answer if isinstance(answer, str) else "".join(str(m["content"]) for m in answer)
@@ -145,6 +147,7 @@ def conversation_ids(
         said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         whole = chat_text(tokenizer, [*prompt, *said], {}, begin=False)
         ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    # What a sequence head would take for padding.
     while ids and ids[-1] == tokenizer.pad_token_id:
         ids.pop()
     return ids
@@ -153,11 +156,12 @@ def conversation_ids(
 def worked_ids(
     tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, steps: Sequence[str], separator: str
 ) -> tuple[list[int], list[int]]:
-    """A prompt and steps, each closed by ``separator``: the ids, and where each step ends in them."""
+    """Token ids of a prompt and steps, each followed by ``separator``, and the index of each step's end."""
 
     def ids_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    # Encoded in parts, so that a step's end is a token of its own; only the first has a beginning.
     if isinstance(prompt, str):
         begin = tokenizer.bos_token_id
         ids = [*([] if begin is None else [begin]), *ids_of(prompt)]

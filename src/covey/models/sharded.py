@@ -1,8 +1,8 @@
-"""Weights split over the processes of a run by FSDP2: each layer's are gathered while it computes.
+"""Weights of a model split over the processes of a run by FSDP2; a layer's are gathered while it computes.
 
-Every process holds its part of the weights (float32, whatever they compute in), and so of the gradient and of
-the optimizer. The hooks that gather and reduce know calls of modules only: a layer's are its own, what lies
-outside of the layers (embeddings, last norm, heads) is gathered by a module around all of the work.
+Every process holds its part of the weights (in float32, whatever they compute in), and so of the gradient and
+of the optimizer's state. FSDP's hooks run when a module is called. Layers have hooks of their own; the other
+weights (embeddings, last norm, heads) are gathered by a module around all of the work.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ T = TypeVar("T")
 
 
 class Gathering(Protocol):
-    """Does some work while weights are there that it needs."""
+    """A function that does some work while the weights it needs are gathered."""
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """What the work returns."""
+        """Do the work and return its result."""
 
 
 def unsplit(work: Callable[[], T]) -> T:
-    """The work, where nothing is split."""
+    """Do the work at once, as no weights are split."""
     return work()
 
 
 class Around(nn.Module):
-    """Does some work while the weights of ``parts`` outside of the layers are there."""
+    """A module that does some work while the weights of ``parts`` outside of the layers are gathered."""
 
     def __init__(self, parts: list[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
     def forward(self, work: Callable[[], T]) -> T:
-        """What the work returns; its tensors lead the gradient back here."""
+        """Do the work; through its result's tensors FSDP's backward hooks reach this module."""
         return work()
 
 
 class Splittable(Protocol):
-    """What can be split: a policy, or a network for values."""
+    """A model whose weights can be split: a policy, or a network for values."""
 
     model: PreTrainedModel
     decoder: Decoder | None
     around: Gathering
 
     def heads(self) -> list[nn.Module]:
-        """Modules for values, which stay in float32 and are called as modules."""
+        """The modules that give values; they stay in float32 and have hooks of their own."""
 
 
 def split_weights(policy: Splittable) -> None:
-    """Leave this process its part of the weights; all processes do this at once."""
+    """Keep only this process's part of the weights; all processes have to call it together."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -69,8 +69,10 @@ def split_weights(policy: Splittable) -> None:
         raise ConfigError(
             f"launch.processes: training on several needs torch 2.13, this is {torch.__version__}"
         )
+    # The modules that are called: ours run through the decoder's layers, others through transformers' blocks.
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     layers: list[nn.Module] = [*decoder.layers] if decoder is not None else [*blocks]
+    # The optimizer's copy is float32; FSDP casts to the dtype of computation when it gathers.
     computed = model.dtype
     for parameter in model.parameters():
         if parameter.requires_grad or computed == parameter.dtype:
@@ -78,6 +80,7 @@ def split_weights(policy: Splittable) -> None:
     rounded = None if computed == torch.float32 else computed
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (size(),))
+    # `others` own weights that no layer has; FSDP wraps a module's weights once, innermost first.
     held = {id(p) for layer in layers for p in layer.parameters()}
     others = [m for m in model.modules() if any(id(p) not in held for p in m.parameters(recurse=False))]
     heads = policy.heads()
@@ -86,10 +89,11 @@ def split_weights(policy: Splittable) -> None:
         dtype = None if module in heads else rounded  # a head for values stays in float32
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         sharded = fully_shard(module, mesh=mesh, mp_policy=mixed)
-        # Losses are shares of the whole step's, so gradients add up.
+        # Each process's loss is its part of the step's loss, so gradients are summed, not averaged.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_reduce_scatter_unused_params(True)
+    # Gathered weights are freed after use, so no product may keep a packed copy of them.
     for owner in (policy, *layers):
         for linear in vars(owner).values():
             if isinstance(linear, FusedLinear):
@@ -98,7 +102,7 @@ def split_weights(policy: Splittable) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be split. Every process has to ask."""
+    """The whole of a tensor that may be split. All processes have to call it together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -109,12 +113,12 @@ def own(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def take(into: Tensor, values: Tensor) -> None:
-    """Copy values into a tensor that may be split; they are all of them, or split as it is."""
+    """Copy values into a tensor that may be split; the values are whole, or split in the same way."""
     if isinstance(into, DTensor) and not isinstance(values, DTensor):
         values = distribute_tensor(values.to(into.device), into.device_mesh, into.placements)
     into.copy_(values)
 
 
 def whole_weights(model: nn.Module) -> Mapping[str, Tensor]:
-    """A model's weights by name, none split. Every process has to ask."""
+    """A model's whole weights by name. All processes have to call it together."""
     return {name: whole(value.detach()) for name, value in model.state_dict().items()}

@@ -1,7 +1,7 @@
-"""What a chat template does, found out once, without a model, by rendering made-up conversations.
+"""Facts about a model's chat template, found once by rendering made-up conversations.
 
-Whoever has to know how a turn ends, how thoughts are marked or whether the prompt has opened them asks here:
-worked answers, rewards, tools, the sampler's ends, and `covey check MODEL`.
+They tell how a turn ends, how thoughts are marked and whether the prompt has opened them. Worked answers,
+rewards, tools, the sampler's ends and `covey check MODEL` rely on them.
 """
 
 from __future__ import annotations
@@ -21,68 +21,69 @@ from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
 QUESTION, THOUGHT, ANSWER = "some question", "some thought", "some answer"
-"""What is said in made-up conversations."""
+"""Contents of the made-up conversations, by which they are found in a rendered text."""
 ASKED: Messages = [{"role": "user", "content": QUESTION}]
 KNOWN = (
     Thoughts("<think>", "</think>"),
     Thoughts("[THINK]", "[/THINK]"),
     Thoughts("<|channel>thought", "<channel|>"),
 )
-"""Marks of templates that do not show thoughts given apart from an answer."""
+"""Known marks, for templates that do not render thoughts given apart from an answer."""
 MARK = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 XML_TAG, BRACKETS = re.compile(r"<(/?)([A-Za-z][\w-]*)>$"), re.compile(r"\[(/?)([A-Z][A-Z_]*)\]$")
 """A tag at the end of a text."""
 NO_THOUGHTS = ("answer", "final", "response", "output", "solution", "assistant", "inst")
-"""Names of tags that hold something else."""
+"""Names of tags that hold something other than thoughts."""
 HEADER = 16
-"""Tokens before a turn that hold the marks of thoughts with which its header may end."""
+"""Number of tokens before a turn in which a header's marks of thoughts are looked for."""
 ROLES = ("system", "developer", "tool")
 SWITCHES = ("enable_thinking", "thinking")
-"""Arguments of templates in use that let the model think, or not."""
+"""Arguments by which templates in use switch thinking on and off."""
 
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What a tokenizer's chat template does, with the arguments it is given."""
+    """The behaviour of a tokenizer's chat template under given arguments."""
 
     refusal: str = ""
-    """Why it does not render a question and its answer; nothing where it does."""
+    """Reason why it does not render a question and its answer; empty if it does."""
     begins: str = ""
-    """What it writes behind a question for the model to continue: that turn's end, the next one's header."""
+    """Text after a question, for the model to continue: the end of that turn and the next one's header."""
     turn_end: int | None = None
-    """The token by which it ends an answer; None where no token does."""
+    """The token that ends an answer; None if no single token does."""
     thoughts: Thoughts | None = None
-    """How it marks thoughts, and whether the prompt has opened them; None where it knows none."""
+    """The marks of thoughts, and whether the prompt has opened them; None if it knows none."""
     unthinking: str | None = None
-    """What closes thoughts that the prompt opens, where an answer has none; None: it does not show that."""
+    """Text that closes opened thoughts for an answer without any; None if the template does not show it."""
     controls: tuple[str, ...] = ()
-    """Tokens that it writes around what is said, and ends: as somebody's words they would forge a turn."""
+    """Ends, and tokens written around contents: within a content they would forge a turn."""
     dated: bool = False
-    """Whether it prints the date."""
+    """Whether the template prints the date."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Role -> whether what it says is `read`, `left out` or `refused`."""
+    """Role -> whether its messages are `read`, `left out` or `refused`."""
     forgets: bool = False
-    """Whether it leaves out the thoughts of earlier answers."""
+    """Whether the template leaves out the thoughts of earlier answers."""
     ends: int = 0
-    """How many ends it writes behind a last answer; one is trained."""
+    """Number of ends it writes after a last answer; one of them is trained."""
     switch: str = ""
-    """The argument, as JSON, under which the prompt leaves thoughts to the model; nothing where none does."""
+    """The argument, as JSON, with which the prompt leaves thoughts to the model; empty if there is none."""
 
     @property
     def marks(self) -> Thoughts:
-        """How thoughts are marked, `<think>` where the template does not say."""
+        """The marks of thoughts; `<think>` if the template does not tell."""
         return self.thoughts or KNOWN[0]
 
 
 def template_facts(
     tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object] | None = None
 ) -> TemplateFacts:
-    """What a tokenizer's template does. ``arguments``: what it gets besides messages, tools left aside."""
+    """The facts of a tokenizer's template. ``arguments`` are its other variables; tools do not matter."""
     own = {k: v for k, v in (arguments or {}).items() if k not in ("tools", "documents")}
     try:
         written = json.dumps(own, sort_keys=True)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # arguments that are no JSON cannot be a key of the cache
         return _found(_Template(tokenizer, own))
+    # A tokenizer can be changed after it was asked, so what its facts depend on belongs to the key.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
     return _remembered(tokenizer, state, written)
 
@@ -93,14 +94,14 @@ def _remembered(tokenizer: PreTrainedTokenizerBase, _: object, arguments: str) -
 
 
 class _Template:
-    """A template with its arguments: renderings from the end of the question on."""
+    """A template with its arguments, and its renderings of made-up conversations."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
         self.tokenizer, self.arguments = tokenizer, arguments
         self.source = str(tokenizer.chat_template or "")
 
     def behind(self, said: Messages = (), begin: bool = False) -> str | None:
-        """What stands behind the question, or all of it; None where the template refuses."""
+        """The text after the question, or all text if that is not found; None if the template refuses."""
         try:
             text = chat_text(self.tokenizer, [*ASKED, *said], self.arguments, begin)
         except (ConfigError, DataError):
@@ -109,7 +110,7 @@ class _Template:
         return rest if found else text
 
     def whole(self, said: Messages = ASKED) -> str:
-        """A conversation; nothing where the template refuses it."""
+        """The rendered conversation; empty if the template refuses it."""
         try:
             return chat_text(self.tokenizer, said, self.arguments, False)
         except (ConfigError, DataError):
@@ -125,6 +126,7 @@ def _found(template: _Template) -> TemplateFacts:
         chat_text(template.tokenizer, [*ASKED, _answer()], template.arguments, False)
     except (ConfigError, DataError) as error:
         return TemplateFacts(str(error))
+    # begins: the text after the question when the model is to answer; plain: with an answer without thoughts.
     begins, plain = template.behind(begin=True) or "", template.behind([_answer()]) or ""
     end, marks = _turn_end(template.tokenizer, plain), _marks(template, begins, plain)
     facts = TemplateFacts(
@@ -141,13 +143,15 @@ def _found(template: _Template) -> TemplateFacts:
     thoughts = begun_in(begins, marks)
     unthinking = _unthinking(template, begins, plain, marks) if thoughts.begun else None
     switch = _switch(template, begins, marks)
+    # In a conversation that continues, an earlier answer's thoughts are rendered or not.
     forgets = THOUGHT not in template.whole([*ASKED, _thinking(), *ASKED])
     return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch, forgets=forgets)
 
 
 def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
-    """The added tokens of a made-up conversation; marks of thoughts are everybody's to write about."""
+    """The added tokens of a made-up conversation, except marks of thoughts, which contents may mention."""
     tokenizer, added = template.tokenizer, template.tokenizer.added_tokens_decoder
+    # Rendered with and without a system message, since some templates refuse that role.
     said = [*ASKED, _answer(), *ASKED]
     texts = (template.whole([{"role": "system", "content": QUESTION}, *said]), template.whole(said))
     written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
@@ -160,6 +164,7 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
 def _dated(template: _Template) -> bool:
     if "strftime_now" not in template.source:
         return False
+    # Two times that differ in year, month, day and hour; equal texts mean that no date is printed.
     now, texts = rendered_at(), set()
     for day in (datetime(1999, 1, 2, 3), datetime(2044, 12, 30, 23)):
         render_at(day)
@@ -173,11 +178,13 @@ def _answer(**more: object) -> Mapping[str, object]:
 
 
 def _thinking() -> Mapping[str, object]:
+    # Templates read thoughts under different names; each takes the one that it knows.
     return _answer(reasoning_content=THOUGHT, reasoning=THOUGHT, thinking=THOUGHT)
 
 
 def _role(template: _Template, role: str) -> str:
-    """What becomes of a message of a role, first or after a call."""
+    """The treatment of a message of a role: first in a chat, or for `tool` after a call."""
+    # Nine characters as id, because Mistral's templates refuse other lengths.
     words = {"role": role, "content": "some words", "name": "look_up", "tool_call_id": "call00000"}
     function = {"name": "look_up", "arguments": {}}
     call = {"id": "call00000", "type": "function", "function": function}
@@ -192,21 +199,23 @@ def _ends(template: _Template, plain: str, end: int | None) -> int:
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
-    """The token by which an answer ends.
+    """The token that ends an answer.
 
-    It need not be the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, that of base models with a
-    template often `<|im_end|>`.
+    It may differ from the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, and base models with a
+    template often have `<|im_end|>`.
     """
     _, found, behind = plain.rpartition(ANSWER)
     ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
     special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
+    # A beginning of sequence behind an answer belongs to the next turn, unless it is the end as well.
     if tokenizer.bos_token_id != tokenizer.eos_token_id:
         special -= {tokenizer.bos_token_id}
     return next((n for n in ids if n in special), None)
 
 
 def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
-    """Marks around thoughts that are given apart from an answer, else those that the template mentions."""
+    """The marks around thoughts given apart from an answer, or else those that the template mentions."""
+    # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
     shown = template.behind([_thinking()]) or ""
     before, found, after = shown.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
@@ -228,13 +237,13 @@ def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
     lead = prefix.removeprefix(header).strip() if prefix.startswith(header) else ""
     if not lead or opening in lead:
         return Thoughts(opening, between.strip())
-    # Answers have a mark of their own, a channel's say, and thoughts end as any message does.
+    # Answers have a mark of their own, such as a channel's, and thoughts end like any message.
     close = (MARK.search(between) or [between.strip()])[0]
     return Thoughts(opening, close, (between.partition(close)[2].strip(), lead))
 
 
 def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
-    """The tag that the prompt opens, or opens and closes; answers do not all begin behind it."""
+    """The tag at the prompt's end, opened, or opened and closed; None if plain answers have it as well."""
     tail = begins.rstrip()
     header = plain.partition(ANSWER)[0].rstrip()
     known = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
@@ -247,6 +256,7 @@ def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
         marks = Thoughts(write.format(found[2]), write.format(f"/{found[2]}"))
         if not found[1] and not header.endswith(marks.open):
             return marks
+        # A closing tag marks thoughts only if the pair before it is empty.
         _, opened, inside = tail.rpartition(marks.open)
         if found[1] and opened and not inside.removesuffix(marks.close).strip():
             return marks
@@ -254,13 +264,14 @@ def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
 
 
 def _shared(one: str, other: str) -> str:
-    """What two texts begin with."""
+    """The longest common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 def _unthinking(template: _Template, begins: str, plain: str, marks: Thoughts) -> str | None:
-    """What an answer without thoughts has to write first behind a prompt that has opened some."""
+    """The text that an answer without thoughts begins with after a prompt that has opened some."""
+    # Templates show it as an empty pair before a plain answer, the last one or an earlier one.
     earlier = template.behind([_answer(), {"role": "user", "content": "another question"}]) or ""
     opened = begins.rpartition(marks.open)[2]
     for text in (plain, earlier):
@@ -272,7 +283,7 @@ def _unthinking(template: _Template, begins: str, plain: str, marks: Thoughts) -
 
 
 def _switch(template: _Template, begins: str, marks: Thoughts) -> str:
-    """How to let the model think where the prompt has closed an empty pair of marks."""
+    """The argument that lets the model think, if the prompt closes an empty pair of marks without it."""
     if not closed_in(begins, marks):
         return ""
     for name in SWITCHES:
@@ -283,7 +294,7 @@ def _switch(template: _Template, begins: str, marks: Thoughts) -> str:
 
 
 def begun_in(prompt: str, marks: Thoughts) -> Thoughts:
-    """The same marks, and whether the last of them in a text opens thoughts."""
+    """The marks, with ``begun`` true if the last of them in a text opens thoughts."""
     return marks._replace(begun=prompt.rfind(marks.open) > prompt.rfind(marks.close))
 
 
@@ -298,24 +309,26 @@ def thoughts_of(
     said: str | Messages,
     arguments: Mapping[str, object],
 ) -> Thoughts:
-    """How a problem's model marks its thoughts, and whether its prompt, as ``tokens``, has opened them."""
+    """The marks of thoughts of a problem's model, and whether its prompt (``tokens``) has opened them."""
     facts = template_facts(tokenizer, arguments)
     text = str(tokenizer.decode(tokens)).rstrip()
-    if isinstance(said, str):  # what a text says about the marks is no thought, but one may end with them
+    if isinstance(said, str):  # a text may mention marks anywhere; only at its end do they open thoughts
         return facts.marks._replace(begun=text.endswith(facts.marks.open))
     return begun_in(_beginning(text, said, facts.begins), facts.marks)
 
 
 def _beginning(prompt: str, said: Messages, begins: str) -> str:
-    """The end of a rendered prompt, in which only the template speaks."""
+    """The end of a rendered prompt, after the last content: text of the template alone."""
     _, found, rest = prompt.rpartition(str(said[-1]["content"]).strip() or "\0")
-    # Short contents may stand in the template's own words, and some are written otherwise than they came.
+    # A short content may occur within the template's words, and some templates change a content.
     least = len(begins.rstrip())
     return rest if found and len(rest) > least else prompt[len(prompt) - least :]
 
 
 def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool) -> str | None:
-    """Why the thoughts of a turn are not one pair; ``opened``: by what precedes it, False: and closed again.
+    """The reason why a turn's thoughts are not one pair, or None. ``opened``: what the header did before it.
+
+    True: it opened thoughts. False: it opened and closed them. None: neither.
 
     >>> thoughts_fault("<think>a</think>3", Thoughts(), opened=False, ended=True)
     'the answer opens thoughts (<think>) a second time'
@@ -333,7 +346,7 @@ def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool)
 
 
 def without_thoughts(text: str, marks: Thoughts) -> str | None:
-    """A turn without its thoughts; None where it ends within them. ``marks.begun``: it begins within some.
+    """A turn without its thoughts; None if it ends within them. With ``marks.begun`` it begins within some.
 
     >>> without_thoughts("so</think>3", Thoughts(begun=True)), without_thoughts("<think>so", Thoughts())
     ('3', None)

@@ -1,4 +1,4 @@
-"""What a model wrote as text. Tokens are the truth; this is the one view of them that everybody judges."""
+"""The text of a model's tokens: the one view of them that rewards, judges and people read."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 
 ANCHOR = "a"
-"""What stands before the tokens while they are decoded, as their prompt does: never shown."""
+"""A text before the tokens while they are decoded, in place of their prompt; it is never shown."""
 
 
 class FaithfulText:
     """Token ids -> the text that rewards, stop strings, judges and kept examples read.
 
-    Special tokens are kept, as a model's form may consist of them (`<|channel|>`, `[THINK]`, a user's
-    `<answer>`). Left out are only the ends and the padding behind the last word. Many tokenizers, those of
-    Llama 2 and Mistral for two, drop the first space of whatever they decode; so tokens are decoded behind an
-    anchor: the text is decode(prompt + tokens) less decode(prompt), whatever words the prompt has.
+    Special tokens are kept, as a format may consist of them (`<|channel|>`, `[THINK]`, a user's `<answer>`).
+    Only ends and padding after the last word are left out. Many tokenizers, such as those of Llama 2 and
+    Mistral, drop the first space of any text that they decode. So tokens are decoded after an anchor: the
+    text is decode(prompt + tokens) less decode(prompt), whatever words the prompt has.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
-        """``ends``: the ids that end a completion."""
+        """Decode for ``tokenizer``; ``ends`` are the ids that end a completion."""
         self.tokenizer = tokenizer
         pad = tokenizer.pad_token_id
         self.silent = {*ends, *([] if pad is None else [pad])}
@@ -30,24 +30,24 @@ class FaithfulText:
         self._shown = self._decoded(self.anchor)
 
     def __call__(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """The text of tokens, without the ends and padding after the last word."""
         ids = list(tokens)
         while ids and ids[-1] in self.silent:
             ids.pop()
         return self.named(ids)
 
     def named(self, ids: Sequence[int]) -> str:
-        """The text of tokens with the names of the ends and the padding behind the last word, too."""
+        """The text of tokens, ends and padding after the last word included by name."""
         whole = self._decoded([*self.anchor, *ids])
         # Where bytes are tokens, broken ones may take an anchor of bytes with them.
         return whole[len(self._shown) :] if whole.startswith(self._shown) else self._decoded(ids)
 
     def encoded(self, text: str) -> list[int]:
-        """Its token ids, without those that the tokenizer puts around a text."""
+        """Token ids of a text, without those that the tokenizer puts around it."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def behind(self, text: str) -> list[int]:
-        """Its token ids behind the anchor, where that stays as it is."""
+        """Token ids of a text after the anchor, unless the anchor's own ids change by it."""
         whole, length = self.encoded(ANCHOR + text), len(self.anchor)
         return whole[length:] if whole[:length] == self.anchor else self.encoded(text)
 
@@ -57,15 +57,16 @@ class FaithfulText:
 
 
 def ids_behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids that have this text when they are read behind others.
+    """Token ids that decode to this text when they follow others.
 
-    Tokenizers of SentencePiece's kind take whatever they encode for the beginning of a text and put a space
-    before it; so where its ids come back as another text, it is encoded behind an anchor.
+    Tokenizers of SentencePiece's kind put a space before any text, as if it were a beginning. So if the ids
+    decode to another text, it is encoded after an anchor.
     """
     view = _view(tokenizer)
     alone = view.encoded(text)
     if view(alone) == text:
         return alone
+    # Each part between added tokens is encoded by itself, because each would get a space.
     added = {token.content: n for n, token in tokenizer.added_tokens_decoder.items()}
     tokens = "|".join(re.escape(word) for word in sorted(added, key=len, reverse=True))
     parts = re.split(f"({tokens})", text) if tokens else [text]

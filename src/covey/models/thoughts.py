@@ -1,4 +1,4 @@
-"""Thoughts of worked answers: one pair in each turn, with what the prompt has opened."""
+"""Checks of the thoughts in a model's worked answers: at most one pair in each turn."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from covey_verify.types import Messages
 
 
 def behind_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: str) -> str:
-    """What an answer writes behind a prompt that may have opened thoughts; without any it closes them first.
+    """The text of an answer after a prompt that may have opened thoughts; without any it closes them first.
 
-    Raises DataError where its thoughts would follow others, or nobody knows how an answer closes them.
+    Raises DataError if the template does not show how an answer closes them.
     """
     marks = problem.thoughts
     if not marks.begun:
         return words
+    # The prompt has the opening mark already, and the line break that templates write after it.
     if words.lstrip().startswith(marks.open):
         return words.lstrip().removeprefix(f"{marks.open}\n").removeprefix(marks.open)
     if marks.close in words:
@@ -36,16 +37,17 @@ def behind_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: s
 def pairs_fault(
     tokenizer: PreTrainedTokenizerBase, problem: Problem, whole: np.ndarray, trained: np.ndarray, good: bool
 ) -> str | None:
-    """Why the thoughts of a turn, with those that stand before it, are not one pair at most.
+    """The reason why a turn, with its header, has more than one pair of thoughts or a broken one; or None.
 
-    ``whole``: prompt and answer. ``trained`` (L,): of the answer's tokens. Only an answer that is no ``good``
-    example may end within its thoughts.
+    ``whole`` is prompt and answer, ``trained`` (L,) the mask of the answer's tokens. Only an answer that is
+    no ``good`` example may end within its thoughts.
     """
     marks, first = problem.thoughts, len(whole) - len(trained)
     ours = np.concatenate([np.zeros(first, dtype=bool), trained])
+    # A turn is a stretch of trained tokens: rows of [first, one after the last] in `whole`.
     edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
     for start, stop in edges.tolist():
-        # What the prompt opens belongs to the turn behind it.
+        # Thoughts that the prompt opens belong to the first turn after it.
         opened: bool | None = (marks.begun and start == first) or None
         if problem.chat and not opened:
             opened = _header_opens(tokenizer, whole[max(0, start - HEADER) : start], marks)
@@ -56,13 +58,13 @@ def pairs_fault(
 
 
 def _header_opens(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, marks: Thoughts) -> bool | None:
-    """Whether a turn's header opens thoughts; False where it closes them too, None where it has none."""
+    """Whether a turn's header opens thoughts; False if it closes them too, None if it has no marks."""
     header = tokenizer.decode(tokens).rstrip()
     return begun_in(header, marks).begun if header.endswith((marks.open, marks.close)) else None
 
 
 def _remedy(tokenizer: PreTrainedTokenizerBase, problem: Problem, opened: bool | None) -> str:
-    """How to write answers with thoughts behind a prompt that has closed an empty pair."""
+    """The remedy for answers with thoughts after a prompt that has closed an empty pair; else empty."""
     switch = template_facts(tokenizer, problem.template).switch
     if opened is not False:
         return ""
@@ -74,7 +76,7 @@ def _remedy(tokenizer: PreTrainedTokenizerBase, problem: Problem, opened: bool |
 
 
 def check_channels(problem: Problem, said: Messages) -> None:
-    """Raise DataError where an answer has its channels in its content: these the template writes itself."""
+    """Raise DataError if an answer has channels in its content, since the template itself writes them."""
     marks = problem.thoughts
     texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
     if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):

@@ -1,7 +1,7 @@
-"""`model: tiny`: a small Qwen3 and its tokenizer, built on the spot from the data.
+"""The model `tiny`: a small Qwen3 and its tokenizer, built from a run's data without a download.
 
-No download: the tokenizer is trained on the run's own texts (any text can still be encoded, byte
-by byte), the weights are random.
+The tokenizer is trained on the run's own texts; any other text can still be encoded, byte by byte. The
+weights are random.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ CHAT_TEMPLATE = (
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on ``texts``; reasoning tags are single tokens."""
     tokenizer = Tokenizer(models.BPE())
+    # Digits are split so that a number's tokens do not depend on which numbers the texts have.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -42,7 +43,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTo
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens(TAGS)
+    tokenizer.add_tokens(TAGS)  # not special: answers are to contain them
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
     )
@@ -70,6 +71,7 @@ def build_model(
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
+    # The seed decides the weights and leaves the caller's random state alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)

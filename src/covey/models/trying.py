@@ -1,10 +1,11 @@
-"""A child of covey that tries the texts of a model's folder: its tokenizer and its chat templates.
+"""The child process that tries the texts of a model's folder: its tokenizer and its chat templates.
 
     python -I trying.py FOLDER SECONDS BYTES
 
-Run as a file, with neither covey nor torch. Neither library can be bounded from inside: a template has no
-clock, a pattern of a tokenizer may not end, or panic. So the first use happens here, where time and memory
-are. What it is about to try is printed before; an end other than 0 means that this did not go well.
+It runs as a file, without covey or torch. The libraries have no limits of their own: a template has no
+timeout, and a tokenizer's pattern may never end, or panic. So the first use happens here, with limits on time
+and memory. The name of each file is printed before it is tried. An exit code other than 0 means that the last
+one failed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TEXTS = (
 USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 CHATS = ([USER], [USER, ASSISTANT, USER], [{"role": "system", "content": "Be brief."}, USER])
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""A tag that Transformers adds to jinja; it writes nothing."""
+"""A tag that transformers adds to jinja; it writes nothing, so it is removed here."""
 
 
 def templates(folder: Path) -> dict[str, str]:
@@ -40,13 +41,14 @@ def templates(folder: Path) -> dict[str, str]:
         path = folder / name
         record = json.loads(path.read_bytes()) if path.is_file() else {}
         said = record.get("chat_template") if isinstance(record, dict) else None
+        # One template, or a list of {"name", "template"}.
         texts = [t.get("template") for t in said if isinstance(t, dict)] if isinstance(said, list) else [said]
         found |= {f"{name} ({n})" if n else name: t for n, t in enumerate(texts) if isinstance(t, str)}
     return found
 
 
 def render(template: str) -> None:
-    """Once for each of a few chats, as Transformers does. Its refusals are told where it is used."""
+    """Render a template for a few chats, as transformers does; refusals are reported where it is used."""
     options = {"trim_blocks": True, "lstrip_blocks": True, "extensions": [loopcontrols]}
     environment = ImmutableSandboxedEnvironment(**options)
     environment.filters["tojson"] = lambda value, **_: json.dumps(value)
@@ -63,7 +65,8 @@ def render(template: str) -> None:
 
 
 def main(folder: Path, seconds: int, memory: int) -> None:
-    """Try everything."""
+    """Try the tokenizer and all templates under limits on CPU seconds and bytes of memory."""
+    # A second more than the soft limit, so that SIGXCPU comes before SIGKILL.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     if (path := folder / "tokenizer.json").is_file():
@@ -72,7 +75,7 @@ def main(folder: Path, seconds: int, memory: int) -> None:
             tokenizer = Tokenizer.from_file(str(path))
             for text in TEXTS:
                 tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False)
-        except Exception as refusal:  # the library raises nothing narrower; it is told where it is used
+        except Exception as refusal:  # the library raises nothing narrower; reported where it is used
             if isinstance(refusal, MemoryError):
                 raise
     for name, template in templates(folder).items():
@@ -81,7 +84,7 @@ def main(folder: Path, seconds: int, memory: int) -> None:
             render(template)
         except (MemoryError, RecursionError):
             raise
-        except Exception:  # noqa: S112 - of any kind, and told where the template is used
+        except Exception:  # noqa: S112 - of any kind, and reported where the template is used
             continue
 
 

@@ -1,6 +1,6 @@
-"""Values of prefixes: a scalar head, on the policy's trunk or on a network of its own.
+"""Value models of a critic: a scalar head on the policy's trunk, or a network of its own.
 
-M predictions of packed tokens have M values: each is the value of what was read before the token.
+M predictions of packed tokens have M values, each of the prefix before the token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from covey_verify.errors import ConfigError
 
 
 class ValueModel:
-    """A network of its own: a token classifier of transformers with one output."""
+    """A value network apart from the policy: a transformers token classifier with one output."""
 
     def __init__(self, model: PreTrainedModel, rounds: bool) -> None:
         self.model = model.eval()
@@ -45,7 +45,7 @@ class ValueModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.head.weight.device
 
     @property
@@ -54,22 +54,22 @@ class ValueModel:
         return list(self.model.parameters())
 
     def unsaved(self) -> dict[str, Tensor]:
-        """Weights by name that no model folder of a checkpoint has: all of them."""
+        """Weights by name that no model folder of a checkpoint has; here all weights."""
         return dict(self.model.named_parameters())
 
     def split(self) -> None:
-        """Leave this process its part of the weights."""
+        """Keep only this process's part of the weights."""
         split_weights(self)
 
     def settle(self) -> None:
-        """Nothing needs all of its weights before it is saved."""
+        """Do nothing: nothing needs all weights before they are saved."""
 
     def heads(self) -> list[nn.Module]:
-        """The module that gives values."""
+        """The one module that gives values."""
         return [self.head]
 
     def score(self, packed: Packed, *_: object) -> TokenScores:
-        """The value before every predicted token, (M,); it predicts no tokens, so all else is 0."""
+        """The values before the predicted tokens, (M,); other scores are 0, since it predicts no tokens."""
         return self.around(lambda: self._score(packed))
 
     def _score(self, packed: Packed) -> TokenScores:
@@ -79,7 +79,7 @@ class ValueModel:
         return TokenScores(nothing, nothing, nothing, nothing, values)
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """(N, S) padded tokens through the Hugging Face modules -> (N, S, D)."""
+        """Run padded tokens through the Hugging Face modules. (N, S) -> (N, S, D)."""
         out = self.model.base_model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
         return out.last_hidden_state
 
@@ -93,7 +93,7 @@ def scalar_head(model: PreTrainedModel) -> nn.Linear:
 
 
 def add_value_head(policy: Policy) -> None:
-    """Let the policy's own hidden states give values, too. Raises ConfigError where they are out of reach."""
+    """Add a value head on the policy's hidden states. Raises ConfigError if these cannot be read."""
     if not policy.plain_head:
         raise ConfigError(
             f"algorithm.critic.trunk policy: {policy.model.config.model_type} changes its hidden states on "
@@ -103,7 +103,7 @@ def add_value_head(policy: Policy) -> None:
 
 
 def begun_from(policy: Policy) -> ValueModel:
-    """A copy of the policy's trunk, adapters merged, under a head that is 0."""
+    """A value model on a copy of the policy's trunk, with adapters merged and a head of 0."""
     plain: PreTrainedModel = policy.model
     if policy.adapter is not None:
         plain = copy.deepcopy(policy.adapter).merge_and_unload()
@@ -111,7 +111,7 @@ def begun_from(policy: Policy) -> ValueModel:
 
 
 def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
-    """The value model of a folder or hub id: a classifier with one output, as reward models are, or a trunk.
+    """Load a value model from a folder or hub id: a classifier with one output, or a language model.
 
     Raises ConfigError for a model with another head or another vocabulary than the policy's.
     """
@@ -123,6 +123,7 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
     try:
         source = source_of(name, folder)
         here = {"local_files_only": unreachable(source)}
+        # The config's architecture decides the class, so that the head's weights are loaded too.
         kinds = AutoConfig.from_pretrained(source, trust_remote_code=False, **here).architectures or ["?"]
         loader = next((v for end, v in loaders.items() if kinds[0].endswith(end)), None)
         if loader is None:
@@ -147,7 +148,7 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
 
 
 def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> ValueModel:
-    """A token classifier with the weights of a model's trunk and of a head, or a head that is 0."""
+    """A token classifier with the weights of a model's trunk and of ``head``, or of a head of 0."""
     config = copy.deepcopy(plain.config)
     config.num_labels = 1
     try:
@@ -161,6 +162,7 @@ def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> V
     model.base_model.load_state_dict(plain.base_model.state_dict())
     made = ValueModel(model.to(plain.device).requires_grad_(True), rounds)
     with torch.no_grad():
+        # 0 times itself has the head's own shape and device.
         made.head.weight.copy_(0.0 * made.head.weight if head is None else head.weight)
         if made.head.bias is not None:
             made.head.bias.copy_(0.0 * made.head.bias if head is None or head.bias is None else head.bias)

@@ -1,4 +1,4 @@
-"""How a model's prompts are worded, by its tokenizer alone: for rewards over completions that exist."""
+"""The wording of a model's prompts by its tokenizer alone, for rewards over existing completions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 MEANING = (
     "where a chat's prompt opens the thoughts, a completion that never closes them is read as if it had none"
 )
-"""What follows from an unknown template."""
+"""The consequence of an unknown template, for messages."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """A model's tokenizer, where one is known; ``note`` says why it is not."""
+    """A model's tokenizer, or a ``note`` with the reason why it is not known."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
     note: str = ""
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
-        """Token ids of a completion -> their text; nothing where no tokenizer is known."""
+        """A function from a completion's token ids to their text; the text is empty without a tokenizer."""
         if self.tokenizer is None:
             return lambda _: ""
         from covey.models.template import template_facts
@@ -39,9 +39,9 @@ class Wording:
         return FaithfulText(self.tokenizer, [n for n in ends if n is not None])
 
     def with_thoughts(self, problem: Problem, prompt: Sequence[int] | None = None) -> Problem:
-        """The problem with how its model marks thoughts, and whether its prompt opens them, as in a run.
+        """The problem with its model's marks of thoughts, and whether its prompt opens them, as in a run.
 
-        ``prompt``: its tokens, where these are known. Raises DataError where the template refuses a chat.
+        ``prompt`` is its token ids, if known. Raises DataError if the template refuses a chat.
         """
         said = problem.prompt
         if self.tokenizer is None:
@@ -57,6 +57,7 @@ class Wording:
         from covey.models.template import template_facts
 
         assert self.tokenizer is not None
+        # From the surest source on: the ids that were sampled, then a plain text, then a rendered chat.
         if problem.sampled is not None:
             return problem.sampled.prompt
         if isinstance(problem.prompt, str):
@@ -71,7 +72,7 @@ class Wording:
 
 
 def wording_of(loaded: Loaded) -> Wording:
-    """That of a config's model, or of the model that its pipeline begins with. No weights are read."""
+    """The wording of a config's model, or of the first model of its pipeline. No weights are read."""
     model = loaded.stages()[0].config.model
     if model == "tiny":  # its template opens no thoughts
         return Wording()
@@ -91,4 +92,4 @@ def wording_of(loaded: Loaded) -> Wording:
 
 
 NO_WORDING = Wording()
-"""Where nothing is known, and nothing is to be said of it."""
+"""An unknown wording about which there is nothing to report."""

@@ -1,4 +1,4 @@
-"""Weights that were written are read back and compared: a disk or memory that changes a bit is found out."""
+"""Read-back of a model's saved weights, to find a disk or memory that changes bits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn import Parameter
 
 
 def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Compare a safetensors file with the tensors it was written from, bit by bit. Names that only one of the
-    two has are of tied or renamed weights.
+    """Compare a safetensors file with the tensors it was written from, bit by bit.
 
-    Raises OSError naming the file if it holds something else.
+    Names that only one side has belong to tied or renamed weights, and are skipped. Raises OSError that names
+    the file if it differs.
     """
     try:
         with safe_open(file, "pt") as written:
@@ -30,7 +30,7 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """``check_written`` of all weight files of a folder."""
+    """Compare all weight files of a folder with the tensors they were written from, as ``check_written``."""
     for file in sorted(folder.glob("*.safetensors")):
         check_written(file, tensors)
 
@@ -41,4 +41,5 @@ def _differs(read: Tensor, meant: Tensor) -> bool:
     plain = meant.detach().cpu().contiguous()
     if (read.shape, read.dtype) != (plain.shape, plain.dtype):
         return True
+    # As bytes, because NaN differs from itself and -0 equals 0.
     return not torch.equal(read.reshape(-1).view(torch.uint8), plain.reshape(-1).view(torch.uint8))
