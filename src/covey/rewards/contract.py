@@ -93,7 +93,7 @@ class Reward(RewardFunction):
 
     @property
     def may_be_verdict(self) -> bool:
-        """Whether it can be the verdict, by the config, its declaration, or because it judges more than
+        """Whether it may be the verdict: the config or the declaration says so, or it judges more than
         format.
         """
         declared = self.options.verdict if self.verdict is None else self.verdict
@@ -106,8 +106,7 @@ class Reward(RewardFunction):
 
         Settings win over columns.
         """
-        # A user's function gets a string where the config asked in text, even if a template made messages of
-        # it; built-in ones read messages anyway.
+        # Messages that covey made of a text (`data.chat`) reach a user's function as that text again.
         asked = problem.prompt
         if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
             asked = str(asked[-1]["content"])

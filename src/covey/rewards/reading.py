@@ -79,7 +79,7 @@ def said_in_tags(completion: Completion, marks: Thoughts, decode: Callable[[Sequ
         else:
             turns.append(dict(turn))
     whole = in_tags(completion.text, marks)
-    if opened:  # the last turn begins within thoughts, so its opening tag is in its own text
+    if opened:  # the last turn begins within thoughts: only its turn has the opening tag
         own = [str(turn["content"]) for turn in turns if turn["role"] == "assistant"]
         whole = Tagged("".join(own), whole.moved)
     return Said(whole, turns)
@@ -88,7 +88,7 @@ def said_in_tags(completion: Completion, marks: Thoughts, decode: Callable[[Sequ
 def turns_of(
     completion: Completion, text: str, problem: Problem, calls: CallReader
 ) -> list[dict[str, object]]:
-    """Return the turns of the model and the tools in order; without tools, ``text`` as one turn with calls."""
+    """Return the turns of model and tools in order; without tools, ``text`` as one turn with its calls."""
     if completion.turns:
         return [dict(turn) for turn in completion.turns]
     called = list(calls(problem, completion))

@@ -184,10 +184,10 @@ class Isolated:
 
         found, guilty = asked(()), list[int]()
         why = _ended_by(found)
-        if why:  # a completion is guilty if the same call without its text ends well
+        if why:  # completions are to blame only if the same call without their texts ends well
             each = range(count)
-            # Leave out one other text at a time: if the process then still ends with only i empty, i is not
-            # the only cause.
+            # Each completion's text alone, the others empty: a completion whose text still ends the process
+            # is guilty.
             guilty = [i for i in each if count == 1 or _ended_by(asked([j for j in each if j != i]))]
             found = asked(guilty)
             if not guilty or _ended_by(found):
@@ -320,8 +320,7 @@ class Link:
                 raise Failed(self.gone)
             number = next(self.numbers)
             self.waiting[number] = future
-            # A frame above MAX_FRAME would end the connection for all calls; half of it leaves room for the
-            # reply.
+            # A frame above MAX_FRAME would end the connection for all calls, so requests stay well below it.
             size = len(json.dumps(message))
             if size > MAX_FRAME // 2:
                 raise RewardError(f"problem {message['problem']}: {size} bytes are too many for one call")
@@ -330,7 +329,7 @@ class Link:
 
     def _listen(self) -> None:
         reply: CallReply | None
-        # Runs in its own thread until the child closes its end (receive then returns something else).
+        # Runs in its own thread until the child closes its end (receive then returns None).
         while isinstance(reply := self.child.receive(), dict):
             future = self.waiting.pop(reply["id"], None)
             if future is not None:
