@@ -119,6 +119,7 @@ def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: 
             raise ConfigError(f"algorithm.{axis}: {value!r} is not a list of {axis.replace('_', ' ')}")
         return tuple(_choice(axis, None, item, folder, dialect) for item in items)
     if axis in RECORDS:
+        # A config that switches the KL on gets the framework's settings for it.
         record = dialect.kl if current is None and dialect and axis == "kl" else current
         return _record(axis, RECORDS[axis], record, value, folder)
     return _choice(axis, current, value, folder, dialect)
@@ -190,9 +191,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
 
 
 def _record(axis: str, kind: type, current: Any, value: object, folder: Path | None) -> KL | Entropy | Critic:
-    """Build `kl`, `entropy` or `critic`, which are records of plain settings, from a mapping or its short
-    form.
-    """
+    """Build `kl`, `entropy` or `critic` (records of plain settings) from a mapping or its short form."""
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {SHORT[axis]: value}
     record = current or kind()
     known = inspect.signature(kind, eval_str=True).parameters

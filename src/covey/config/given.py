@@ -77,14 +77,13 @@ def _held(key: str, rows: Iterable[object]) -> Sequence[object]:
 
 
 def or_given(kind: object) -> GetPydanticSchema:
-    """Return an annotation that lets a field of type ``kind`` also hold a Given object, written as its
-    text.
-    """
+    """Return an annotation that lets a field of type ``kind`` also hold a Given object."""
 
     def pass_given(value: object, check: core_schema.ValidatorFunctionWrapHandler) -> object:
         return value if isinstance(value, Given) else check(value)
 
     return GetPydanticSchema(
+        # A Given passes unchecked, and anything else is validated as ``kind``.
         lambda _, schema: core_schema.no_info_wrap_validator_function(
             pass_given, schema(kind), serialization=core_schema.to_string_ser_schema()
         )
@@ -100,6 +99,7 @@ def with_given(settings: Mapping[str, object]) -> dict[str, object]:
     settings = dict(settings)
     model = settings.get("model")
     tokenizer = settings.pop("tokenizer", None)
+    # A value of another plain type (a number, a list) is a mistake, which the schema reports.
     is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
     if is_object and tokenizer is None and not isinstance(model, Given):
         raise ConfigError(

@@ -67,9 +67,7 @@ class Layers:
             self.raw["stages"] = list(named)
 
     def _renamed(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
-        """Return a file's mapping with covey's names and with dotted keys resolved, as on the command
-        line.
-        """
+        """Return a file's mapping with covey's names and with dotted keys resolved."""
         # Renamed and dotted keys are put in last, to find values that are set twice.
         moved = [k for k in raw if k in trl.SAME or "." in k]
         result: dict[str, object] = {k: v for k, v in raw.items() if k not in moved}

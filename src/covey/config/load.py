@@ -148,9 +148,7 @@ def _validate(
 
 
 def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]]:
-    """Return the algorithm with an importance correction for stale tokens, unless its config chose, and a
-    note.
-    """
+    """Return the algorithm, corrected for stale tokens unless its config chose a correction, and a note."""
     said = isinstance(named, Mapping) and ("correction" in named or named.get("old") == "sampler")
     if said or algorithm.correction or algorithm.old == "sampler":
         return algorithm, []
@@ -272,9 +270,7 @@ MISTAKES_IN_WORDS: Mapping[str, str] = {
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
-    """Return one line per mistake; unknown names come last, followed by a line on where the settings are
-    listed.
-    """
+    """Return one line per mistake, unknown names last, followed by where settings are listed."""
     wrong = []
     unknown = []
     known = [*key_paths(), *algorithm_keys()]
@@ -352,9 +348,7 @@ def resolved_yaml(loaded: Loaded) -> str:
 
 
 def sealed_yaml(values: Mapping[str, object], comments: str = "") -> str:
-    """Return values as YAML below comments; the last line is a comment with the sha256 of the text
-    before it.
-    """
+    """Return values as YAML below comments; the last line has the sha256 of all text before it."""
     text = comments + yaml.safe_dump(dict(values), sort_keys=False, width=1000)
     return sealed_text(text)
 

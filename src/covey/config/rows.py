@@ -91,6 +91,7 @@ def said_of(key: str, fact: Literal["resume", "read_by"]) -> Any:
     """
     fields = schema_fields()
     while key:
+        # From the setting outwards: train.keep, then train.
         said = getattr(setting_of(fields[key].metadata), fact) if key in fields else None
         if said is not None:
             return said

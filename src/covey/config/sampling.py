@@ -136,7 +136,7 @@ class ToolUse(Section):
 
 
 class Rollout(Section):
-    """How completions are sampled."""
+    """The sampling of completions: their number, length, distribution and order."""
 
     group_size: Size = setting(
         8,
@@ -227,6 +227,7 @@ class Rollout(Section):
 
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
+        # Each is within its own bounds, but the batch is their product.
         if self.group_size * self.prompts_per_step > MANY:
             raise ValueError(f"group_size times prompts_per_step is more than {MANY:,}")
         return self

@@ -407,6 +407,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _somebody_samples(self) -> Config:
+        # Samplers that Ray places bring their own addresses.
         servers = self.rollout.sampler
         if servers is not None and not servers.url and not self.launch.samplers:
             raise ValueError("rollout.sampler.url: which servers? Give at least one address")

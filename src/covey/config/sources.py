@@ -1,6 +1,4 @@
-"""The readers of a user's settings (YAML, options, Python values), each with the place where it was
-written.
-"""
+"""The readers of a user's settings (YAML, options, Python values), each with its origin."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ OTHER_BASE = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9_]+)+(?:\.[0-9_]*)?)")
 
 
 class PlainLoader(yaml.SafeLoader):
-    """A YAML loader that refuses anchors and deep nesting before it recurses, against small files that
-    explode.
-    """
+    """A YAML loader that refuses anchors, and deep nesting before it recurses."""
 
     depth = 0
 
@@ -107,9 +103,7 @@ def _in_base_ten(where: str, text: str, value: object) -> None:
 
 
 def options(tokens: Sequence[str]) -> Iterable[Assignment]:
-    """Yield the settings of `--a.b value`, `--a.b=value` and `--flag`; values are YAML, texts are taken
-    literally.
-    """
+    """Yield the settings of `--a.b value`, `--a.b=value`, `--flag`; values are YAML, texts literal."""
     left = list(tokens)
     while left:
         token = left.pop(0)

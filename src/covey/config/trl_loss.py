@@ -143,6 +143,7 @@ def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
             "set use_bias_correction_kl: false"
         )
     kl = {"estimator": "k3", "coef": beta, "place": "loss", "level": "token"}
+    # use_bias_correction_kl weights each token's KL by its ratio, which is covey's gradient `ratio`.
     kl |= {"gradient": "ratio" if corrected else "formula"}
     if synced:
         kl |= {"refresh_every": loss["ref_model_sync_steps"], "refresh_mix": loss["ref_model_mixup_alpha"]}

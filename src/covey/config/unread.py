@@ -44,9 +44,7 @@ def _listed(keys: Mapping[str, str]) -> str:
 
 
 def _given(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (setting, where it was given) of those that differ from the default; `algorithm` counts
-    as one.
-    """
+    """Yield (setting, its origin) of those that differ from the default; `algorithm` counts as one."""
     standard = Config()
     seen = set[str]()
     for name, origin in origins.items():

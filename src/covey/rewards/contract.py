@@ -81,21 +81,18 @@ class Reward(RewardFunction):
     home: tuple[str, str] | None = None
     """(its name in the config, the folder that the name is relative to); None for an object from Python."""
     isolate: Literal["worker", "process", "inline"] | None = None
-    """Where it is called, if not where the function declares."""
+    """The place of its calls, if it is not the declared one."""
     verdict: bool | None = None
-    """The config's `verdict`: whether it decides which completions are correct; None if the config has
-    none."""
+    """The config's `verdict`: whether it decides which completions are correct; None if not set."""
 
     @property
     def place(self) -> Literal["worker", "process", "inline"]:
-        """Where it is called: only a function from a file can be called in another process."""
+        """The place of its calls: only a function from a file can be called in another process."""
         return "inline" if self.home is None else self.isolate or self.options.isolate
 
     @property
     def may_be_verdict(self) -> bool:
-        """Whether it may be the verdict: the config or the declaration says so, or it judges more than
-        format.
-        """
+        """Whether it may be the verdict: by the config, its declaration, or as more than a format."""
         declared = self.options.verdict if self.verdict is None else self.verdict
         return not self.options.format_only if declared is None else declared
 

@@ -59,9 +59,7 @@ class Said(NamedTuple):
 
 
 def said_in_tags(completion: Completion, marks: Thoughts, decode: Callable[[Sequence[int]], str]) -> Said:
-    """Return a completion as built-in rewards read it: thoughts in tags, including those that a prompt
-    opened.
-    """
+    """Return a completion with thoughts in tags, including those that a prompt opened."""
     if marks == TAGS:
         return Said(Tagged(completion.text))
     if not completion.turns:

@@ -74,7 +74,7 @@ class Rewards:
 
     @property
     def criterion(self) -> str:
-        """When a completion is correct, in words. Raises ConfigError where that cannot be known."""
+        """The rule for a correct completion, in words. Raises ConfigError if there is no verdict."""
         return f"A completion counts as correct if {self.verdict.name} > 0.5."
 
     @property
@@ -136,9 +136,7 @@ class Rewards:
         return self.apart[reward.name]
 
     def failed(self, reward: Reward, problem: Problem, error: Exception) -> Score:
-        """Return the score of a completion whose reward function raised or hung; print a function's first
-        failure.
-        """
+        """Return the score of a failed call (raised or hung); print a function's first failure."""
         words = _in_words(reward, error)
         if reward.name not in self.shown:
             self.shown.add(reward.name)

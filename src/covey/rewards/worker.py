@@ -333,7 +333,7 @@ class Link:
         while isinstance(reply := self.child.receive(), dict):
             future = self.waiting.pop(reply["id"], None)
             if future is not None:
-                with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                with contextlib.suppress(InvalidStateError):  # its caller has given up
                     future.set_result(reply)
         if self.gone is None:
             self.close(self._end())

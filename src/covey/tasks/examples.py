@@ -29,8 +29,7 @@ PLACE = re.compile(r"\{(\w+)\}")
 UNTRAINED = "weight"
 """Key of an assistant's message that is read but not trained; its value is 0."""
 TRAIN_FLAGS = ("weight", "train", "training", "loss")
-"""Keys of a message that say whether it is trained: OpenAI's and Mistral's, axolotl's two, and a common
-one."""
+"""Keys of a message that say whether it is trained: of OpenAI, Mistral, axolotl, and a common one."""
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,7 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
 
 
 def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Problem:
-    """Return the problem of a row that a stage has sampled, to whose finished prompt `data` is not
-    applied.
-    """
+    """Return the problem of a row that a stage has sampled; `data` is not applied to its prompt."""
     sampled = read_sampled(where, row)
     columns = {k: v for k, v in row.items() if k not in ("prompt", SAMPLED)}
     prompt = _prompt(where, {"prompt": None, **row}, Data())

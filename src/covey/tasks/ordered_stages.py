@@ -16,9 +16,7 @@ STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 
 def refuse_missing(stages: Sequence[Loaded]) -> None:
-    """Raise ConfigError or DataError if a stage names a result that no earlier stage makes, or a missing
-    file.
-    """
+    """Raise ConfigError or DataError if a stage names a result that no earlier one makes, or no file."""
     # Earlier stage's folder -> its method.
     before: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):

@@ -58,9 +58,7 @@ def sampled_column(row: Mapping[str, object], tokens: SampledTokens) -> dict[str
 
 
 def read_sampled(where: str, row: Mapping[str, object]) -> SampledTokens:
-    """Return the token ids of a row. Raises DataError if they are damaged, or if its texts have been
-    changed.
-    """
+    """Return the token ids of a row. Raises DataError if they are damaged or its texts were changed."""
     value = row[SAMPLED]
     try:
         column = _Column.model_validate(json.loads(value) if isinstance(value, str) else _known(value))

@@ -1,6 +1,4 @@
-"""The schemas of other projects, and their conversion to covey's rows: verl, Alpaca, ShareGPT, OpenAI's
-pairs.
-"""
+"""The schemas of other projects, converted to covey's rows: verl, Alpaca, ShareGPT, OpenAI's pairs."""
 
 from __future__ import annotations
 
@@ -62,6 +60,7 @@ def _sharegpt(row: Row) -> Row:
     if not isinstance(said, list) or not all(
         isinstance(m, dict) and {"from", "value"} <= set(m) for m in said
     ):
+        # Not ShareGPT's form after all: the check of messages reports it.
         return {"messages": said}
     messages = [
         {"role": SHAREGPT_ROLES.get(m["from"], m["from"]), "content": m["value"]}
@@ -77,11 +76,13 @@ def _openai_pair(row: Row) -> Row:
     asked = row["input"]
     if not isinstance(asked, dict):
         return {}
+    # Of the request's other fields (the model, ...) only the tools are part of the prompt.
     told = {name: value for name, value in asked.items() if name == "tools" and value}
     pair = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
     return {"prompt": asked.get("messages"), **pair, **told}
 
 
+# Tried in this order; the first that matches is used.
 SCHEMAS = (
     Schema("verl", ("prompt", "reward_model"), ("answer", "ground_truth"), _verl),
     Schema(

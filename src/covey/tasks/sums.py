@@ -1,6 +1,4 @@
-"""The tasks of adding numbers step by step: `sums` keeps whole sums, `last_digit` and `modulo_7`
-remainders.
-"""
+"""The tasks of adding numbers step by step: whole sums (`sums`), or remainders."""
 
 from __future__ import annotations
 

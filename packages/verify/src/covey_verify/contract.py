@@ -47,8 +47,7 @@ MARK = "__covey_reward__"
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Limits of a verifier in a subprocess."""
 TAKEN = {"mean", "std", "agreement", *get_args(Status)}
-"""Names of numbers logged for every reward, as reward/NAME/mean; a function's own metrics have other
-names."""
+"""Names of numbers logged for every reward (reward/NAME/mean), closed to a function's own metrics."""
 FULL = 1.0 - 1e-9
 """The least score that counts as paid in full."""
 F = TypeVar("F", bound=Callable[..., object])
@@ -75,8 +74,7 @@ class Options:
     verdict: bool | None = None
     """Whether it decides if an answer is correct; None: unknown, but False if it judges the format only."""
     check_references: Callable[..., list[str | None]] | None = None
-    """(rows, **settings) -> for each row the fault of its reference answer or None, checked before
-    training."""
+    """(rows, **settings) -> for each row the fault of its reference answer, or None; checked first."""
     example: Callable[..., str | None] | None = None
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
     counterexample: Callable[..., str | None] | None = None
@@ -203,9 +201,7 @@ class RewardFunction:
         }
 
     def accepted(self, offered: Mapping[str, object]) -> dict[str, object]:
-        """Return the offered arguments that the signature accepts, and the settings, which win over
-        columns.
-        """
+        """Return the offered arguments that the signature accepts, and the settings, which win."""
         found = dict(offered)
         if self.ours:  # a column named like a setting (points, percent) is no setting
             found = {n: v for n, v in found.items() if n not in self.set_only}
@@ -274,9 +270,7 @@ class RewardFunction:
 
 
 def canaries(function: RewardFunction, columns: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield (`correct` or `incorrect`, completion) for a reward that declares an example or a
-    counterexample.
-    """
+    """Yield (`correct` or `incorrect`, completion) for a declared example or counterexample."""
     makers = {"correct": function.options.example, "incorrect": function.options.counterexample}
     for kind, make in makers.items():
         text = make(columns, **function.plain_settings) if make is not None else None

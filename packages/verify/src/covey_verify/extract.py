@@ -16,8 +16,8 @@ Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LONGEST = 50_000
 """Number of characters at the end in which an answer is searched; the text before is never read."""
-# A number with sign, currency, thousands, decimals or a denominator; an option from A to J that is no part
-# of a word; the opening or closing line of a code block (marks, language).
+# NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J that is no part
+# of a word. FENCE: the opening or closing line of a code block (its marks, its language).
 NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
 CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)

@@ -18,7 +18,7 @@ EXECUTING = {
 }  # fmt: skip
 """Tasks whose scorers evaluate the answer as Python. In the sandbox it can do no harm, but it could still
 forge a verdict; so it may contain only names of one letter and those of the reference answer."""
-# Characters.
+# Longest answer in characters.
 MAX_ANSWER = 4_000
 
 

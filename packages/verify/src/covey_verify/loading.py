@@ -69,9 +69,7 @@ def _near(word: str, known: Sequence[str]) -> str:
 
 
 def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[str, object]:
-    """Return settings checked by name and, for a built-in function, by the types of its keyword-only
-    parameters.
-    """
+    """Return settings checked by name and, for a built-in function, by the types of its parameters."""
     known = [n for n, p in function.parameters.items() if p.kind is p.KEYWORD_ONLY or not function.ours]
     for name in settings:
         if name not in known:

@@ -12,9 +12,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A cache of the latest ``most`` answers; those that are not ``kept`` go only to the threads that
-    wait.
-    """
+    """A cache of the latest ``most`` answers; one that is not ``kept`` goes only to threads that wait."""
 
     def __init__(self, most: int, kept: Callable[[T], bool]) -> None:
         self.most, self.kept = most, kept

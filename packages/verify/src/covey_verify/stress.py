@@ -285,9 +285,7 @@ def _each(call: Callable[[Row, str], Score], row: Row, texts: Sequence[str]) -> 
 
 
 def _here(function: RewardFunction, row: Row, text: str) -> Score:
-    """Return a built-in verifier's score, in this process: its dangerous work is done in subprocesses
-    anyway.
-    """
+    """Return a built-in verifier's score, in this process, as its dangerous work is in subprocesses."""
     (score,) = scores_of(function, row, [text])
     return score
 

@@ -72,9 +72,7 @@ class Call(Generic[T]):
                 self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def left(self) -> float:
-        """Return the seconds that it may still run; the limit starts anew when a suspended process
-        continues.
-        """
+        """Return the seconds left; the limit starts anew when a suspended process continues."""
         return self.limit - (time.monotonic() - running_since(self.started) if self.started else 0.0)
 
     def late(self) -> bool:
@@ -126,7 +124,7 @@ class ThreadPool:
         for call in tuple(self.unfinished):
             if call.late():
                 self.unfinished.discard(call)
-                # Only the caller whose cancel succeeds starts a thread, as several may be here at once.
+                # False if the result has just arrived; the thread is free then.
                 if call.future.cancel():
                     self._start_thread()
 

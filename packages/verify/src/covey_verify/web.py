@@ -29,9 +29,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def plain_address(url: str) -> str:
-    """Return an address. Raises ValueError (without the address in it) if that has a user name or
-    password.
-    """
+    """Return an address. Raises ValueError, without the address, if it has a user name or password."""
     if "@" in url.partition("//")[2].partition("/")[0]:
         raise ValueError(
             "an address with a user name or password would be printed and written down; keys "

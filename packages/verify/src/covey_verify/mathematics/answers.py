@@ -37,9 +37,7 @@ NO_ANSWER = frozenset(
 
 
 def reference_of(answer: object) -> str:
-    """Return the reference answer of a row; a worked solution ending in `#### number` counts as that
-    number.
-    """
+    """Return the reference answer of a row: the number after `####`, if it is a worked solution."""
     text = str(answer)
     return hash4(text) or text.strip()
 
@@ -153,13 +151,14 @@ def math_answer(
     score = _judged(reference, extract(completion, rule, turns), percent)
     found = score.extracted
     asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
+    # The hash of both texts chooses the same answers in every process and every run.
     if (
         found is None
         or not asked
         or zlib.crc32(f"{reference}\0{found}".encode(errors="replace")) >= second * 2**32
     ):
         return score
-    # The choice by a hash of both texts is the same in every process and every run.
+
     other = _ask("second_opinion", reference, found)
     if other.kind != "ok":
         return score
@@ -177,7 +176,7 @@ def _judged(reference: str, found: str | None, percent: Percent) -> Score:
         and reference.isdigit()
         and len(found) <= 400
     ):
-        # The commonest case by far, without a parser: both are plain digits.
+        # The most common case, without a parser: both are plain digits.
         return Score(float(int(found) == int(reference)), extracted=found)
     ours = _read_reference(reference, percent)
     if isinstance(ours, str):
@@ -234,9 +233,7 @@ def _by_algebra(reference: str, found: str, ours: Node, percent: Percent) -> Sco
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether the exact comparison suffices: numbers, words, single letters, and structures of
-    them.
-    """
+    """Return whether exact comparison suffices: numbers, words, letters, structures of them."""
     if node.parts:
         return all(map(_is_plain, node.parts))
     return node.kind == "text" or value(node.text) is not None or len(node.text) == 1

@@ -192,9 +192,7 @@ def _name(chain: Node) -> str:
 
 
 def _marks_agree(reference: Node, answer: Node) -> bool:
-    """Return whether units and bases agree: `5` may answer `5 cm`, `m` not `cm`; bases and phrases must be
-    equal.
-    """
+    """Return whether units agree (`5` may answer `5 cm`, `m` not `cm`), and bases and phrases are equal."""
     ours, theirs = reference.marks, answer.marks
     # A phrase ("? or so") or the base of a reference ("base 2") contains a space, a unit does not.
     strict = any(" " in mark for mark in (*theirs, *(m for m in ours if m.startswith("base "))))
@@ -266,7 +264,6 @@ def _against_chain(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
         if (found := _assigned(answer)) is not None:
             return _all([compare(reference, found, leaf), _consistent(answer, leaf)])
         if set(answer.marks) <= {"=", r"\approx"} and all(p.text.strip() for p in answer.parts):
-            # `1/2 = 0.5`: every value has to equal the reference.
             values = [p for p, mark in zip(answer.parts, ("=", *answer.marks), strict=True) if mark == "="]
             return _in_order([reference] * len(values), values, leaf)  # 1/2 = 0.5
         between = as_interval(answer)

@@ -22,8 +22,7 @@ HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}|\d[eE][-+]?\d{{4}}")
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u2044": "/"})
 FOREIGN = re.compile("([⁰¹²³⁴-⁹⁺⁻]+)|([₀-₉]+)|([¼-¾⅐-⅞])")
-"""Superscript and subscript digits, and fractions in one character, which NFKC would join to their
-neighbours."""
+"""Superscripts, subscripts and one-character fractions, which NFKC would join to their neighbours."""
 THOUSANDS, OPEN, CLOSE, ROW = "\ue000", "\ue001", "\ue002", "\ue003"
 """Private characters for a separator of digits, the braces of a set, and the end of a matrix row."""
 OWN_SIGNS = str.maketrans(
@@ -168,8 +167,7 @@ class Node:
     text: str
     parts: tuple[Node, ...] = ()
     marks: tuple[str, ...] = ()
-    """The relations of a chain, the size of a matrix, the unit or base of a leaf, the `and`, `or` of a
-    list."""
+    """The relations of a chain, the size of a matrix, the unit or base of a leaf, a list's `and`, `or`."""
 
 
 def too_large(text: str) -> bool:
@@ -265,9 +263,7 @@ def _words(match: re.Match[str]) -> str:
 
 
 def _marked(words: str) -> str:
-    r"""Mark words as such; a text that begins with a number, as in \text{5 cm}, is read as if it were
-    outside.
-    """
+    r"""Mark words as such; a text that begins with a number, as in \text{5 cm}, is left plain."""
     plain = len(words) < 2 or not any(map(str.isalpha, words)) or words.lstrip("-+.")[:1].isdigit()
     return words if plain else f" ⟨{words}⟩ "
 

@@ -72,9 +72,7 @@ def equal(reference: str, answer: str, percent: Percent = "ignored") -> str:
 
 
 def second_opinion(reference: str, answer: str) -> bool:
-    """Return math-verify's verdict. Its own time limits are off, as this process has one and they use
-    signals.
-    """
+    """Return math-verify's verdict, without its time limits: they use signals, and this is a child."""
     from math_verify import parse, verify
 
     references, answers = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))
@@ -118,9 +116,9 @@ def expression(text: str) -> Formula:
         found = latex2sympy(latex, normalization_config=None, conversion_config=CONVERSION)
     except Exception as error:
         raise Unreadable(text) from error
+    # ``zoo`` is complex infinity, the value of a division by zero.
     if found.has(sympy.zoo, sympy.nan):
         raise Unreadable(text)
-    # ``zoo`` is complex infinity, as of a division by zero.
     if not found.has(sympy.Derivative):
         return found
     return found.replace(_is_quotient, lambda d: sympy.Symbol(f"d{d.expr}/d{d.variables}"))
@@ -164,9 +162,7 @@ def _tolerance(reference: str, answer: str) -> Fraction:
 
 
 def _compare_values(reference: Formula, answer: Formula, tolerance: Fraction) -> bool | None:
-    """Return whether both agree at every point at which both have a value; None if there are too few
-    points.
-    """
+    """Return whether both agree wherever both have a value; None if there are too few such points."""
     names = sorted({s.name for s in reference.free_symbols | answer.free_symbols})
     difference, tried = reference - answer, 0
     # Variables that occur in an exponent get other points, see ``_point``.
@@ -208,9 +204,7 @@ def _point(key: str, place: int, raised: bool) -> Formula:
 
 
 def _is_zero(difference: Formula) -> bool:
-    """Return whether a difference that vanishes at all points is 0; exact for rational functions, else
-    True.
-    """
+    """Return whether a difference that vanishes at all points is 0; exact for rational functions."""
     symbols = sorted(difference.free_symbols, key=str)
     if not symbols or not difference.is_rational_function(*symbols):
         return True
@@ -242,9 +236,7 @@ def _value(formula: Formula, at: Mapping[str, Formula]) -> Formula:
 
 
 def _relations_agree(reference: Formula, answer: Formula) -> bool:
-    """Return whether two relations are equivalent: `a < b` and `c < d` if b - a is a positive multiple of d -
-    c.
-    """
+    """Return whether relations are equivalent: `a < b`, `c < d` if b - a is a positive multiple of d - c."""
     sides = [r.lhs - r.rhs for r in (reference, answer)]
     if sides[0] == 0 or sides[1] == 0:
         return bool(reference == answer)

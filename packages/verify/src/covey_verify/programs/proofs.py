@@ -26,8 +26,7 @@ from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.types import Score
 
 MOST_PROOF_SECONDS = 120.0
-"""Longest time in seconds of each of the four steps of a check; together they stay below the reward's
-limit."""
+"""Longest time in seconds of each of the four steps of a check, together below the reward's limit."""
 MOST_TRIED = 16
 """Number of headers, and of theorems, that are compiled before a run begins."""
 TRIVIAL = "True"

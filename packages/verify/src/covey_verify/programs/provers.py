@@ -194,9 +194,7 @@ def coqchk_beyond(output: str) -> list[str]:
 
 
 def lean_beyond(output: str, axioms: Sequence[str]) -> list[str]:
-    """Return the axioms that `Verdict.lean` lists besides the three of Lean's logic and the permitted
-    ones.
-    """
+    """Return the axioms that `Verdict.lean` lists besides those of Lean's logic and the permitted ones."""
     found = re.fullmatch(r"axioms \[(.*)\]\s*", output)
     if found is None:
         return ["a list of axioms that cannot be read"]

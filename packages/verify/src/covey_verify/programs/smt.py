@@ -1,6 +1,4 @@
-"""The reward for formulas, which Z3 judges in a killable subprocess: equivalence to one, or a witness
-of it.
-"""
+"""The reward for formulas, judged by Z3 in a killable subprocess: equivalence, or a witness."""
 
 from __future__ import annotations
 

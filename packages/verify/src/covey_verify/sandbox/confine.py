@@ -90,7 +90,7 @@ class Confinement:
         self.exec_too, self.confined, self.readable = exec_too, confined, readable
         self.roots, self.place = roots, place
         self.abi = landlock_abi() if landlock else 0
-        # A descriptor that every child inherits; building it once saves hundreds of system calls per child.
+        # A descriptor that every child inherits; building it once saves many system calls per child.
         self.ruleset = _ruleset(self.abi, readable, exec_too, place, listed) if self.abi else None
         linux = sys.platform == "linux"
         self.threads = bool(roots) and Path("/proc/self/stat").exists()

@@ -129,9 +129,7 @@ class ProcessSandbox:
             return _with_input(self.server, "script", {"code": code}, stdin, limits, folder)
 
     def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Outcome:
-        """Run a compiler with ``text`` as its standard input; ``ok`` with its messages if it accepts the
-        text.
-        """
+        """Run a compiler with ``text`` as standard input; ``ok`` with its messages if it accepts the text."""
         return _with_input(self.compilers, "command", {"argv": list(argv)}, text, limits)
 
     def build(

@@ -218,9 +218,7 @@ class Server:
                 child.status.sendall(json.dumps(end).encode())
 
     def _kill_orphans(self) -> None:
-        """End processes that a child left behind in sessions of their own; the server has become their
-        parent.
-        """
+        """End processes that a child left behind in other sessions; their parent is now the server."""
         with contextlib.suppress(OSError):
             mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, mine)) - set(self.children):

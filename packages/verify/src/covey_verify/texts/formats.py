@@ -62,9 +62,7 @@ def _thinks(text: str, strict: bool) -> bool:
 
 @reward(weight=0.1, concurrent=True, example=_think, format_only=True)
 def answer_format(completion: TextOrMessages, turns: Turns = ()) -> float:
-    """Return 1 for reasoning followed by exactly one non-empty `<answer>...</answer>`, which ends the text,
-    else 0.
-    """
+    """Return 1 for reasoning and then exactly one non-empty `<answer>...</answer>` at the end, else 0."""
     text = text_of(completion)
     answer = model_turns(completion, turns)[-1].rpartition(THINK_CLOSE)[2].strip()
     inside = answer.removeprefix("<answer>").removesuffix("</answer>")
