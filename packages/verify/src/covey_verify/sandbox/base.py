@@ -9,7 +9,7 @@ from covey_verify.sandbox.confine import Limits
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run or a call; ``lost``: the machinery failed, so nothing is known of the candidate."""
+    """The outcome of a run or a call; ``lost``: the machinery failed, and the candidate is unjudged."""
 
     kind: Literal["ok", "error", "timeout", "crashed", "flood", "lost"]
     value: Any = None
