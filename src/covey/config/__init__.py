@@ -1,1 +1,1 @@
-"""Configuration: one page of YAML, strict, checked before anything heavy is loaded."""
+"""The configuration: one page of YAML, strict, checked before anything heavy is loaded."""

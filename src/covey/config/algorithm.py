@@ -1,11 +1,11 @@
-"""The `algorithm` block of a config: a preset, any axis of it overridden, contradictions refused.
+"""The `algorithm` block of a config: a preset, of which any axis may be overridden.
 
     algorithm: dapo
     algorithm: {name: grpo, surrogate: {clip_high: 0.28}, kl: null, reduce: token_mean}
     algorithm: {name: grpo, advantage: mine.py:my_advantage}
     algorithm: {name: grpo, dialect: verl-0.9.1}
 
-An axis takes a function's name, a mapping of settings (with `name` to change the function), or
+An axis takes a function's name, a mapping of settings (with `name` to change the function) or
 null. Settings are checked against the function's own signature.
 """
 
@@ -45,22 +45,22 @@ LISTS = {axis for axis, default in AXIS_DEFAULTS.items() if default == ()}
 """Axes that take several functions; their factors multiply."""
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
 SIMPLE = set(AXIS_DEFAULTS) - set(AXES) - set(RECORDS)
-"""Axes that are a word or a number."""
+"""Axes whose value is a word or a number."""
 BESIDE_AXES: Mapping[str, Setting] = {
     "name": Setting("The preset that the rest starts from; `covey algorithms` lists them."),
     "dialect": Setting("Whose reading of the preset: another framework's eps, counts, clips, KL and means."),
 }
 """Keys of the `algorithm` block that are no axes."""
 NEVER_LOADED = {"Tensor": object}
-"""What annotations of the objective name and a config, which does not load torch, cannot."""
+"""Names in annotations of the objective that are not available here, as a config does not load torch."""
 FEW_WORDS = 40
-"""So many valid words are listed where none is near."""
+"""Largest number of valid words that an error lists if none is similar."""
 
 
 def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path()) -> Algorithm:
-    """Algorithm from its config; ``folder`` is where ``module.py:function`` is looked for, and imported.
+    """Build an algorithm from its config; ``module.py:function`` is imported relative to ``folder``.
 
-    Without a folder (None) a user's functions stay names: nothing is imported, and they cannot be called.
+    If ``folder`` is None, a user's functions stay names: nothing is imported, and they cannot be called.
 
     Raises ConfigError naming the axis, the value and the nearest valid one.
 
@@ -77,6 +77,7 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path
             f"algorithm.dialect: {dialect.read} has no {name} that was read; "
             f"it has: {', '.join(dialect.algorithms)}"
         )
+    # Axes that the config does not name keep the preset's, or the dialect's, values.
     algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
     for axis, value in overrides.items():
         if axis not in AXIS_DEFAULTS:
@@ -94,7 +95,7 @@ def _dialect(name: object) -> Framework | None:
 
 
 def _mapping(where: str, value: object) -> dict[str, object]:
-    """A name, or a function, is short for a mapping with nothing but that name."""
+    """Return the mapping of an axis; a name or a function is short for a mapping with only that name."""
     if isinstance(value, str) or (callable(value) and where != "algorithm"):
         return {"name": value}
     if not isinstance(value, Mapping):
@@ -118,6 +119,7 @@ def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: 
             raise ConfigError(f"algorithm.{axis}: {value!r} is not a list of {axis.replace('_', ' ')}")
         return tuple(_choice(axis, None, item, folder, dialect) for item in items)
     if axis in RECORDS:
+        # A config that switches the KL on gets the framework's settings for it.
         record = dialect.kl if current is None and dialect and axis == "kl" else current
         return _record(axis, RECORDS[axis], record, value, folder)
     return _choice(axis, current, value, folder, dialect)
@@ -134,6 +136,7 @@ def _choice(
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
         raise ConfigError(f"{_place(axis)}: needs a name, one of {', '.join(_names(axis))}")
+    # Settings of the same function are overridden one by one; another function begins with its own defaults.
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = (
@@ -142,6 +145,7 @@ def _choice(
         else _function(axis, name, folder or Path())
     )
     if dialect and (current is None or name != current.name):
+        # A framework's defaults for a function that the preset did not have.
         said = dialect.conventions.get(function)
         settings = {**(said.settings if said and said.function is function else {}), **settings}
     return Bound(function, checked_settings(_place(axis), function, settings))
@@ -171,14 +175,14 @@ def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Ca
 
 
 def _own(function: Callable[..., object], folder: Path) -> Callable[..., object]:
-    """A function that Python gave, with its name in a config; an object that is called, as a function."""
+    """Return a function given from Python with its name for a record; a callable object gets a wrapper."""
     named = function if isfunction(function) else partial(function)
     vars(named).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
     return named
 
 
 def _place(axis: str) -> str:
-    """Where a config names an axis."""
+    """Return the key of an axis in a config."""
     return "algorithm.kl.estimator" if axis == "estimator" else f"algorithm.{axis}"
 
 
@@ -187,7 +191,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
 
 
 def _record(axis: str, kind: type, current: Any, value: object, folder: Path | None) -> KL | Entropy | Critic:
-    """`kl`, `entropy` and `critic` are records of plain settings; a bare number or name is short for one."""
+    """Build `kl`, `entropy` or `critic` (records of plain settings) from a mapping or its short form."""
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {SHORT[axis]: value}
     record = current or kind()
     known = inspect.signature(kind, eval_str=True).parameters
@@ -204,7 +208,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path | N
 def checked_settings(
     where: str, function: Callable[..., object], settings: Mapping[str, object]
 ) -> dict[str, object]:
-    """Settings validated against a function's keyword-only parameters and their types."""
+    """Return settings validated against a function's keyword-only parameters and their types."""
     try:
         known = parameters_of(function)
     except NameError as error:
@@ -217,13 +221,13 @@ def checked_settings(
 
 @cache
 def axis_types() -> dict[str, object]:
-    """The annotation of each axis of an algorithm."""
+    """Return the annotation of each axis of an algorithm."""
     signature = inspect.signature(Algorithm, eval_str=True, locals={**vars(data), **NEVER_LOADED})
     return {axis: signature.parameters[axis].annotation for axis in AXIS_DEFAULTS}
 
 
 def parameters_of(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """The settings of a function, by name, their types evaluated."""
+    """Return the settings of a function by name, with evaluated annotations."""
     signature = inspect.signature(function, eval_str=True, locals=NEVER_LOADED)
     return {n: p for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
@@ -238,25 +242,26 @@ def _validated(where: str, annotation: Any, value: object) -> object:
 
 
 def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, object]:
-    """The algorithm as a config mapping with every axis and setting spelled out.
+    """Return the algorithm as a config mapping with every axis and setting.
 
-    With ``max_tokens``, the length that a reduction divides by is the number that it comes to there.
+    With ``max_tokens``, a reduction's length of None becomes that number.
     """
     found = {axis: _spelled(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
     reduce = found["reduce"]
+    # `...` tells a reduction without the setting from one whose length is None.
     if isinstance(reduce, dict) and reduce.get("length", ...) is None:
         reduce["length"] = max_tokens
     return found
 
 
 def own_code(algorithm: Algorithm) -> list[str]:
-    """The functions of an algorithm that a user wrote, as a config names them."""
+    """Return the names of an algorithm's functions that a user wrote, as in a config."""
     estimator = [algorithm.kl.estimator] if algorithm.kl else []
     return [bound.name for bound in (*algorithm.functions, *estimator) if ":" in bound.name]
 
 
 def departures(algorithm: Algorithm, name: str) -> str:
-    """What of an algorithm is not as in the preset of that name, in a line.
+    """Return the differences between an algorithm and the preset of that name, in one line.
 
     >>> departures(build_algorithm({"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": None}), "grpo")
     'surrogate: clip_high 0.3; kl: none'
@@ -289,7 +294,7 @@ def _spelled(value: object) -> object:
 
 @cache
 def algorithm_rows() -> tuple[Row, ...]:
-    """The axes of `algorithm`, and the settings of all functions and records on them."""
+    """Return rows for the axes of `algorithm` and for the settings of all functions and records on them."""
     return tuple(
         chain(
             _axis_rows(),
@@ -300,7 +305,7 @@ def algorithm_rows() -> tuple[Row, ...]:
 
 
 def rows_of(function: Callable[..., object], place: str) -> Iterator[Row]:
-    """The settings of a function, a row each, with the keys that they have at a place of the config."""
+    """Yield a row for each setting of a function, with its key at a place in the config."""
     for p in parameters_of(function).values():
         yield Row(f"{place}.{p.name}", function.__name__, p.default, p.annotation)
 
@@ -322,12 +327,12 @@ def _record_rows(axis: str, record: type) -> Iterator[Row]:
 
 
 def algorithm_keys() -> list[str]:
-    """All dotted keys below `algorithm`."""
+    """Return all dotted keys below `algorithm`."""
     return list(dict.fromkeys(row.key for row in algorithm_rows()))
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?', or the valid words where they are few."""
+    """Return '; did you mean X?', or the valid words if they are few."""
     words = sorted(map(str, known))
     if likely := near(word, words, 0.6):
         return meant(likely)

@@ -1,4 +1,4 @@
-"""Settings that cannot work together are refused, rules that cannot act are reported, before a run starts."""
+"""The check of a config for settings that cannot work together, and for rules that cannot act."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from covey.objective.surrogates import group_classification
 from covey.objective.token_weights import future_influence
 from covey.objective.value import Critic, gae
 
+# Advantages that compare the completions of a group, which is all but these.
 NEEDS_SIBLINGS = set(AXES["advantage"]) - {
     *(reward, greedy_baseline, running_baseline, discounted_return, process_zscore, gae),
 }
 ACTS_AT_ONE = {group_classification}
-"""Surrogates whose settings act at a ratio of 1, too."""
+"""Surrogates whose settings act even at a ratio of 1."""
 COLDEST = 0.01
-"""Temperatures below sample like 0: logits would be divided by next to nothing."""
+"""Lowest temperature: below it logits are divided by almost 0, which is greedy sampling."""
 
 
 def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[str]:
-    """Settings of an algorithm that cannot work together, each with the reason and the remedy.
+    """Return messages about settings of an algorithm that cannot work together, with reason and remedy.
 
     ``updates`` is the number of optimizer steps per rollout batch.
     """
@@ -49,7 +50,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
 
 
 def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
-    """The same for a reinforcement run's whole config."""
+    """Yield messages about contradictions in a reinforcement run's whole config."""
     rollout = config.rollout
     train = config.train
     guards = config.guards
@@ -111,7 +112,7 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
 
 
 def of_examples(config: Config) -> Iterator[str]:
-    """The same for what makes examples, and what learns from them."""
+    """Yield messages about contradictions in stages that make examples or learn from them."""
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
     if config.data.examples and config.method in SAMPLES:
@@ -123,12 +124,12 @@ def of_examples(config: Config) -> Iterator[str]:
 
 
 def updates_of(config: Config) -> int:
-    """Optimizer steps per rollout batch."""
+    """Return the number of optimizer steps per rollout batch."""
     return config.train.inner_epochs * config.train.updates_per_batch
 
 
 def rules_of_ratio(algorithm: Algorithm) -> list[str]:
-    """The built-in rules that act only where the ratio is not 1, with their settings.
+    """Return the built-in rules that act only if the ratio is not 1, with their settings.
 
     These are all settings of the ratio, of the surrogate, and of token weights that read the log-ratio: at a
     ratio of 1 neither the value of a function on these axes nor its gradient depends on them.
@@ -144,7 +145,7 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
 
 
 def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
-    """What a user should know of the rules that cannot act, or hardly."""
+    """Return a note on the rules that cannot act, or hardly."""
     rules = rules_of_ratio(algorithm)
     if updates > 1 or not rules:
         return []
@@ -156,12 +157,13 @@ def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
 
 
 def built_in(bound: AnyBound) -> bool:
-    """Whether a function is one of covey's own, whose properties are known."""
+    """Return whether a function is one of covey's own, whose properties are known."""
     return any(bound.function in functions for functions in AXES.values())
 
 
 def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage.name
+    # Such an advantage uses the plain reward for a group of one.
     alone = algorithm.advantage.all_settings.get("single") == "reward"
     if group_size == 1 and algorithm.advantage.function in NEEDS_SIBLINGS and not alone:
         yield (
@@ -189,6 +191,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
             yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
     elif settings["low"] == 0 and settings["high"] == 1:
         yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"
+    # k correct of group_size completions.
     elif not any(settings["low"] <= k / group_size <= settings["high"] for k in range(group_size + 1)):
         yield (
             f"algorithm.filter pass_rate_band: no pass rate of {group_size} completions lies within "
@@ -217,9 +220,10 @@ def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
 
 
 def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
-    """Rules driven by the size of the log-ratio alone: with one update they change nothing at all."""
+    """Yield rules that depend only on the log-ratio, and so have no effect with one update per batch."""
     remedies = {algorithm.surrogate: "surrogate: unclipped with select_tokens: null"}
     remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
+    # With old log-probs of the sampler, the log-ratio is the mismatch and not 0 even with one update.
     for bound, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
         if "log_ratio" in bound.needs and built_in(bound) and bound.function not in ACTS_AT_ONE:
             yield (
@@ -249,6 +253,7 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
     if asked and not algorithm.needs_reference:
         yield f"algorithm.kl keeps no reference, but {min(asked)} is asked for, which needs one: set kl"
     if kl is not None:
+        # E[grad log p] = 0: as a loss, k1 has no gradient on average.
         if kl.estimator.function is k1 and kl.place == "loss" and kl.gradient == "formula":
             yield (
                 "algorithm.kl.estimator k1 in the loss has an expected gradient of zero; use k2 or k3, "
@@ -302,6 +307,7 @@ def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
         )
     if surrogate.get("floor", 0) > 1:
         yield "algorithm.surrogate.floor above 1 raises every on-policy weight; use 1 - eps_low, or 0"
+    # dual_clip bounds the ratio for negative advantages, beyond the range of the ordinary clip.
     if (surrogate.get("dual_clip") or math.inf) <= 1 + surrogate.get("clip_high", 0):
         yield "algorithm.surrogate.dual_clip must lie above 1 + clip_high"
     for weights in algorithm.token_weights:

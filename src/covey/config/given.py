@@ -1,6 +1,6 @@
-"""What Python gives as an object where a file has a name: a model with its tokenizer, rows, functions.
+"""Objects given from Python in place of names in a file: a model with its tokenizer, rows, functions.
 
-A record of the run holds a text in place of an object; whoever reads the record gives the object again.
+The record of a run has a text for each object; to resume the run, the object has to be given again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from covey_verify.errors import ConfigError
 from covey_verify.usercode import name_of
 
 OBJECT = "an object in Python: "
-"""In a recorded config, before the name of something that no file can hold."""
+"""Prefix in a recorded config of the name of an object that no file can hold."""
 
 
 class Given:
-    """An object on its way through a config; as a text it is what a record says of it."""
+    """An object given from Python; its text is its entry in a record."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,17 +35,17 @@ class Given:
 
 
 class GivenModel(Given):
-    """A transformers model and its tokenizer. It is trained in place."""
+    """A transformers model with its tokenizer; it is trained in place."""
 
     def __init__(self, model: object, tokenizer: object) -> None:
         super().__init__(name_of(model))
         self.model, self.tokenizer = model, tokenizer
         self.source = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
-        """The folder or hub id it was loaded from; "" if none."""
+        """The folder or hub id that it was loaded from, or ""."""
 
 
 class GivenRows(Given):
-    """Rows of data, held as a sequence, because an iterator can be read only once."""
+    """Rows of data as a sequence, because an iterator can be read only once."""
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
         self.rows = _held(key, rows)
@@ -54,11 +54,11 @@ class GivenRows(Given):
 
 
 MOST_STREAMED = 1_000_000
-"""Rows that are read from an iterator, of which nobody can say whether it ends."""
+"""Largest number of rows that are read from an iterator, which may be endless."""
 
 
 def _held(key: str, rows: Iterable[object]) -> Sequence[object]:
-    """Rows as a sequence; a table of pandas or polars by its rows. Raises ConfigError for one without end."""
+    """Return rows as a sequence, also those of a pandas or polars table. Raises ConfigError for too many."""
     if isinstance(rows, Sequence):
         return rows
     if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
@@ -77,12 +77,13 @@ def _held(key: str, rows: Iterable[object]) -> Sequence[object]:
 
 
 def or_given(kind: object) -> GetPydanticSchema:
-    """Lets a field of type ``kind`` hold what was given as an object, too."""
+    """Return an annotation that lets a field of type ``kind`` also hold a Given object."""
 
     def pass_given(value: object, check: core_schema.ValidatorFunctionWrapHandler) -> object:
         return value if isinstance(value, Given) else check(value)
 
     return GetPydanticSchema(
+        # A Given passes unchecked, and anything else is validated as ``kind``.
         lambda _, schema: core_schema.no_info_wrap_validator_function(
             pass_given, schema(kind), serialization=core_schema.to_string_ser_schema()
         )
@@ -90,13 +91,15 @@ def or_given(kind: object) -> GetPydanticSchema:
 
 
 def with_given(settings: Mapping[str, object]) -> dict[str, object]:
-    """Python's settings with `model` and `tokenizer`, `data`, `data.train` and `data.test` as Given objects.
+    """Return Python's settings with models (and tokenizers) and data as Given objects.
 
-    Those of `stages` too. Raises ConfigError for a model without a tokenizer, and the other way round.
+    The settings of `stages` are converted too. Raises ConfigError for a model without a tokenizer or the
+    reverse.
     """
     settings = dict(settings)
     model = settings.get("model")
     tokenizer = settings.pop("tokenizer", None)
+    # A value of another plain type (a number, a list) is a mistake, which the schema reports.
     is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
     if is_object and tokenizer is None and not isinstance(model, Given):
         raise ConfigError(
@@ -139,9 +142,9 @@ def _are_rows(value: object) -> TypeGuard[Iterable[object]]:
 
 
 def plain(value: object, folder: Path) -> object:
-    """A value from Python as a file can hold it; functions by where they are found from ``folder``.
+    """Return a value from Python in a form that a file can hold; functions by their name from ``folder``.
 
-    What no file can hold becomes a text that ``refuse_lost`` refuses by name.
+    Anything else becomes a text that ``refuse_lost`` refuses by name.
     """
     if isinstance(value, Mapping):
         return {plain(k, folder): plain(v, folder) for k, v in value.items()}
@@ -157,7 +160,7 @@ def plain(value: object, folder: Path) -> object:
 
 
 def recorded_name(function: object, folder: Path) -> str:
-    """How a record names a function: by where it is found, or as an object that has to be given again."""
+    """Return a function's name in a record: where it is found, or an object that has to be given again."""
     return spec_of(function, folder) or f"{OBJECT}{name_of(function)}"
 
 
@@ -167,7 +170,7 @@ AGAIN: Mapping[str, str] = {
     "algorithm": "algorithm={...}",
     "stages": "stages=[...]",
 }
-"""How a setting is given from Python; a list of functions where nothing is said."""
+"""Setting -> how it is given from Python; any other is a list of functions."""
 
 
 def refuse_lost(raw: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""A config under several settings and seeds: which runs that are, checked before the first begins."""
+"""The runs of a sweep, a config under several settings and seeds, checked before the first begins."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from covey.config.start import Start
 from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
 
+# Largest number of runs in a sweep; characters of a folder's name before it is shortened.
 MOST_RUNS = 1000
 LONGEST_NAME = 150
+# Settings that a sweep chooses itself -> what to do instead.
 OWN_KEYS = {
     "seed": "use --seeds N, which gives every combination the same N seeds",
     "output": "the folders below --output have their names from the settings",
@@ -24,14 +26,14 @@ OWN_KEYS = {
 
 
 class Choice(NamedTuple):
-    """A setting and the values it takes in a sweep, as they were written."""
+    """A setting and its values in a sweep, as written."""
 
     key: str
     values: tuple[str, ...]
 
 
 class Planned(NamedTuple):
-    """A run of a sweep before it is made."""
+    """A planned run of a sweep."""
 
     cell: tuple[str, ...]
     seed: int
@@ -40,12 +42,12 @@ class Planned(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where it is made."""
+        """The folder of the run."""
         return self.loaded.config.output
 
 
 def swept_settings(texts: Sequence[str]) -> list[Choice]:
-    """`key=value,value` each. Raises ConfigError for what is no choice."""
+    """Return the choices of texts of the form `key=value,value`. Raises ConfigError for any other text."""
     found = list[Choice]()
     for text in texts:
         key, equals, rest = text.partition("=")
@@ -66,7 +68,7 @@ def swept_settings(texts: Sequence[str]) -> list[Choice]:
 
 
 def pieces(text: str) -> list[str]:
-    """Values between commas; those within brackets and quotes do not separate.
+    """Return the values between commas; commas within brackets and quotes do not separate.
 
     >>> pieces("1e-4, 2e-4"), pieces("[0.9,0.95],[0.9,0.99]"), pieces("'a,b',c")
     (['1e-4', '2e-4'], ['[0.9,0.95]', '[0.9,0.99]'], ["'a,b'", 'c'])
@@ -89,7 +91,7 @@ def pieces(text: str) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """A number as it is named, however it was written; any other value as it is."""
+    """Return a number in one notation, however it was written; any other value as it is."""
     try:
         value = float(text)
     except ValueError:
@@ -99,7 +101,7 @@ def _shown(text: str) -> str:
 
 
 class Grid(NamedTuple):
-    """All runs of a sweep."""
+    """All planned runs of a sweep."""
 
     home: Path
     keys: tuple[str, ...]
@@ -107,7 +109,7 @@ class Grid(NamedTuple):
 
 
 def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
-    """Every combination with every seed, its config checked. Raises ConfigError."""
+    """Return the runs of every combination with every seed, with checked configs. Raises ConfigError."""
     chosen = swept_settings(sets)
     base = start.load().config
     cells = list(product(*(c.values for c in chosen)))
@@ -128,6 +130,7 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
         own = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
         loaded = own.load()
         runs.append(Planned(cell, seed, own, loaded))
+        # Two spellings may mean the same run: compare all settings but the folder.
         resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
         same = json.dumps(resolutions, default=str, sort_keys=True)
         other = known.setdefault(same, folder)
@@ -137,11 +140,12 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
 
 
 def _folder_name(chosen: Sequence[Choice], cell: Sequence[str], seed: int) -> str:
-    """The settings as a folder's name: the last word of each key where that tells them apart."""
+    """Return the settings as a folder's name, with only the last word of a key if that is unique."""
     ends = [c.key.rpartition(".")[2] for c in chosen]
     keys = [c.key if ends.count(end) > 1 else end for c, end in zip(chosen, ends, strict=True)]
     named = [(key, re.sub(r"[^\w.+-]+", "_", value)) for key, value in zip(keys, cell, strict=True)]
     name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
+    # A name that lost characters or is too long gets a hash, so that it stays unique.
     if any(value != slug for value, (_, slug) in zip(cell, named, strict=True)) or len(name) > LONGEST_NAME:
         digest = hashlib.sha256("\0".join(cell).encode()).hexdigest()[:8]
         name = f"{name[:LONGEST_NAME]},{digest},seed={seed}"

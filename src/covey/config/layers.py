@@ -1,7 +1,7 @@
-"""The layers of a config, the later over the earlier: file, Python, command line; and its stages.
+"""The layers of a config (file, Python, command line), of which later ones win, and its stages.
 
-What the command line says holds in every stage, also where the file's stage says otherwise; what
-`--stages.2.train.steps` says holds in that stage. Whatever is overridden so is noted.
+A setting on the command line holds in every stage, even if the file's stage sets it; one like
+`--stages.2.train.steps` holds in that stage. Overridden settings of stages are noted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SHORT: Mapping[str, str] = {
     "tools": "functions",
     **dict.fromkeys(AXES, "name"),
 }
-"""Keys whose value may be short for a mapping, and the key in it that the short form gives."""
+"""Key whose value may be short for a mapping -> the key in it that the short form sets."""
 
 
 class Assignment(NamedTuple):
-    """A value on its way into a config."""
+    """A setting with its value and the place where it was given."""
 
     key: str
     value: object
@@ -35,15 +35,15 @@ class Assignment(NamedTuple):
 
 @dataclass
 class Layers:
-    """What a config is made of before it is checked."""
+    """The layers of a config before it is checked."""
 
     raw: dict[str, object]
-    """Of the file; then with everything else put over it."""
+    """The file's values, over which the other layers are put."""
     origins: dict[str, str]
     """Where each dotted key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
     notes: list[str] = field(default_factory=list)
     per_update: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Settings given by a name that TRL counts in optimizer steps: (key, origin) -> that name."""
+    """Settings given by a TRL name that counts optimizer steps: (key, origin) -> that name."""
     everywhere: list[Assignment] = field(default_factory=list)
     """Settings that hold in every stage."""
     of_stages: list[Assignment] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Layers:
     of_trl: bool = False
     """Whether any name was TRL's."""
     names: list[str] = field(default_factory=list)
-    """Of the stages, as their folders: 1-sft, 2-rl."""
+    """Names of the stages, which are also their folders: 1-sft, 2-rl."""
 
     def __post_init__(self) -> None:
         self.raw = self._renamed(self.raw, "")
@@ -67,7 +67,8 @@ class Layers:
             self.raw["stages"] = list(named)
 
     def _renamed(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
-        """A mapping of a file under covey's names; dotted keys reach inside, as on the command line."""
+        """Return a file's mapping with covey's names and with dotted keys resolved."""
+        # Renamed and dotted keys are put in last, to find values that are set twice.
         moved = [k for k in raw if k in trl.SAME or "." in k]
         result: dict[str, object] = {k: v for k, v in raw.items() if k not in moved}
         for old in moved:
@@ -82,11 +83,11 @@ class Layers:
         return result
 
     def _name(self, name: str, value: object, origin: str) -> tuple[str, object]:
-        """Covey's name and value for those of the top level."""
+        """Return covey's name and value of a setting that may have TRL's name."""
         new = trl.SAME.get(name, name)
         if new == name:
             return name, value
-        if origin != name:  # Python's are TRL's on purpose, as a script's are
+        if origin != name:  # from Python, TRL's names are used on purpose
             self.notes.append(f"{origin}: {name} is {new} here")
         self.of_trl = True
         if name in trl.PER_UPDATE:
@@ -97,7 +98,7 @@ class Layers:
             raise ConfigError(f"{origin}: {error}") from None
 
     def add(self, settings: Iterable[Assignment], over_stages: bool = True) -> None:
-        """Put settings over what is there; ``over_stages``: also over what its stages say."""
+        """Put settings over the present ones; with ``over_stages`` also over those of the stages."""
         for key, value, origin in settings:
             if key.startswith("stages."):
                 self.of_stages.append(Assignment(key, value, origin))
@@ -111,7 +112,7 @@ class Layers:
                 self.everywhere.append(Assignment(new, translated, origin))
 
     def stages(self) -> list[tuple[str, dict[str, object], dict[str, str]]]:
-        """(name, values, origins) of each stage; none where there are no stages."""
+        """Return (name, values, origins) of each stage; [] if there are no stages."""
         given = self.raw.get("stages")
         given = given if isinstance(given, list | tuple) else ()
         base = {k: v for k, v in self.raw.items() if k != "stages"}
@@ -137,13 +138,15 @@ class Layers:
         mine: Sequence[Assignment],
     ) -> tuple[dict[str, object], dict[str, str]]:
         method = self._method(base, own)
-        # What the whole run says of the reinforcement loss is not for stages that have another one.
+        # The run's settings of the reinforcement loss do not apply to stages with another loss.
         given = base if method == "rl" else {k: v for k, v in base.items() if k not in trl.LOSS}
         merged = merge(given, own)
+        # The stage's own origins win over those of the run.
         placed = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
         origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in placed.items()}}
         for key, value, origin in (*self.everywhere, *mine):
             before = get(merged, key)
+            # A note is due only if the stage itself had set another value.
             from_stage = get(own, key) is not None or (key, value, origin) in mine
             if from_stage and before is not None and before != value:
                 self.notes.append(f"{origin} {value} overrides {before} in stage {name}")
@@ -152,8 +155,9 @@ class Layers:
         return merged, origins
 
     def _choose(self, setting: Assignment) -> tuple[int, Assignment]:
-        """The index of the stage a key like `stages.2.train.steps` is about, and the setting in it."""
+        """Return the stage's index and the setting of a key like `stages.2.train.steps`."""
         _, wanted, *rest = setting.key.split(".")
+        # A stage may be named by its folder (2-rl, or 2_rl as options write it) or its number.
         known = {
             n: i for i, name in enumerate(self.names) for n in (name, name.replace("-", "_"), str(i + 1))
         }
@@ -165,14 +169,14 @@ class Layers:
 
 
 def get(raw: object, key: str) -> object:
-    """The value at a dotted key; None where there is none."""
+    """Return the value at a dotted key; None if there is none."""
     for part in key.split("."):
         raw = raw.get(part) if isinstance(raw, Mapping) else None
     return raw
 
 
 def put(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]:
-    """The mapping with another value at a dotted key.
+    """Return the mapping with another value at a dotted key.
 
     >>> put({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
     {'algorithm': {'name': 'grpo', 'kl': {'coef': 0.1}}}
@@ -182,12 +186,13 @@ def put(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]
         return {**raw, head: value}
     below = raw.get(head)
     if head in SHORT and isinstance(below, str | float | int | list):
+        # `algorithm: grpo` becomes a mapping, so that a setting can be put into it.
         below = {SHORT[head]: below}
     return {**raw, head: put(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
 def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    """``base`` with ``over`` laid over it, mapping by mapping."""
+    """Return ``base`` with ``over`` put over it, mapping by mapping."""
     merged = dict(base)
     for key, new in over.items():
         below = merged.get(key)

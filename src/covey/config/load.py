@@ -1,6 +1,6 @@
-"""From YAML, command-line options and Python values to a Config that knows its origins.
+"""The loader of a Config from YAML, command-line options and Python values, with the origin of each value.
 
-Every error names the file and line (or the option), the key, and the nearest right one.
+Every error names the file and line (or the option), the key, and the nearest valid one.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ from covey_verify.web import without_password
 
 @dataclass
 class Loaded:
-    """A checked config, its algorithm, where each value came from, and notes for the user."""
+    """A checked config with its algorithm, the origin of each value, and notes for the user."""
 
     config: Config
     algorithm: Algorithm
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     folder: Path = Path()
-    """Where relative paths and user code are looked for: the config file's folder."""
+    """The folder for relative paths and user code: that of the config file."""
     before: Path | None = None
-    """In a pipeline: the folder of the earlier stage whose final model is this stage's first."""
+    """In a pipeline, the folder of the earlier stage whose final model this stage starts from."""
     home: Path | None = None
-    """In a pipeline: the folder of all its stages."""
+    """In a pipeline, the folder that contains all its stages."""
     loss: AnyBound | None = None
-    """Of a method that learns from pairs or judged answers."""
+    """The loss of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
-    """Of a run that has not ended: its weights are taken instead of those of the config's model."""
+    """Checkpoint of an unfinished run, whose weights replace those of the config's model."""
     run: Path | None = None
-    """The folder of the run whose record this is."""
+    """The folder of the run, if this was read from its record."""
 
     of_stages: tuple[Loaded, ...] = ()
 
     def stages(self) -> list[Loaded]:
-        """The stages of a pipeline, each a full config; the run itself if it has none."""
+        """Return the stages of a pipeline, each a full config, or the run itself if it has none."""
         return list(self.of_stages) or [self]
 
     def placed(self, problem: str) -> str:
-        """A problem that begins with a key, with the file and the line where that was set."""
+        """Return a message that begins with a key, prefixed by the file and line where the key was set."""
         return _placed(problem, self.origins)
 
 
@@ -83,8 +83,8 @@ def load_config(
 ) -> Loaded:
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
-    Relative paths are looked for in ``folder``; by default the file's, without one the working directory.
-    With ``names_only`` the algorithm's functions that a user wrote are not imported: to look at a record.
+    Relative paths are searched in ``folder``, by default the file's folder, or the working directory without
+    a file. With ``names_only`` a user's functions in the algorithm are not imported, to look at a record.
 
     >>> load_config(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -95,6 +95,7 @@ def load_config(
     refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
+    # The config of the whole run, then one of each stage, which has the run's values and its own.
     loaded = _validate(layers.raw, layers.origins, folder, where, layers.per_update, names_only)
     loaded.of_stages = tuple(
         _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update, names_only)
@@ -129,7 +130,7 @@ def _validate(
     except ConfigError as error:
         raise ConfigError(_placed(str(error), origins)) from None
     unloaded = names_only and own_code(algorithm)
-    if not (config.stages or unloaded):  # what a function needs is known once it is loaded
+    if not (config.stages or unloaded):  # the needs of a function are unknown until it is loaded
         problems = list(of_examples(config))
         if config.method == "rl":
             problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
@@ -147,7 +148,7 @@ def _validate(
 
 
 def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]]:
-    """The algorithm with an importance correction for stale tokens, unless its config says which or none."""
+    """Return the algorithm, corrected for stale tokens unless its config chose a correction, and a note."""
     said = isinstance(named, Mapping) and ("correction" in named or named.get("old") == "sampler")
     if said or algorithm.correction or algorithm.old == "sampler":
         return algorithm, []
@@ -159,7 +160,10 @@ def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]
 
 
 def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
-    """The loss of a method and its settings. Raises ConfigError for settings that it has not."""
+    """Return the loss of a method with its settings.
+
+    Raises ConfigError for settings that it does not have.
+    """
     function = METHODS[config.method].loss
     if function is None:
         if config.loss and not config.stages:
@@ -177,7 +181,7 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
 def _with_loss_of_trl(
     raw: Mapping[str, object], origins: dict[str, str]
 ) -> tuple[dict[str, object], dict[str, str], list[str]]:
-    """The values with TRL's names of the loss turned into an `algorithm`; where that came from; a note."""
+    """Return the values with TRL's loss as an `algorithm` block, the origins, and a note."""
     given = {name: raw[name] for name in trl.LOSS if name in raw}
     if not given:
         return dict(raw), origins, []
@@ -191,6 +195,7 @@ def _with_loss_of_trl(
     try:
         algorithm = algorithm_of(given)
     except ConfigError as error:
+        # The error begins with the name that it is about.
         place = places.get(str(error).partition(" ")[0].rstrip(":"), min(places.values()))
         raise ConfigError(f"{_said(place)}: {error}") from None
     names = ", ".join(given)
@@ -208,7 +213,7 @@ def _with_loss_of_trl(
 
 
 def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
-    """To whoever writes TRL's names, and may think that its loss is the default here too."""
+    """Return a note if TRL's names are used without a loss, as covey's default loss is another one."""
     unsaid = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
     if not of_trl or not unsaid:
         return []
@@ -217,7 +222,7 @@ def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
 
 
 def _of_warmup(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterable[str]:
-    """To whoever shortened a run and left its warm-up."""
+    """Yield a note for each stage whose warm-up is longer than its training."""
     for name, config, _ in stages:
         train = config.train
         if train.warmup_steps > train.steps and reads(config.method, "train.warmup_steps"):
@@ -227,12 +232,13 @@ def _of_warmup(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Itera
 
 
 def _in_a_line(algorithm: Mapping[str, object]) -> str:
-    """A block without what is empty, as YAML in one line."""
+    """Return a block without empty values as one line of YAML."""
     values = {
         k: {a: b for a, b in v.items() if b is not None} if isinstance(v, Mapping) else v
         for k, v in algorithm.items()
         if v is not None
     }
+    # `kl: null` is kept, since leaving it out would mean the preset's.
     values |= {"kl": None} if algorithm["kl"] is None else {}
     return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
@@ -240,9 +246,10 @@ def _in_a_line(algorithm: Mapping[str, object]) -> str:
 def _of_counts(
     config: Config, origins: Mapping[str, str], per_update: Mapping[tuple[str, str], str]
 ) -> Iterable[str]:
-    """TRL's counts of optimizer steps where a rollout batch has several."""
+    """Yield messages about TRL's counts of optimizer steps, if a rollout batch has several of them."""
     updates = updates_of(config)
     for (key, origin), name in per_update.items() if updates > 1 else ():
+        # Another layer has overridden TRL's name since.
         if origins.get(key, "").partition(" (stage")[0] != origin:
             continue
         yield (
@@ -259,11 +266,11 @@ MISTAKES_IN_WORDS: Mapping[str, str] = {
     "path_type": "write the path of a file or folder",
     "bool_parsing": "write true or false",
 }
-"""Kinds of mistakes that pydantic names after Python's types."""
+"""pydantic's error type -> words for users who do not know Python's types."""
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
-    """What is wrong, a line each; names that are no settings last, and once where to find those that are."""
+    """Return one line per mistake, unknown names last, followed by where settings are listed."""
     wrong = []
     unknown = []
     known = [*key_paths(), *algorithm_keys()]
@@ -280,13 +287,13 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
 
 
 def _placed(problem: str, origins: Mapping[str, str]) -> str:
-    """A problem that begins with a key, with where that was set."""
+    """Return a message that begins with a key, prefixed by the place where the key was set."""
     place = _origin(problem.partition(" ")[0].rstrip(":"), origins)
     return problem if not place or problem.startswith(place) else f"{_said(place)}: {problem}"
 
 
 def _said(place: str) -> str:
-    """Where something was set, for people."""
+    """Return the place where a setting was given, in words."""
     return f"on the command line, {place}" if place.startswith("--") else place
 
 
@@ -296,7 +303,7 @@ def _shown(value: object) -> str:
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
-    """Where a key was set, or something in it, or what it is in; '' if nowhere."""
+    """Return where a key was set, or a key within it, or the section around it; '' if nowhere."""
     inside = next((origin for key, origin in origins.items() if key.startswith(f"{path}.")), "")
     if path not in origins and inside:
         return inside
@@ -306,11 +313,11 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
 
 
 def resolved(loaded: Loaded) -> dict[str, object]:
-    """The whole config as plain values, defaults and the algorithm's axes spelled out."""
+    """Return the whole config as plain values, including defaults and all axes of the algorithm."""
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
     values["algorithm"] = describe(loaded.algorithm, loaded.config.rollout.max_tokens)
-    if loaded.before is not None:  # so that a pipeline may be moved
+    if loaded.before is not None:  # a relative path, so that a pipeline's folder can be moved
         values["model"] = f"../{loaded.before.name}/final"
     if loaded.home is not None:
         here = re.compile(f"^{re.escape(str(loaded.home.resolve()))}/")
@@ -320,7 +327,7 @@ def resolved(loaded: Loaded) -> dict[str, object]:
 
 
 def moved(value: object, old: re.Pattern[str], new: str) -> Any:
-    """Plain values with ``new`` in the place of ``old`` in their texts.
+    """Return plain values with ``old`` replaced by ``new`` in their texts.
 
     >>> moved({"model": "/runs/r/2-sft/final", "n": 1}, re.compile("^/runs/r/"), "../")
     {'model': '../2-sft/final', 'n': 1}
@@ -333,7 +340,7 @@ def moved(value: object, old: re.Pattern[str], new: str) -> Any:
 
 
 def resolved_yaml(loaded: Loaded) -> str:
-    """``resolved`` as YAML, each value with where it was set, if it was."""
+    """Return ``resolved`` as YAML, with comments on where values were set."""
     values = resolved(loaded)
     flat = dict(flatten(values))
     comments = (f"# {key}: {origin}\n" for key, origin in loaded.origins.items() if key in flat)
@@ -341,13 +348,13 @@ def resolved_yaml(loaded: Loaded) -> str:
 
 
 def sealed_yaml(values: Mapping[str, object], comments: str = "") -> str:
-    """Values as YAML below comments; the last line is a comment with the sha256 of all before it."""
+    """Return values as YAML below comments; the last line has the sha256 of all text before it."""
     text = comments + yaml.safe_dump(dict(values), sort_keys=False, width=1000)
     return sealed_text(text)
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
-    """Nested mappings as (dotted key, value) pairs."""
+    """Yield nested mappings as (dotted key, value) pairs."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Everything that `method` may name, a row each: what it learns from, its loss, its loop, what it leaves."""
+"""The table of methods: the examples that each learns from, its loss, its loop and its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covey.objective.bound import data_names
 from covey.objective.preference import PREFERENCES, bradley_terry
 
 Kind: TypeAlias = Literal["answer", "pair", "judged", "steps"]
-"""What an example is: an answer to imitate, two to prefer one of, one with a label, steps with labels."""
+"""Kinds of example: an answer to imitate, a preferred and another one, one with a label, labelled steps."""
 Loop: TypeAlias = Literal["reinforcement", "imitation", "preference", "reward_model", "collection"]
 """The loops of ``training``; ``training/pipeline.py:LOOPS`` has their functions."""
 
@@ -22,15 +22,15 @@ class Method:
     """A way to train a model, or to make examples for a later stage."""
 
     loop: Loop | None
-    """None: no model is loaded."""
+    """The training loop; None: no model is loaded."""
     learns_from: tuple[Kind, ...] = ()
-    """Kinds of example, the first that a row has; none: it samples completions, or judges rows."""
+    """Kinds of example, of which the first that a row has is used; empty if it learns from none."""
     loss: Callable[..., object] | None = None
-    """A loss whose settings are the config's `loss`."""
+    """The loss, whose settings are the config's `loss`."""
     makes: tuple[Kind, ...] = ()
-    """Kinds of example that it leaves in place of a model."""
+    """Kinds of example that it makes instead of a model."""
     title: str = ""
-    """Its name in a model card, where the method's own says too little."""
+    """Its title in a model card, if the method's name is not clear enough."""
 
     @property
     def samples(self) -> bool:
@@ -39,7 +39,7 @@ class Method:
 
 
 def _preference(loss: Callable[..., object]) -> Method:
-    """The row of a preference loss, which learns from what its data are: pairs, or answers with a label."""
+    """Return the row of a preference loss; its data tell whether it learns from pairs or labelled answers."""
     alone = "desirable" in data_names(loss)
     return Method("preference", learns_from=("judged", "pair") if alone else ("pair",), loss=loss)
 
@@ -64,14 +64,14 @@ def _named(which: Callable[[Method], object]) -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if which(method))
 
 
-# The groups of methods that settings, messages and stages tell apart.
+# Groups of methods that settings, messages and stages distinguish.
 RL = ("rl",)
 SAMPLES = _named(lambda m: m.samples)
 COLLECTS = _named(lambda m: m.samples and m.makes)
 MAKES_EXAMPLES = _named(lambda m: m.makes)
 TRAINS = _named(lambda m: not m.makes)
 POLICIES = tuple(name for name in TRAINS if name != "reward_model")
-"""Methods that leave a model that writes."""
+"""Methods whose result is a language model."""
 LEARNS = _named(lambda m: m.learns_from)
 """Methods that learn from given examples."""
 COMPARES = _named(lambda m: m.loss)

@@ -1,4 +1,4 @@
-"""Settings as rows: key, default, type, what each says of itself; all of the config, and facts by key."""
+"""Settings as rows (key, default, type, description), those of the whole config, and facts by key."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from covey.config.schema import Config
 from covey.config.section import fields_of, section_of
 from covey.objective.setting import Setting, setting_of
 
+# Attribute of a bound in a type's metadata -> its sign.
 SIGNS: Mapping[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -19,18 +20,18 @@ class Row(NamedTuple):
     """A setting of the config, of a function of the algorithm, or of a loss."""
 
     key: str
-    """Dotted, as in a config."""
+    """Its dotted key, as in a config."""
     owner: str
-    """The function or record that it is of; empty for one of the config itself."""
+    """The function or record that it belongs to; empty for a setting of the config itself."""
     default: object
     type: object
-    """Its annotation; a Setting in its metadata says what it does."""
+    """Its annotation, with a Setting in its metadata."""
     names: Sequence[str] = ()
     """The functions or presets that it may name."""
 
     @property
     def setting(self) -> Setting:
-        """What the setting says of itself; nothing for one of a user's function without a description."""
+        """Its description, empty for a setting of a user's function that has none."""
         return setting_of(getattr(self.type, "__metadata__", ()))
 
     @property
@@ -46,7 +47,7 @@ class Row(NamedTuple):
 
 
 def values_of(kind: object) -> str:
-    """The words or bounds that a type allows."""
+    """Return the words or bounds that a type allows, as a text."""
     if bounds := bounds_of(getattr(kind, "__metadata__", ())):
         return bounds
     inner = [a for a in get_args(kind) if a is not type(None)]
@@ -56,20 +57,20 @@ def values_of(kind: object) -> str:
 
 
 def bounds_of(metadata: Iterable[object]) -> str:
-    """Bounds among the metadata of a type, as `>= 0 < 1`."""
+    """Return the bounds among the metadata of a type, as `>= 0 < 1`."""
     bounds = [(sign, getattr(m, name, None)) for m in metadata for name, sign in SIGNS.items()]
     return " ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 
 @cache
 def schema_fields() -> Mapping[str, FieldInfo]:
-    """Dotted key -> field, of every section and every setting."""
+    """Return dotted key -> field of every section and every setting."""
     return dict(fields_of(Config))
 
 
 @cache
 def schema_rows() -> tuple[Row, ...]:
-    """Every setting of the config as a row; those of the algorithm are in ``config/algorithm.py``."""
+    """Return every setting of the config as a row; those of the algorithm are in ``config/algorithm.py``."""
     return tuple(
         Row(key, "", field.default, Annotated[field.annotation, *field.metadata])
         for key, field in schema_fields().items()
@@ -78,18 +79,19 @@ def schema_rows() -> tuple[Row, ...]:
 
 
 def key_paths() -> list[str]:
-    """All dotted keys of the config."""
+    """Return all dotted keys of the config."""
     return [row.key for row in schema_rows()]
 
 
 def said_of(key: str, fact: Literal["resume", "read_by"]) -> Any:
-    """A fact of a setting: what its own row says, else that of the section it is in; None if none does.
+    """Return a fact of a setting from its own row, else from the nearest section around it, else None.
 
     >>> said_of("train.keep", "resume"), said_of("data.columns.answer", "resume"), said_of("seed", "read_by")
     ('safe', 'refused', None)
     """
     fields = schema_fields()
     while key:
+        # From the setting outwards: train.keep, then train.
         said = getattr(setting_of(fields[key].metadata), fact) if key in fields else None
         if said is not None:
             return said

@@ -1,4 +1,4 @@
-"""The settings of sampling: completions, the tools they may call, servers that do it elsewhere."""
+"""The settings of sampling: completions, the tools that they may call, inference servers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Servers(Section):
             try:
                 parts = urlsplit(url)
                 known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            except ValueError:  # its port is no number
+            except ValueError:  # the port is no number
                 known = False
             if not known:
                 raise ValueError(f"{url!r} is no address, as http://127.0.0.1:80; several are a list, [A, B]")
@@ -86,7 +86,7 @@ class Servers(Section):
 
 
 class ToolUse(Section):
-    """What a model may call while it answers, and how it is answered."""
+    """Tools that a model may call while it answers, and the limits of their calls."""
 
     functions: Names = setting(
         (),
@@ -136,7 +136,7 @@ class ToolUse(Section):
 
 
 class Rollout(Section):
-    """How completions are sampled."""
+    """The sampling of completions: their number, length, distribution and order."""
 
     group_size: Size = setting(
         8,
@@ -222,10 +222,12 @@ class Rollout(Section):
     @field_validator("tools", mode="before")
     @classmethod
     def _by_name(cls, value: object) -> object:
+        # `tools: calculate` is short for `tools: {functions: [calculate]}`.
         return {"functions": value} if isinstance(value, str | list | tuple) else value
 
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
+        # Each is within its own bounds, but the batch is their product.
         if self.group_size * self.prompts_per_step > MANY:
             raise ValueError(f"group_size times prompts_per_step is more than {MANY:,}")
         return self

@@ -1,8 +1,8 @@
-"""Every setting there is, a row each: type, bounds, default, and all that is said of it anywhere.
+"""The schema of all settings, a row each: type, bounds, default and description.
 
-A row names what the setting does, values in use and their source, TRL's name for it, what a change does to a
-run that is resumed, and which methods read it (``objective/setting.py``). Errors, `covey explain`, notes on
-unread settings, `covey resume` and TRL's scripts read it from here. Nothing here loads torch.
+A row has the setting's effect, usual values and their source, TRL's name for it, the effect of a change on a
+resumed run, and the methods that read it (``objective/setting.py``). Errors, `covey explain`, notes on unread
+settings, `covey resume` and TRL's scripts read it from here. Nothing here loads torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
 class Data(Section):
-    """Where problems come from: a built-in task, or files with one problem per row."""
+    """The source of problems: a built-in task, or files with one problem per row."""
 
     task: str | None = setting(None, "Built-in generated task: `last_digit`, `sums`, ...")
     train: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
@@ -102,7 +102,7 @@ class Data(Section):
 
 
 class Train(Section):
-    """How the policy is updated."""
+    """The updates of the policy: steps, optimizer, batches, checkpoints."""
 
     steps: Steps = setting(
         200,
@@ -182,7 +182,7 @@ class Train(Section):
 
 
 class Eval(Section):
-    """How progress is measured on held-out problems."""
+    """The evaluation on held-out problems."""
 
     every: StepsOrZero = setting(0, "Steps between evaluations; 0: before and after only.", trl="eval_steps")
     problems: Many = setting(256, "Held-out problems, the same ones every time.")
@@ -192,7 +192,7 @@ class Eval(Section):
 
 
 class Keep(Section):
-    """Which completions become examples (pairs, rejection_sampling, filter)."""
+    """The choice of completions that become examples (pairs, rejection_sampling, filter)."""
 
     margin: NonNegative = setting(
         0.0, "Pairs: the chosen's reward is above the rejected's by more.", read_by=("pairs",)
@@ -210,7 +210,7 @@ class Keep(Section):
 
 
 class Guards(Section):
-    """When a run that goes wrong is ended, its last good checkpoint kept."""
+    """Conditions that end a failing run; its last good checkpoint is kept."""
 
     bad_updates: Steps = setting(
         3, "Stop after this many non-finite updates in a row, each of which is skipped.", read_by=TRAINS
@@ -241,7 +241,7 @@ class Guards(Section):
 
 
 class Scoring(Section):
-    """How rewards are run, and when their failures end a run."""
+    """The limits of reward functions, and the failures that end a run."""
 
     timeout: Duration = setting(60.0, "Seconds a call of a reward function may take.")
     max_infra: Share = setting(
@@ -261,7 +261,7 @@ class Scoring(Section):
 
 
 class Sandbox(Section):
-    """Where model-written code runs."""
+    """The sandbox that model-written code runs in."""
 
     backend: Literal["auto", "bwrap", "landlock", "wasm", "remote"] = setting(
         "auto", "auto: the strongest that withstands its own probe."
@@ -292,7 +292,7 @@ class Lora(Section):
 
 
 class Launch(Section):
-    """Where the processes of a run are."""
+    """The processes of a run and the machines that they run on."""
 
     processes: int = setting(
         1,
@@ -407,6 +407,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _somebody_samples(self) -> Config:
+        # Samplers that Ray places bring their own addresses.
         servers = self.rollout.sampler
         if servers is not None and not servers.url and not self.launch.samplers:
             raise ValueError("rollout.sampler.url: which servers? Give at least one address")

@@ -1,4 +1,4 @@
-"""What a section of the settings is: strict, read once, never changed; and how a setting is described."""
+"""The base of a section of settings, which is strict and frozen, and the declaration of a setting."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pydantic.fields import FieldInfo
 from covey.objective.setting import Setting
 
 MANY = 10_000_000
-"""Of problems or tokens: more is a slip of the keyboard."""
+"""Largest number of problems or tokens: more is a typing error."""
 
-# Ranges of settings. Their upper ends catch slips of the keyboard, before something allocates that much.
+# Ranges of settings. Their upper ends catch typing errors before anything allocates that much.
 Few = Annotated[int, Ge(1), Le(1_000)]
 FewOrZero = Annotated[int, Ge(0), Le(1_000)]
 Size = Annotated[int, Ge(1), Le(65_536)]
@@ -33,12 +33,12 @@ def _several(value: object) -> object:
 
 
 Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_several)]
-"""Texts, of which one may be given alone."""
+"""Several texts; a single one may be given without a list."""
 Paths: TypeAlias = Annotated[tuple[Path, ...], BeforeValidator(_several)]
 
 
 class Section(BaseModel):
-    """Strict: unknown keys are errors; values are read once and never change."""
+    """A strict section: unknown keys are errors, and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -66,10 +66,11 @@ class Section(BaseModel):
 
 
 def setting(default: object, effect: str = "", /, **facts: Any) -> Any:
-    """A field of a section: its default, what it does, bounds (``ge``, ``le``, ...) and facts of a Setting.
+    """Return a field of a section: its default, effect, bounds (``ge``, ``le``, ...) and facts of a Setting.
 
-    What a section says of itself holds for each of its settings that does not say otherwise.
+    A section's facts hold for each of its settings that has no fact of its own.
     """
+    # Facts of a Setting are ours; everything else (bounds) is pydantic's.
     own = {name: facts.pop(name) for name in Setting.__dataclass_fields__ if name in facts}
     field: FieldInfo = Field(default, description=effect, **facts)
     field.metadata.append(Setting(effect, **own))
@@ -77,7 +78,7 @@ def setting(default: object, effect: str = "", /, **facts: Any) -> Any:
 
 
 def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """(dotted key, what pydantic knows of it) of every setting in a section, and of the sections below it.
+    """Yield (dotted key, pydantic's field) of every setting in a section and in the sections below it.
 
     A section comes before its settings.
     """
@@ -89,6 +90,6 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The model of a field that is a section; None of a setting."""
+    """Return the model of a field that is a section; None for a setting."""
     kinds = (field.annotation, *get_args(field.annotation))
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)

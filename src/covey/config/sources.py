@@ -1,4 +1,4 @@
-"""What a user has written, as settings that know where they were written: YAML, options, Python values."""
+"""The readers of a user's settings (YAML, options, Python values), each with its origin."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from covey.config.schema import Config
 from covey.config.section import section_of
 from covey_verify.errors import ConfigError
 
+# Largest config file in bytes.
 MAX_BYTES = 1 << 20
 DEEPEST = 50
-"""Levels that a config may be nested."""
+"""Deepest nesting of a config."""
 OTHER_BASE = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9_]+)+(?:\.[0-9_]*)?)")
-"""What YAML 1.1 takes for a number in base 8 or 60: 010 and 1:30."""
+"""Texts that YAML 1.1 reads as numbers in base 8 or 60: 010 and 1:30."""
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Refuses anchors, and values that are nested deeper than a config is, before it goes down there."""
+    """A YAML loader that refuses anchors, and deep nesting before it recurses."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next value, as yaml.composer has it."""
+        """Return the next node, as the base class does."""
         if self.check_event(yaml.AliasEvent):
             self._refuse("a config has no anchors")
         self.depth += 1
@@ -42,7 +43,7 @@ class PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(file: Path) -> tuple[dict[str, object], dict[str, str]]:
-    """A YAML mapping and, for every key path, `file:line`. Duplicate keys are refused."""
+    """Return a YAML mapping and `file:line` of every key path. Duplicate keys are refused."""
     try:
         with file.open("rb") as opened:
             return parse_yaml(opened.read(MAX_BYTES + 1), file)
@@ -53,7 +54,7 @@ def read_yaml(file: Path) -> tuple[dict[str, object], dict[str, str]]:
 
 
 def parse_yaml(content: bytes, file: Path) -> tuple[dict[str, object], dict[str, str]]:
-    """``read_yaml`` of what a file holds."""
+    """Return the result of ``read_yaml`` for a file's content."""
     origins: dict[str, str] = {}
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{file}: a config has at most {MAX_BYTES:,} bytes")
@@ -81,6 +82,7 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
                 line = key_node.start_mark.line + 1
                 raise ConfigError(f"{file}:{line}: {'.'.join((*path, key))} is set twice")
             mapping[key] = _construct(value_node, file, (*path, key), origins)
+            # The line of the key, not of the value, which may begin on the next one.
             origins[".".join((*path, key))] = f"{file}:{key_node.start_mark.line + 1}"
         return mapping
     if isinstance(node, yaml.SequenceNode):
@@ -91,7 +93,7 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
 
 
 def _in_base_ten(where: str, text: str, value: object) -> None:
-    """Raises ConfigError for a number that is another one to YAML than to its reader."""
+    """Raise ConfigError for a number that YAML reads in another base than people do."""
     if isinstance(value, int | float) and not isinstance(value, bool) and OTHER_BASE.fullmatch(text):
         plain = text.lstrip("+-0_") or "0"
         raise ConfigError(
@@ -101,7 +103,7 @@ def _in_base_ten(where: str, text: str, value: object) -> None:
 
 
 def options(tokens: Sequence[str]) -> Iterable[Assignment]:
-    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they are."""
+    """Yield the settings of `--a.b value`, `--a.b=value`, `--flag`; values are YAML, texts literal."""
     left = list(tokens)
     while left:
         token = left.pop(0)
@@ -124,7 +126,7 @@ def options(tokens: Sequence[str]) -> Iterable[Assignment]:
 
 
 def items(values: Mapping[str, object]) -> Iterable[Assignment]:
-    """Python values; a section's are settings of their own, so that others of the section stay."""
+    """Yield the settings of Python values; a section's are separate, so that its other settings stay."""
     for key, value in values.items():
         setting = Config.model_fields.get(key)
         if isinstance(value, Mapping) and setting and section_of(setting):

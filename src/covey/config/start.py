@@ -1,4 +1,4 @@
-"""What a run was started with, as `covey resume` needs it to start the same again."""
+"""The inputs that a run was started with, from which `covey resume` starts it again."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from covey_verify.errors import ConfigError
 
 @dataclass(frozen=True)
 class Start:
-    """A config file, settings of the command line, and values from Python; later ones win."""
+    """A config file, settings from the command line and values from Python; later ones win."""
 
     config: Path | None = None
     settings: Sequence[str] = ()
     values: Mapping[str, object] = field(default_factory=dict)
     folder: Path | None = None
-    """Where relative paths are looked for; None: the config file's folder."""
+    """The folder for relative paths; None: the config file's folder."""
 
     def load(self, names_only: bool = False) -> Loaded:
-        """The checked config; ``names_only`` as in ``load_config``. Raises ConfigError."""
+        """Return the checked config; ``names_only`` is that of ``load_config``. Raises ConfigError."""
         return load_config(self.config, self.settings, self.values, self.folder, names_only)
 
     def changed(self, settings: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Start:
-        """The same with further settings, which win."""
+        """Return a start with further settings, which win."""
         return replace(
             self, settings=(*self.settings, *settings), values=merge(dict(self.values), values or {})
         )
 
     def record(self) -> dict[str, object]:
-        """As JSON: functions by where they can be found."""
+        """Return the start as JSON, with functions by name."""
         folder = self.folder or (self.config.resolve().parent if self.config else Path.cwd())
         return {
             "config": str(self.config.resolve()) if self.config else None,
@@ -46,9 +46,9 @@ class Start:
 
 
 def read_start(run: Path) -> Start:
-    """What a run was started with.
+    """Return the inputs that a run was started with.
 
-    Raises ConfigError where that is not recorded, CheckpointError where the record is damaged.
+    Raises ConfigError if they are not recorded, CheckpointError if the record is damaged.
     """
     if not (run / START).is_file():
         raise ConfigError(f"{run}: no run in this folder that covey began (no {START})")

@@ -1,8 +1,8 @@
-"""TRL's names (GRPOConfig of 1.16, ModelConfig, the script's arguments) and what each is in covey.
+"""TRL's names (GRPOConfig of 1.16, ModelConfig, the script's arguments) and their equivalents in covey.
 
-A name of TRL's either means exactly what it means there, or it is refused with covey's key and the
-difference. Names that mean the same are in the rows of the settings (``Setting.trl``); the names of the loss
-are read together, under TRL's defaults for those that are not given; ``OTHERS`` has a row for all the others.
+A name of TRL either has exactly its meaning in TRL, or it is refused with covey's key and the difference.
+Names with the same meaning are in the rows of the settings (``Setting.trl``); the names of the loss are read
+together, with TRL's defaults for those that are not given; ``OTHERS`` has a row for each of the others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from covey_verify.errors import ConfigError
 
 _LINES = (Path(__file__).parent / "trl_1_16.txt").read_text("utf-8").splitlines()
 CHECKED_IN: Mapping[str, str] = {name: default for name, _, default in (x.partition(" ") for x in _LINES)}
-"""TRL's names and, of those of GRPOConfig, the default as Python writes it."""
+"""TRL's name -> its default as a Python literal, "" if it is not of GRPOConfig. One per line of the file."""
 DEFAULTS: Mapping[str, object] = {
     name: ast.literal_eval(value) for name, value in CHECKED_IN.items() if value
 }
 """GRPOConfig's defaults."""
 
 SAME: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
-"""TRL's name -> setting that means the same; it is renamed, and a note says so."""
+"""TRL's name -> the setting with the same meaning, to which it is renamed with a note."""
 
 VALUES: Mapping[str, Mapping[str, str]] = {
     "lr_scheduler_type": {
@@ -40,13 +40,13 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         "adamw_bnb_8bit": "adamw_8bit",
     },
 }
-"""TRL's value -> covey's, for names whose values are words; other values are refused."""
+"""For TRL's names with words as values: TRL's word -> covey's; other words are refused."""
 
 PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
-"""Counted in optimizer steps by TRL, in rollout batches by covey: the same with one update per batch."""
+"""Names that TRL counts in optimizer steps and covey in rollout batches: equal with one update per batch."""
 
 TrlLoss: TypeAlias = Mapping[str, object]
-"""Values of TRL's names of the loss, as YAML gives them."""
+"""TRL's names of the loss -> their values, as read from YAML."""
 LOSS: TrlLoss = {
     name: DEFAULTS[name]
     for name in (
@@ -59,18 +59,18 @@ LOSS: TrlLoss = {
         *("entropy_coef", "off_policy_mask_threshold"),
     )
 }
-"""The names that together make TRL's loss, with TRL's defaults; ``config/trl_loss.py`` reads them."""
+"""The names that together define TRL's loss, with TRL's defaults; ``config/trl_loss.py`` reads them."""
 
 
 class Other(NamedTuple):
-    """What to do about a name of TRL's that is no setting here."""
+    """Advice on a name of TRL that is no setting here."""
 
     remark: str
-    """What to write, or why there is nothing to write."""
+    """What to write instead, or why there is nothing to write."""
     exists: bool = True
     """Whether covey has it in another form."""
     inert: bool = False
-    """Whether it changes nothing of what is learned, so that a script's may be left out for it."""
+    """Whether it has no effect on training, so that a script's value may be dropped."""
 
 
 def _instead(names: str, remark: str, inert: bool = False) -> dict[str, Other]:
@@ -259,16 +259,16 @@ OTHERS: Mapping[str, Other] = {
         "lora has rank, alpha and targets, nothing else",
     ),
 }
-"""All names that are neither the same nor of the loss."""
+"""Advice on all names that are neither in SAME nor in LOSS."""
 
 OLDER = frozenset({"max_prompt_length", "warmup_ratio", "torch_dtype", "evaluation_strategy"})
-"""Names of earlier versions, still found in scripts."""
+"""Names of earlier TRL versions that are still found in scripts."""
 NAMES = frozenset({*SAME, *LOSS, *OTHERS})
-"""All of them."""
+"""All names of TRL that are known here."""
 
 
 def told(name: str) -> str:
-    """What to do about a name of TRL's where it is no setting of covey's; '' of other names.
+    """Return advice on a name of TRL that is no setting of covey; '' for other names.
 
     >>> told("use_vllm")[:18], told("lr")
     ("for TRL's use_vllm", '')
@@ -284,7 +284,7 @@ def told(name: str) -> str:
 
 
 def value_of(name: str, value: object) -> object:
-    """TRL's value of a name in ``SAME`` as covey's. Raises ConfigError for one that covey does not have."""
+    """Return covey's value for TRL's value of a name in ``SAME``. Raises ConfigError if there is none."""
     known = VALUES.get(name)
     if known is None or (isinstance(value, str) and value in known.values()):
         return value

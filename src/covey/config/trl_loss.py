@@ -1,4 +1,4 @@
-"""TRL's loss as an `algorithm` block: its names are read together, TRL's defaults filled in."""
+"""The translation of TRL's loss into an `algorithm` block, from all its names and their defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covey_verify.errors import ConfigError
 
 
 class Kind(NamedTuple):
-    """What a loss_type of TRL's is made of."""
+    """The parts of a loss_type of TRL."""
 
     surrogate: Callable[..., object]
     reduce: Callable[..., object]
@@ -38,7 +38,7 @@ SCALES: Mapping[str, dict[str, object]] = {
 
 
 def _names(function: Callable[..., object]) -> dict[str, str]:
-    """The settings of a function that have a name in TRL -> that name."""
+    """Return setting -> TRL's name, for the settings of a function that have one."""
     rows = rows_of(function, "")
     return {row.key.lstrip("."): name for row in rows for name in row.setting.trl_names}
 
@@ -48,9 +48,10 @@ OF_ONE_KIND = frozenset(name for kind in KINDS.values() for name in _names(kind.
 
 
 def algorithm_of(given: TrlLoss) -> dict[str, object]:
-    """TRL's loss as a config's `algorithm` block: the names given, TRL's defaults for the others.
+    """Return TRL's loss as a config's `algorithm` block, from the given names and TRL's defaults.
 
-    Raises ConfigError for what TRL itself would refuse or ignore, and for what covey cannot do exactly.
+    Raises ConfigError for values that TRL itself would refuse or ignore, or that covey cannot reproduce
+    exactly.
 
     >>> algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1})["surrogate"]
     {'name': 'clip', 'clip_low': 0.1, 'clip_high': 0.1, 'dual_clip': None}
@@ -78,16 +79,18 @@ def algorithm_of(given: TrlLoss) -> dict[str, object]:
 
 
 def _settings(function: Callable[..., object], loss: TrlLoss) -> dict[str, object]:
-    """A function with TRL's values of its settings."""
+    """Return a function's mapping with TRL's values of its settings."""
     named = {setting: loss[name] for setting, name in _names(function).items()}
     return {"name": function.__name__, **named}
 
 
 def _surrogate(kind: str, loss: TrlLoss, given: TrlLoss) -> dict[str, object]:
     function = KINDS[kind].surrogate
+    # Given names that belong to another loss_type's surrogate.
     for name in sorted(set(given) & OF_ONE_KIND - set(_names(function).values())):
         raise ConfigError(f"{name} has no effect with TRL's loss_type {kind}; leave it out")
     settings = _settings(function, loss)
+    # TRL's epsilon_high defaults to epsilon.
     if function is clip and settings["clip_high"] is None:
         settings["clip_high"] = settings["clip_low"]
     if function is cispo and settings["cap"] is None:
@@ -140,6 +143,7 @@ def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
             "set use_bias_correction_kl: false"
         )
     kl = {"estimator": "k3", "coef": beta, "place": "loss", "level": "token"}
+    # use_bias_correction_kl weights each token's KL by its ratio, which is covey's gradient `ratio`.
     kl |= {"gradient": "ratio" if corrected else "formula"}
     if synced:
         kl |= {"refresh_every": loss["ref_model_sync_steps"], "refresh_mix": loss["ref_model_mixup_alpha"]}
@@ -147,7 +151,7 @@ def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
 
 
 def _reduction(kind: str) -> dict[str, object]:
-    """TRL's means over completions count those of which nothing is trained."""
+    """Return the reduction; TRL's means over completions also count those without trained tokens."""
     reduce = KINDS[kind].reduce
     return {"name": reduce.__name__, **({} if reduce is token_mean else {"rows": "all"})}
 

@@ -1,4 +1,4 @@
-"""What is said about a key that is no setting: the name it means, or up to three likely ones."""
+"""The explanation of a key that is no setting: the setting that it means, or up to three similar ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from difflib import SequenceMatcher, get_close_matches
 from covey.config import trl
 
 LIKELY = 0.7
-"""How alike two names must be, 0 to 1, for the one to be suggested for the other."""
+"""Least similarity of two names, 0 to 1, for the one to be suggested for the other."""
 MOST_GUESSES = 3
 
 
 def explained(path: str, value: object, known: Sequence[str], kind: str = "setting") -> str:
-    """Why a key is refused and what was probably meant; ``known`` are all dotted keys.
+    """Return why a key is refused and what was probably meant; ``known`` are all dotted keys.
 
     >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
     'rolout is not a section; did you mean rollout?'
@@ -30,13 +30,13 @@ def explained(path: str, value: object, known: Sequence[str], kind: str = "setti
 
 
 def meant(names: Sequence[str]) -> str:
-    """'; did you mean a, b or c?', nothing where nothing is likely."""
+    """Return '; did you mean a, b or c?', or '' without names."""
     *others, last = names[:MOST_GUESSES] or ("",)
     return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?" if last else ""
 
 
 def near(word: str, known: Sequence[str], likely: float = LIKELY) -> list[str]:
-    """Names alike enough to be meant, and nearly as much so as the likeliest, which comes first."""
+    """Return similar names, the most similar first, without those that are clearly less similar."""
     found = get_close_matches(word, known, n=MOST_GUESSES, cutoff=likely)
     alike = {name: SequenceMatcher(a=name, b=word).ratio() for name in found}
     return [name for name in found if alike[name] > alike[found[0]] - 0.1]
@@ -47,6 +47,8 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
     by_name: dict[str, list[str]] = {}
     for key in known:
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    # Likeliest first: names in the same section, the same name elsewhere, TRL's names, similar names
+    # elsewhere.
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
     named = near(last, siblings) or [n for n in siblings if n.startswith(last)]
     found = [f"{section}.{n}".lstrip(".") for n in named]
@@ -57,7 +59,7 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
 
 
 def _sections(path: str, value: Mapping[str, object], known: Sequence[str]) -> list[str]:
-    """Sections named alike, or so below another, or with all of these keys."""
+    """Return sections with a similar name, or with this name within another, or with all of these keys."""
     sections = list(dict.fromkeys(k.rpartition(".")[0] for k in known if "." in k))
     within = [s for s in sections if value and {f"{s}.{key}" for key in value} <= set(known)]
     same_end = [s for s in sections if s.endswith(f".{path}")]

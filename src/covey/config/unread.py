@@ -1,4 +1,4 @@
-"""Settings that were given and that the method does not read; the schema says which methods read one."""
+"""Notes on given settings that the method does not read, as the schema says which methods read each."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from covey.config.schema import Config
 
 
 def reads(method: str, key: str) -> bool:
-    """Whether a run of this method reads a setting, as train.lr."""
+    """Return whether a run of this method reads a setting, such as train.lr."""
     read_by = said_of(key, "read_by")
     return method in (WITH_MODEL if read_by is None else read_by)
 
 
 def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterator[str]:
-    """What was given and changes nothing, a note for each stage and one for what all stages share.
+    """Yield notes on given settings without effect, one for each stage and one for those of the whole run.
 
-    ``stages``: (name, config, where each key was set); a run without stages is one, without a name.
+    ``stages`` are (name, config, where each key was set); a run without stages is a single one with name "".
     """
     methods = {config.method for _, config, _ in stages}
     shared: dict[str, str] = {}
     for name, config, origins in stages:
         own = dict[str, str]()
         for key, origin in _given(config, origins):
+            # A setting of the whole run is unread only if no stage's method reads it.
             mine = not name or origin.endswith(f"(stage {name})") or origin.startswith("--stages.")
             if not any(reads(m, key) for m in ({config.method} if mine else methods)):
                 (own if mine else shared)[key] = origin
@@ -36,14 +37,14 @@ def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> 
 
 
 def _listed(keys: Mapping[str, str]) -> str:
-    """Keys, and where the first of them was set."""
+    """Return the keys as a text, with the place where the first was set."""
     place = next(iter(keys.values()))
     where = "" if place.startswith("--") or place in keys else f" ({place.partition(' (stage')[0]})"
     return f"{', '.join(keys)}{where}: {'this changes' if len(keys) == 1 else 'these change'} nothing"
 
 
 def _given(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(setting, where it was given) of what differs from the default; an algorithm counts as one."""
+    """Yield (setting, its origin) of those that differ from the default; `algorithm` counts as one."""
     standard = Config()
     seen = set[str]()
     for name, origin in origins.items():

@@ -1,4 +1,4 @@
-"""A user's own functions in a config: their names there, and files that must not begin a run."""
+"""A user's own functions in a config: their names, their placeholders, and a guard of their import."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from covey_verify.usercode import IMPORTING
 
 
 def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
-    """A stand-in for the function ``spec`` names, which is not loaded: it has that name and these settings.
+    """Return a placeholder for the function that ``spec`` names, with that name and these settings.
 
-    For whoever reads the record of a run, and must not run its code. Raises ConfigError for settings that no
-    function has, and when it is called.
+    It serves readers of a run's record, who must not run its code. Raises ConfigError for settings that no
+    function can have; so does a call of the placeholder.
     """
 
     def stand_in(**_: object) -> object:
@@ -31,7 +31,7 @@ def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
 
 
 def spec_of(function: object, folder: Path) -> str | None:
-    """How a config in ``folder`` names a function; None if none does: a lambda, a closure, an object.
+    """Return the name of a function in a config in ``folder``; None for a lambda, a closure or an object.
 
     >>> spec_of(spec_of, Path()), spec_of(lambda: 0, Path())
     ('covey.config.usercode:spec_of', None)
@@ -41,7 +41,7 @@ def spec_of(function: object, folder: Path) -> str | None:
     file = Path(getattr(module, "__file__", None) or "")
     if module is None or getattr(module, name, None) is not function or file.suffix != ".py":
         return None
-    if module.__package__:  # its relative imports work under its own name only
+    if module.__package__:  # relative imports work under the module's own name only
         return f"{module.__spec__.name if module.__spec__ else module.__name__}:{name}"
     path = file.resolve()
     here = folder.resolve()
@@ -49,7 +49,7 @@ def spec_of(function: object, folder: Path) -> str | None:
 
 
 def refuse_while_importing() -> None:
-    """Raise ConfigError if a run is begun by a file that is only being imported for its functions."""
+    """Raise ConfigError if a file that is being imported for its functions starts a run."""
     if IMPORTING:
         raise ConfigError(
             f"{IMPORTING[-1].name} begins a run when it is imported, but only its functions are wanted: put "

@@ -1,1 +1,4 @@
-"""The rewards of a run: what each gets, where it is called, and how scores become a group. No torch here."""
+"""The rewards of a run: their arguments, where they are called, and how scores become a group.
+
+No torch here.
+"""

@@ -1,8 +1,8 @@
-"""The audit of rewards: what can be wrong with them is found before a model is loaded, then in every step.
+"""The audit of rewards, which looks for faults before a model is loaded and then in every step.
 
 A canary is a completion whose reward is known. A verifier that pays an incorrect one, or no longer pays
 a correct one, has been taken over or has broken; training against it would be worse than stopping.
-What attacks a reward on purpose is ``covey_verify.stress``.
+Deliberate attacks on a reward are in ``covey_verify.stress``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from covey_verify.contract import FULL, PROVIDED, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
 
 SHOWN = 5
-"""Bad rows that an error lists."""
+"""Number of bad rows that an error lists."""
+# Refusals of a correct canary in a row that end the run.
 PATIENCE = 3
 WINDOW = 5
-"""Steps over which completions that could not be judged are counted."""
+"""Number of steps over which completions that could not be judged are counted."""
 ELSEWHERE = 8
-"""One correct completion for so many groups is tried on another problem, and four at least."""
+"""Groups per correct completion that is tried on another problem; at least four are tried."""
 OF_PROBLEM = {"prompt", "prompts", "ground_truth", "data_source", "extra_info"}
 """Arguments that tell problems apart, besides columns."""
 Failures = Sequence[tuple[int, int]]
-"""Of the last steps: completions that could not be judged, and all."""
+"""(completions that could not be judged, all completions) of each of the last steps."""
 
 
 def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
-    """Every row has what the rewards ask for. Raises DataError naming row and column."""
+    """Check that every row has the columns that the rewards ask for.
+
+    Raises DataError naming row and column.
+    """
+    # Rows of one file mostly share their columns, so each set of columns is checked once.
     seen: set[tuple[str, ...]] = set()
     for problem in problems:
         columns = tuple(problem.columns)
@@ -52,7 +57,7 @@ def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
 def check_references(
     problems: Sequence[Problem], rewards: Rewards, most: float
 ) -> tuple[list[Problem], dict[str, str]]:
-    """The problems whose reference answers can be met, and why the others cannot, by id.
+    """Return the problems whose reference answers can be met, and the reason for each of the others, by id.
 
     Raises DataError where more than the fraction ``most`` is bad.
     """
@@ -63,6 +68,7 @@ def check_references(
             found = reward.options.check_references(rows, **reward.settings)
             for problem, complaint in zip(problems, found, strict=True):
                 if complaint:
+                    # The first reward that complains gives the reason.
                     bad.setdefault(problem.id, f"{reward.name}: {complaint}")
     if len(bad) > most * len(problems):
         first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
@@ -77,8 +83,10 @@ def check_references(
 def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, object] | None = None) -> Group:
     """Call the rewards on canned completions, so that a broken one fails now. Raises RewardError.
 
-    ``environment``: how one begins, where there are any; ConfigError where a reward asks for it in vain.
+    ``environment`` is the state in which a completion's environment begins. Raises ConfigError if there is
+    none and a reward asks for it.
     """
+    # A column of that name is data of the problem, so a reward that asks for it gets the column.
     asked = {"environment", "environments"} - set(problem.columns)
     for reward in rewards if environment is None else ():
         if asked & set(reward.parameters):
@@ -93,11 +101,12 @@ def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, objec
 def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
     """Raise ConfigError where steps are to be credited and no reward ever gives any.
 
-    One gives some if it has done so in the rehearsal, or asks where its tokens end (and splits, if it may).
-    What one that did not apply to the rehearsal would give is not known.
+    A reward gives some if it did so in the rehearsal, or asks for ``token_ends`` (and its ``split_by`` is
+    set, where it has one). A reward that did not apply to the rehearsal gets the benefit of the doubt.
     """
     splits = [r for r in rewards if "token_ends" in r.parameters]
     may = [r for r in splits if "split_by" not in r.parameters or _setting(r, "split_by") is not None]
+    # NaN for every canned completion: the reward did not apply, so it has not shown whether it gives steps.
     unknown = any(np.isnan(values).all() for values in tried.components.values())
     if not (tried.steps or may or unknown):
         raise ConfigError(
@@ -115,9 +124,9 @@ def _setting(reward: Reward, name: str) -> object:
 def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -> dict[str, int]:
     """Ask each verifier about a correct and an incorrect completion of a problem.
 
-    ``refused`` says how often in a row each has refused a correct one before; returned is how often by
-    now. Raises RewardError if one pays the incorrect one, or refuses the correct one PATIENCE times in a
-    row: once may be the row's fault. Scores that could not be made say nothing.
+    ``refused`` counts how often in a row each verifier has refused a correct one; the updated counts are
+    returned. Raises RewardError if one pays the incorrect completion, or refuses the correct one PATIENCE
+    times in a row: a single refusal may be the row's fault. Scores that could not be computed are ignored.
     """
     counts = dict(refused)
     problem = replace(problem, thoughts=TAGS)  # canaries are written with tags, from the first one on
@@ -127,6 +136,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
             if score.value is None:
                 continue
             if kind == "correct":
+                # An accepted correct canary resets the count.
                 counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
             if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
                 raise reward.broken(
@@ -138,20 +148,22 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
 
 
 def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
-    """Of some correct completions, the fraction that the verdict calls correct for another problem too.
+    """Return the fraction of some correct completions that the verdict calls correct for another problem too.
 
-    An honest verdict does so as often as two problems have the same answer. Nearly always: it is fooled, by
-    a text that names every answer say. Where a call is slow or costs money nothing is asked, nor of a verdict
-    that looks at the completion only: for it all problems are one, and that is no fault.
+    An honest verdict does so as often as two problems have the same answer. A value near 1 means that it is
+    fooled, for example by a text that lists every answer. Verdicts whose calls are slow or cost money are
+    not asked, nor those that look at the completion only: they cannot tell problems apart, by design.
     """
     verdict = scorer.rewards.verdict
     if verdict.is_async or verdict.place == "process" or "sandbox" in verdict.parameters:
         return {}
     if not _reads_rows(verdict, groups[0].problem.columns):
         return {}
+    # (group, its first correct completion), for the groups that have one.
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
     asked, found = max(4, len(groups) // ELSEWHERE), list[bool]()
     for number, sample in paid[:asked]:
+        # The groups after this one, cyclically, until one has another problem.
         others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
         other = next((p for p in others if p.id != groups[number].problem.id), None)
         text = groups[number].completions[sample].text
@@ -161,9 +173,14 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
-    """Whether what it says can depend on the problem. TRL's signature takes all columns and may read none."""
+    """Return whether its score can depend on the problem.
+
+    TRL's signature takes all columns and may read none.
+    """
     kinds, rows = {n: p.kind for n, p in reward.parameters.items()}, OF_PROBLEM | (set(columns) - PROVIDED)
     asked = {n for n in kinds if n in rows or kinds[n] is inspect.Parameter.VAR_KEYWORD}
+    # A signature is no proof: look for a load of one of these names in the bytecode. A callable without
+    # bytecode (a C function, an object) is believed.
     code = getattr(inspect.unwrap(reward.function), "__code__", None)
     if code is None:
         return bool(asked)
@@ -174,17 +191,19 @@ def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
 def count_failures(
     before: Failures, groups: Sequence[Group], max_infra: float, window: int = WINDOW
 ) -> list[tuple[int, int]]:
-    """The failures of the last ``window`` steps, this one included.
+    """Return the failures of the last ``window`` steps, including this one.
 
-    A completion fails with any score that its reward needs, so that no reward hides behind others.
-    Raises RewardError if scoring fails too often: in all of a step, or in more than the fraction
-    ``max_infra`` of a full window.
+    A completion has failed if any score that its reward needs has failed, so that no reward hides behind
+    others. Raises RewardError if scoring fails too often: for every completion of a step, or for more than
+    the fraction ``max_infra`` of a full window.
     """
     unknown = [(g, int(i)) for g in groups for i in np.flatnonzero(~g.scorable)]
+    # A completion is also unscorable when no reward applied to it; only those with an infra_error count.
     reasons = [[s[i] for s in g.scores.values() if s[i].status == "infra_error"] for g, i in unknown]
     failures = [own[0] for own in reasons if own]
     count = sum(len(g.completions) for g in groups)
     recent = [*before, (len(failures), count)][-window:]
+    # Sums over the window of (failures, completions).
     failed, total = (sum(column) for column in zip(*recent, strict=True))
     often = len(recent) == window and failed > max_infra * total
     if failures and (len(failures) == count or often):

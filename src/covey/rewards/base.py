@@ -1,4 +1,4 @@
-"""The built-in rewards, and loading those a config names."""
+"""The built-in rewards, and the loader of the rewards that a config names."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def load_rewards(
     learned: Mapping[str, Callable[[], Function]] | None = None,
     wrap: Callable[[Function], Function] = lambda function: function,
 ) -> Rewards:
-    """Rewards from a config's list. Raises ConfigError naming the entry and the nearest name.
+    """Load the rewards of a config's list. Raises ConfigError naming the entry and the nearest name.
 
-    ``learned``: further names and what imports their functions. ``wrap`` may put another function in the
-    place of each. Raises SandboxUnavailable if one of them runs model code and no sandbox holds.
+    ``learned`` maps further names to importers of their functions. ``wrap`` may replace each function by
+    another. Raises SandboxUnavailable if a reward runs model code and no sandbox works.
     """
     if not specs:
         raise ConfigError("rewards: nothing judges the completions; name at least one reward function")
@@ -52,6 +52,8 @@ def load_rewards(
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
     record = None
     for reward in rewards:
+        # `gated_by: name` or `name:correct`. A reward without a gate passes as gated by the first name,
+        # which exists.
         gate, _, verdict = str(names[0] if reward.gated_by is None else reward.gated_by).partition(":")
         if gate not in names or verdict not in ("", "correct", "incorrect"):
             raise ConfigError(
@@ -59,6 +61,7 @@ def load_rewards(
                 f"reward of this run, or name:correct or name:incorrect{hint(gate, names)}"
             )
         if "sandbox" in reward.parameters:
+            # The sandbox is chosen only if some reward runs model code, as the choice probes the machine.
             chosen = choose(**(sandbox or SandboxConfig()).model_dump())
             record = chosen.record()
             rewards[names.index(reward.name)] = replace(
@@ -69,9 +72,10 @@ def load_rewards(
 
 
 def _with_verdict(rewards: list[Reward]) -> list[Reward]:
-    """The rewards, the one that says what is correct marked where it can be known.
+    """Return the rewards with the verdict marked, if it can be determined.
 
-    What only scores files asks no more than that; a run asks for ``Rewards.verdict`` before it begins.
+    An undecided verdict is no error here, since scoring files needs none; a run asks for
+    ``Rewards.verdict`` before it begins.
     """
     try:
         verdict = verdict_of(rewards).name
@@ -79,12 +83,14 @@ def _with_verdict(rewards: list[Reward]) -> list[Reward]:
         if any(r.verdict for r in rewards):
             raise
         return rewards
+    # From here on exactly one reward says True and all others False, never None.
     return [replace(r, verdict=r.name == verdict) for r in rewards]
 
 
 def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
     function = wrap(reward.function)
-    # Another process would load the config's own function.
+    # A worker's process loads the function by its name in the config, so it would miss the wrapper:
+    # home=None keeps the call in this process.
     return reward if function is reward.function else replace(reward, function=function, home=None)
 
 
@@ -96,13 +102,17 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
             f"rewards: {dict(spec)}: an entry is one reward: [{{first: 1.0}}, {{second: 0.1}}], its settings "
             "indented below its name or in braces: {first: {weight: 0.1, ...}}"
         )
+    # Three forms of an entry: a bare name, {name: weight} and {name: {settings}}.
     target, options = next(iter(spec.items())) if isinstance(spec, Mapping) else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
     function = _function(target, folder, learned)
+    # `module.py:function`, the only form that another process can load again.
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
     # The name that the config says: a lambda, a partial or an object has another or none of its own.
     called = str(target).rpartition(":")[2] if home else name_of(function)
     reward = Reward(str(settings.pop("name", None) or called), function, home=home)
+    # The settings of covey itself (name, weight, verdict, gated_by) are popped one by one; the rest are the
+    # function's.
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_REWARD:
         raise ConfigError(
@@ -117,11 +127,14 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
     if wrong := _signature_fault(reward):
         raise ConfigError(f"rewards: {target if home else reward.name} {wrong}")
+    # PROVIDED arguments come from the run. A `**kwargs` takes columns, not settings, so that typing errors
+    # are found.
     taken = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]
     unknown = [s for s in settings if s not in taken]
     if unknown:
         words = [*taken, "name", "weight", "verdict", "gated_by"]
         raise ConfigError(f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], words)}")
+    # Built-in functions are annotated, so the types of their settings can be checked.
     if reward.ours:
         known = parameters_of(reward.function)
         typed = {name: value for name, value in settings.items() if name in known}
@@ -133,7 +146,7 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
 
 
 def _options_fault(reward: Reward) -> str | None:
-    """What a function declares with ``@reward`` and what it may not be."""
+    """Return the fault of a declaration in ``@reward``, if there is one."""
     try:
         OPTIONS.validate_python(vars(reward.options))
     except ValidationError as error:
@@ -144,13 +157,17 @@ def _options_fault(reward: Reward) -> str | None:
 
 
 def _signature_fault(reward: Reward) -> str | None:
-    """Why a function cannot be called: arguments go by name, and say whether it judges one or a group."""
+    """Return why a function cannot be called, or None.
+
+    Arguments are passed by name, and their names say whether it judges one completion or a group.
+    """
     parameters = reward.parameters
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         return f"takes {', '.join(unnamed)} by position only; arguments go by name: remove the `/`"
     of_group = [n for n in ("completions", "completion_ids", "sampled_ids") if n in parameters]
     one = [n for n in ("completion", "solution_str") if n in parameters]
+    # With a default, `completions` is optional, and the function judges one at a time.
     if one and "completions" in parameters and parameters["completions"].default is inspect.Parameter.empty:
         return f"takes both `{one[0]}` (one) and `completions` (all of a group); keep one of them"
     if one or of_group or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -166,6 +183,7 @@ def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], F
         return load_function(target, folder)
     if isinstance(target, str) and target in BUILT_IN:
         return BUILT_IN[target]
+    # Learned rewards import torch, so they are imported only when a config names one.
     if isinstance(target, str) and target in learned:
         return learned[target]()
     known = (*BUILT_IN, *learned)

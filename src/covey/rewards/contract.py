@@ -1,4 +1,4 @@
-"""A reward function in a run: its weight, its gate, where it is judged, and what it gets of a completion."""
+"""The contract of a reward function in a run: its weight, its gate, its process, and its arguments."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from covey_verify.types import Row, Score
 
 SERVING = "covey.rewards.serving"
 LARGEST_REWARD = 1e18
-"""Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
+"""Largest weight and largest reward of a completion: its square has to fit into float32."""
 LONGEST_EXTRA = 2_000
-"""Characters of a text that a function logs of a completion."""
+"""Number of characters kept of a text that a function logs for a completion."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a function that asks for TRL's ``trainer_state`` gets."""
+    """The value of TRL's argument ``trainer_state``."""
 
     global_step: int
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the calls of one scoring get from the trainer, and what they log."""
+    """The trainer's data for the calls of one scoring, and the values that these calls log."""
 
     step: int = 0
     decode: Callable[[Sequence[int]], str] = lambda _: ""
     calls: CallReader = lambda *_: ()
     logged: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[str, list[str]] = field(default_factory=dict)
-    """Column -> a text for each completion of one call."""
+    """Logged texts of one call: column -> a text for each completion."""
 
     def of_call(self) -> Context:
-        """The same for one call, whose columns are its own."""
+        """Return a context for one call: metrics are shared, logged columns are the call's own."""
         return replace(self, extra={})
 
     def log_extra(self, column: object, values: Sequence[object]) -> None:
-        """TRL's: a value for each completion of the call, for people."""
+        """Log a value for each completion of the call, as TRL's ``log_extra`` does."""
         self.extra[writable(column)] = [writable(v)[:LONGEST_EXTRA] for v in values]
 
     def with_extra(self, scores: list[Score]) -> list[Score]:
-        """The scores of a call with what it logged of each completion."""
+        """Return the scores of a call, each with the texts that were logged for its completion."""
+        # A column of another length cannot be assigned to completions and is dropped.
         whole = {column: own for column, own in self.extra.items() if len(own) == len(scores)}
         return [
             replace(score, extra={column: own[i] for column, own in whole.items()}) if whole else score
@@ -56,11 +57,12 @@ class Context:
         ]
 
     def log_metric(self, name: object, value: float) -> None:
-        """TRL's."""
+        """Log a value of a metric, as TRL's ``log_metric`` does."""
         self.logged.setdefault(writable(name), []).append(float(value))
 
     def provided(self, reward: Reward) -> dict[str, object]:
-        """The arguments among FROM_TRAINER that a function asks for, by name or as one of its `**kwargs`."""
+        """Return the arguments among FROM_TRAINER that a function takes, by name or through `**kwargs`."""
+        # In the order of FROM_TRAINER.
         values = (TrainerState(self.step), self.log_extra, self.log_metric)
         every = reward.takes_all and not reward.ours
         return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if every or n in reward.parameters}
@@ -74,39 +76,45 @@ class Reward(RewardFunction):
 
     weight: float = 1.0
     gated_by: str | None = None
-    """Name of the reward that has to find an answer (`name`), a correct one (`name:correct`) or an incorrect
+    """The reward that has to find an answer (`name`), a correct one (`name:correct`) or an incorrect
     one (`name:incorrect`) for this one to count."""
     home: tuple[str, str] | None = None
-    """How the config names it, and the folder from which that is found; None of an object from Python."""
+    """(its name in the config, the folder that the name is relative to); None for an object from Python."""
     isolate: Literal["worker", "process", "inline"] | None = None
-    """Where it is judged, instead of where the function declares."""
+    """The place of its calls, if it is not the declared one."""
     verdict: bool | None = None
-    """Whether it decides which completions are correct, as the config says; None: the config says nothing."""
+    """The config's `verdict`: whether it decides which completions are correct; None if not set."""
 
     @property
     def place(self) -> Literal["worker", "process", "inline"]:
-        """Where it is judged: only a function of a file can be called in another process."""
+        """The place of its calls: only a function from a file can be called in another process."""
         return "inline" if self.home is None else self.isolate or self.options.isolate
 
     @property
     def may_be_verdict(self) -> bool:
-        """Whether its name and declarations leave it possible that it says what is correct."""
+        """Whether it may be the verdict: by the config, its declaration, or as more than a format."""
         declared = self.options.verdict if self.verdict is None else self.verdict
         return not self.options.format_only if declared is None else declared
 
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
-        """What a call gets: only what the signature accepts. Settings win over columns."""
+        """Return the arguments of a call: only those that the signature accepts.
+
+        Settings win over columns.
+        """
+        # Messages that covey made of a text (`data.chat`) reach a user's function as that text again.
         asked = problem.prompt
         if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
             asked = str(asked[-1]["content"])
         in_text = isinstance(asked, str)
+        # Built-in rewards look for <think> tags; users' functions get the completion as it was sampled.
         read = [
             said_in_tags(c, problem.thoughts, context.decode) if self.ours else Said(Tagged(c.text))
             for c in completions
         ]
         said = [r.whole.text for r in read]
+        # TRL's convention: the completions have the form of the prompt, strings or messages.
         texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
         row = Row(problem.id, asked, problem.columns)
         available = self.offered(row, texts, [c.text for c in completions])
@@ -123,7 +131,7 @@ class Reward(RewardFunction):
         context: Context,
         columns: Container[str],
     ) -> dict[str, object]:
-        """What is made of each completion only where the signature asks for it."""
+        """Return the arguments that are computed only if the signature asks, as they are costly."""
         made: dict[str, Callable[[Completion, Said], object]] = {
             "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
             "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
@@ -136,18 +144,20 @@ class Reward(RewardFunction):
             made[state] = lambda c, _: None if c.environment is None else Attributes(**c.environment)
         pairs = list(zip(completions, read, strict=True))
         asked = {n: [make(*pair) for pair in pairs] for n, make in made.items() if n in self.parameters}
+        # A function of one completion gets a value, a function of a group a list.
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 
 
 def verdict_of(rewards: Sequence[Reward]) -> Reward:
-    """The reward that decides which completions are correct, whatever their order.
+    """Return the reward that decides which completions are correct, whatever their order.
 
-    The one declared with `verdict: true`, a single reward, or the only one that may be it.
+    It is the one declared with `verdict: true`, or the only reward, or the only one that may be it.
     """
     declared = [r for r in rewards if r.verdict]
     found = declared or (list(rewards) if len(rewards) == 1 else [r for r in rewards if r.may_be_verdict])
     if len(found) == 1:
         return found[0]
+    # The likeliest first, as the error shows how to mark it.
     undecided = sorted(found or rewards, key=lambda r: (not r.options.verdict, r.name))
     names = [r.name for r in undecided]
     line = getattr(undecided[0].function, "__covey_name__", names[0])

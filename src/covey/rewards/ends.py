@@ -1,4 +1,4 @@
-"""Where the tokens of a completion end in its text."""
+"""The places in a completion's text where its tokens end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from covey.types import Completion
 
 
 def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """For each token the number of characters decoded up to its end.
+    """Return for each token the number of characters decoded up to its end.
 
-    Decodes a sliding window, as tokenizers may drop a leading space or need several tokens for one
+    Decodes a sliding window, since tokenizers may drop a leading space or need several tokens for one
     character.
     """
+    # tokens[before:read] are the last ones with complete characters, which give the next ones their context;
+    # `known` characters are decoded up to `read`.
     ends, known, before, read = [], 0, 0, 0
     for place in range(1, len(tokens) + 1):
         old, new = decode(tokens[before:read]), decode(tokens[before:place])
+        # U+FFFD at the end: the character is not complete yet, so its tokens all end where it begins.
         if len(new) > len(old) and not new.endswith("\ufffd"):
             known, before, read = known + len(new) - len(old), read, place
         ends.append(known)
@@ -23,7 +26,7 @@ def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) ->
 
 
 def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """``token_ends`` in a completion's text, to which inserted tokens and the ends of turns add nothing."""
+    """Return ``token_ends`` in a completion's text, to which inserted tokens and turn ends add nothing."""
     ends, before = list[int](), 0
     for drawn, tokens in completion.parts:
         own = token_ends(tokens.tolist(), decode) if drawn else [0] * len(tokens)

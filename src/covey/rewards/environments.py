@@ -10,19 +10,20 @@ from covey_verify.types import Score
 
 ENDED_BADLY = "the environment hung or died, or its get_reward raised"
 LOST = Score(0.0, "crashed", detail=ENDED_BADLY)
-"""What a completion gets whose environment cannot be asked."""
+"""The score of a completion whose environment cannot be asked."""
 
 
 def lacks_environment(reward: Reward, problem: Problem, completion: Completion) -> bool:
-    """Whether a function asks for the environment of a completion that has none left.
+    """Return whether a function asks for the environment of a completion that has lost it.
 
-    It would most likely raise, and where it judges a group the siblings would be lost with it. One whose
-    parameter has the default None says that it knows what to do.
+    The function would most likely raise, and if it judges a group the siblings would be lost too. A parameter
+    with the default None declares that the function handles this case.
     """
     name = "environment" if reward.per_sample else "environments"
     parameter = reward.parameters.get(name)
     if completion.environment is not None or parameter is None or parameter.default is None:
         return False
+    # A column or a setting of that name replaces the environment.
     return name not in problem.columns and name not in reward.settings
 
 
@@ -30,10 +31,10 @@ def environment_reward(
     completion: str,  # noqa: ARG001 - who asks for it is called with one at a time
     environment: Attributes | None,
 ) -> Score:
-    """What the environment's `get_reward()` returned at the end, or its attribute `reward`.
+    """Return the value of the environment's `get_reward()` at the end, or of its attribute `reward`.
 
-    0 where it hung, died or raised, as it is the model's call that it stumbled over. Raises RewardError where
-    it has neither.
+    It is 0 if the environment hung, died or raised, since a call of the model caused that. Raises RewardError
+    if the environment has neither.
     """
     if environment is None:
         return LOST

@@ -1,4 +1,4 @@
-"""From scores to a group: gates, the weighted sum, step rewards, label noise."""
+"""The way from scores to a group: gates, the weighted sum, step rewards, label noise."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from covey.types import Completion, Credit, Group, Problem
 from covey_verify.errors import RewardError
 from covey_verify.types import Score, StepRewards
 
+# Statuses of a score whose reward found an answer in the completion.
 ANSWERED = ("ok", "ambiguous")
 
 
@@ -24,13 +25,15 @@ def assemble(
     rewards: Sequence[Reward],
     scores: Mapping[str, Sequence[Score]],
 ) -> Group:
-    """Scores -> a group: gates applied, components, their weighted sum, step rewards.
+    """Return the group of some scores: gates applied, components, their weighted sum, step rewards.
 
-    Where a score that would count could not be made, the reward is unknown, NaN: the rest of the sum would
-    compare the completion with siblings that were paid for more.
+    If a score that would count could not be computed, the reward is unknown (NaN): the sum of the others
+    would compare the completion with siblings that were paid for more.
     """
     weights = {r.name: r.weight for r in rewards}
+    # Reward name -> G factors, 1 where its gate is open and 0 where it is closed.
     counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(len(completions))] for r in rewards}
+    # Reward name -> (G,) float64, NaN where the reward gave no value.
     components = {
         name: np.array(
             [np.nan if s.value is None else s.value * c for s, c in zip(own, counts[name], strict=True)]
@@ -42,6 +45,8 @@ def assemble(
         for name, own in scores.items()
         if any(s.steps is not None for s in own)
     }
+    # NaN has two meanings: a value of None alone does not apply and is left out of the sum, a lost score
+    # makes the whole sum unknown.
     unknown = [any(_lost(r, scores, i) for r in rewards) for i in range(len(completions))]
     totals = np.where(unknown, np.nan, combine(components, weights))
     scored = ~(np.isnan(np.stack(list(components.values()))).all(0) | unknown)
@@ -64,7 +69,7 @@ def assemble(
 
 
 def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
-    """Whether the gating reward found an answer, a correct one or an incorrect one."""
+    """Return whether the gating reward found an answer (a correct one, an incorrect one) as the gate asks."""
     if gate is None:
         return True
     name, _, verdict = gate.partition(":")
@@ -75,10 +80,11 @@ def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: 
 
 
 def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
-    """Whether the machinery failed on what a reward adds to the sum."""
+    """Return whether an infra_error hides the amount that a reward adds to the sum."""
     if reward.weight == 0:
         return False
     gate = (reward.gated_by or "").partition(":")[0]
+    # Without the gate's score nobody knows whether this reward would count.
     if gate and scores[gate][sample].status == "infra_error":
         return True
     failed = scores[reward.name][sample].status == "infra_error"
@@ -86,16 +92,21 @@ def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) ->
 
 
 def _steps(score: Score, factor: float) -> StepRewards:
-    """A function's step rewards of a completion, summed where steps end together; none where not judged."""
+    """Return the step rewards of a completion, summed if steps end together; none if it was not judged."""
     ends: dict[int, list[float]] = {}
+    # A Score's steps are (begin, end, value) with an exclusive end; a StepRewards wants the last token.
     for _, end, value in (score.steps or ()) if score.value is not None else ():
         ends.setdefault(end - 1, []).append(factor * value)
     return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
 
 
 def credited(group: Group, credit: Credit) -> Group:
-    """The group as an algorithm trains on it: by step, a function that gives steps is worth their sum."""
+    """Return the group as an algorithm trains on it.
+
+    If steps are credited, the value of a function that gives steps is their sum.
+    """
     sums = {name: np.array([s.total for s in own]) for name, own in group.steps.items()}
+    # Component name -> (G,): the sum of its steps, or its own value if it gives none; NaN stays NaN.
     values = {n: np.where(np.isnan(v), v, sums.get(n, v)) for n, v in group.components.items()}
     counts = credit in ("step", "token") and bool(sums)
     if not counts:
@@ -105,9 +116,9 @@ def credited(group: Group, credit: Credit) -> Group:
 
 
 def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
-    """Weighted sum of what applies; NaN where nothing does. name -> (G,) to (G,) float64.
+    """Return the weighted sum of the rewards that apply, NaN if none does. name -> (G,) to (G,) float64.
 
-    Rounded once, so that the order of the rewards changes no bit.
+    The sum is rounded once, so the order of the rewards changes no bit.
     """
     with np.errstate(over="ignore"):
         values = np.stack([weights[name] * value for name, value in components.items()])
@@ -115,7 +126,7 @@ def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) 
 
 
 def _total(values: Sequence[float]) -> float:
-    """Infinite where the sum is beyond what a number can hold."""
+    """Return the exactly rounded sum, infinity if no float holds it, NaN if there are no values."""
     try:
         return math.fsum(values) if values else math.nan
     except (OverflowError, ValueError):
@@ -123,10 +134,10 @@ def _total(values: Sequence[float]) -> float:
 
 
 def with_label_noise(group: Group, rewards: Sequence[Reward], noise: float, streams: Sequence[int]) -> Group:
-    """The group as a judge sees it that is wrong about a fraction ``noise`` of everything it says.
+    """Return the group as a judge would score it that errs on a fraction ``noise`` of its labels.
 
-    A score v in 0..1 becomes 1 - v, others stay; a step's v becomes -v. Each verdict and each step has a
-    draw of its own, keyed by the completion's stream (G,) and the reward's name.
+    A flipped score v in 0..1 becomes 1 - v, others stay; a flipped step's v becomes -v. Each score and each
+    step has a draw of its own, keyed by the completion's stream (G,) and the reward's name.
     """
     scores = {
         name: [_flipped(s, key(t, "noise", name), noise) for s, t in zip(own, streams, strict=True)]
@@ -139,6 +150,7 @@ def _flipped(score: Score, stream: int, noise: float) -> Score:
     if score.value is None:
         return score
     steps = score.steps or ()
+    # The first draw is the score's, the others are the steps'.
     verdict, *flips = (uniforms(stream, 1 + len(steps)) < noise).tolist()
     verdict &= 0 <= score.value <= 1
     signs = [-1 if flip else 1 for flip in flips]

@@ -1,6 +1,6 @@
-"""Scoring completions while others are still being generated.
+"""The scorer, which scores completions while others are still being generated.
 
-Each completion goes to the per-sample rewards as soon as it ends, each group to the others as soon
+Each completion is passed to the per-sample rewards as soon as it ends, each group to the others as soon
 as it is whole. Results are ordered by sample, never by arrival.
 """
 
@@ -43,14 +43,15 @@ class Rewards:
     ) -> None:
         self.rewards, self.timeout, self.max_infra = tuple(rewards), timeout, max_infra
         self.noise = noise
-        """Fraction of the labels that are flipped before they are trained on."""
+        """Fraction of the labels that are flipped before training."""
         self.sandbox = sandbox
-        """For the record: where model code runs, if any does."""
+        """The sandbox that model code runs in, if any does; for the run's record."""
         self.decode: Callable[[Sequence[int]], str] = lambda _: ""
-        """Of the tokenizer, which is loaded later than the rewards."""
+        """Decoder of the tokenizer, set when that is loaded, which is after the rewards."""
         self.calls: CallReader = lambda *_: ()
-        """How calls are read: by the model's form, which is known as late."""
+        """Reader of tool calls, set when the model is loaded, whose format it reads."""
         self.executor = Executor()
+        # Reward name -> the caller of its process; filled at the first call.
         self.apart: dict[str, Worker | Isolated] = {}
         self.link: Callable[[UserSetup], WorkerLink] = Link
         """Starts the process of a worker."""
@@ -73,18 +74,18 @@ class Rewards:
 
     @property
     def criterion(self) -> str:
-        """When a completion is correct, in words. Raises ConfigError where that cannot be known."""
+        """The rule for a correct completion, in words. Raises ConfigError if there is no verdict."""
         return f"A completion counts as correct if {self.verdict.name} > 0.5."
 
     @property
     def inline(self) -> list[str]:
-        """Names of the users' functions that are called in this process."""
+        """Names of the user's functions that are called in this process."""
         return [r.name for r in self if not r.ours and r.place == "inline"]
 
     def score_group(
         self, problem: Problem, prompt: np.ndarray, completions: Sequence[Completion], strict: bool = False
     ) -> Group:
-        """Score completions that are all there; ``strict``: a function that raises is an error.
+        """Score a group whose completions have all ended; if ``strict``, a function that raises is an error.
 
         Raises RewardError.
         """
@@ -96,17 +97,24 @@ class Rewards:
     def submit(
         self, reward: Reward, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> Call[Any]:
-        """Start one call."""
+        """Start one call of a reward function and return it, without waiting.
+
+        Three places: another process (a worker, or a fresh one for each call), the event loop, a thread.
+        """
         arguments = reward.arguments(problem, completions, context)
         limit = reward.options.timeout or self.timeout  # seconds
+        # Threads for this function: a function that does not declare itself concurrent is never called twice
+        # at once.
         size = SHARED_SIZE if reward.options.concurrent else 1
         if reward.place != "inline":
+            # This thread only waits for the other process.
             called = partial(self._apart(reward).call, problem, sent(reward, arguments))
             called = partial(called, len(completions), context, limit)
-            if reward.place == "worker":  # which has a clock of its own
+            if reward.place == "worker":  # the worker times its calls itself
                 lanes = ASYNC_CALLS if reward.is_async else size
                 return self.executor.submit(reward.name, lanes, called, math.inf)
-            # A process is ended by its own clock; only a wait for a slot can make it later.
+            # The process has its own time limit; this one only bounds the wait for a slot and the further
+            # processes that look for the guilty text (see Isolated.call).
             return self.executor.submit(reward.name, SHARED_SIZE, called, 3 * limit + GRACE)
         if reward.is_async:
             return self.executor.submit_async(reward.function(**arguments), limit)
@@ -114,7 +122,10 @@ class Rewards:
         return self.executor.submit("shared" if size > 1 else reward.name, size, called, limit)
 
     def _apart(self, reward: Reward) -> Worker | Isolated:
-        """What calls a reward in another process. Raises RewardError if that cannot be started."""
+        """Return the caller of a reward's process, started if needed.
+
+        Raises RewardError if it cannot start.
+        """
         if reward.name not in self.apart:
             if reward.place == "process":
                 self.apart[reward.name] = Isolated(reward)
@@ -125,11 +136,11 @@ class Rewards:
         return self.apart[reward.name]
 
     def failed(self, reward: Reward, problem: Problem, error: Exception) -> Score:
-        """What a completion gets whose reward function raised or hung; the first time it is shown."""
+        """Return the score of a failed call (raised or hung); print a function's first failure."""
         words = _in_words(reward, error)
         if reward.name not in self.shown:
             self.shown.add(reward.name)
-            told = isinstance(error, TimeoutError | JudgeFailed)  # where it was waited for says nothing
+            told = isinstance(error, TimeoutError | JudgeFailed)  # their traces show the waiter only
             trace = error.trace if isinstance(error, Failed) else "" if told else trace_of(error)
             print(f"reward {reward.name} on problem {problem.id} failed: {words}\n{trace}", file=sys.stderr)
         return Score(None, "infra_error", detail=words[:300])
@@ -137,20 +148,20 @@ class Rewards:
 
 @dataclass(frozen=True)
 class ScoringStats:
-    """What a scorer took, and what its functions logged."""
+    """The calls and the time of a scorer, and the values that its functions logged."""
 
     calls: int = 0
-    """Of reward functions."""
+    """Number of calls of reward functions."""
     completions: int = 0
-    """In these calls."""
+    """Number of completions in these calls."""
     waited: float = 0.0
     """Seconds spent on nothing but waiting for scores."""
     logged: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What functions passed to TRL's ``log_metric``."""
+    """The values that functions passed to TRL's ``log_metric``, by metric."""
 
     @classmethod
     def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
-        """Those of several processes, which waited at the same time."""
+        """Return the sum over several processes; their waits overlapped, so the longest counts."""
         names = dict.fromkeys(name for part in parts for name in part.logged)
         return cls(
             sum(part.calls for part in parts),
@@ -161,7 +172,7 @@ class ScoringStats:
 
 
 class Scorer:
-    """The scorer of some groups, as those of one training step. Several may be under way at once."""
+    """The scorer of some groups, such as those of one training step. Several scorers may run at once."""
 
     def __init__(self, rewards: Rewards, step: int = 0, strict: bool = False) -> None:
         self.rewards, self.strict = rewards, strict
@@ -171,11 +182,11 @@ class Scorer:
 
     @property
     def stats(self) -> ScoringStats:
-        """What it has taken so far."""
+        """Its statistics so far."""
         return ScoringStats(self.calls, self.completions, self.waited, dict(self.context.logged))
 
     def include(self, stats: ScoringStats) -> None:
-        """Count what another scorer has taken."""
+        """Add another scorer's statistics."""
         self.calls += stats.calls
         self.completions += stats.completions
         self.waited += stats.waited
@@ -193,7 +204,7 @@ class Scorer:
         return group
 
     def score(self, reward: Reward, problem: Problem, text: str) -> Score:
-        """What one function gives for a text, its gate left aside. Raises RewardError."""
+        """Return one function's score of a text, ignoring its gate. Raises RewardError."""
         call = self.rewards.submit(reward, problem, [completion_of(text)], self.context)
         (score,) = self.scores(reward, problem, call, 1)
         return score
@@ -208,6 +219,7 @@ class Scorer:
             if self.strict:
                 raise reward.broken(problem.id, _in_words(reward, error)) from error
             return [self.rewards.failed(reward, problem, error)] * count
+        # Another process has already checked the returned values and made Scores of them.
         return returned if reward.place != "inline" else reward.scores(problem.id, returned, count)
 
 
@@ -219,10 +231,10 @@ class GroupScoring:
         self.completions: dict[int, Completion] = {}
         self.calls: list[tuple[Reward, Sequence[int], Context, Call[Any]]] = []
         self.lost: list[tuple[Reward, int]] = []
-        """What was not asked, as the completion's environment is gone."""
+        """(reward, sample) of the calls that were not made because the completion's environment is gone."""
 
     def add(self, sample: int, completion: Completion) -> None:
-        """A completion has ended."""
+        """Add a completion that has ended, and start the calls that it makes possible."""
         self.completions[sample] = completion
         for reward in self.scorer.rewards:
             if reward.per_sample:
@@ -232,6 +244,7 @@ class GroupScoring:
 
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
         scorer = self.scorer
+        # They get LOST in ``result``, so a group's function still judges the siblings.
         gone = [s for s in samples if lacks_environment(reward, self.problem, self.completions[s])]
         self.lost += [(reward, sample) for sample in gone]
         samples = [s for s in samples if s not in gone]
@@ -247,6 +260,7 @@ class GroupScoring:
     def result(self) -> Group:
         """Wait for all scores. Raises RewardError."""
         rewards, begun = self.scorer.rewards.rewards, time.perf_counter()
+        # Reward name -> G scores; Score(None) where a group lost every environment.
         found = {r.name: [Score(None)] * self.size for r in rewards}
         for reward, samples, context, call in self.calls:
             scores = context.with_extra(self.scorer.scores(reward, self.problem, call, len(samples)))
@@ -260,12 +274,12 @@ class GroupScoring:
 
 
 def completion_of(text: str, tokens: int = 1) -> Completion:
-    """A completion that nobody has sampled."""
+    """Return a completion of a text that was not sampled, with ``tokens`` zero ids."""
     return Completion(np.zeros(tokens, np.int64), np.zeros(tokens, np.float32), text, "stop")
 
 
 def _in_words(reward: Reward, error: Exception) -> str:
-    """What went wrong in a call, for people."""
+    """Return the reason why a call failed, for the console."""
     if isinstance(error, Failed | JudgeFailed):
         return str(error)  # it was put into words where it happened
     return described(error, reward.file)

@@ -1,6 +1,6 @@
-"""What a worker's process does: it calls a user's reward function, over and over.
+"""The program of a worker's process, which calls a user's reward function on request.
 
-Only plain values come in and go out; what the function returns is held to its contract here.
+Only plain values come in and go out; the returned values are checked against the contract here.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from covey_verify.usercode import load_function
 
 
 class UserSetup(TypedDict):
-    """What a worker is told once: where the user's function is, and how it is to be called."""
+    """The message that a worker gets once: where the user's function is, and how to call it."""
 
     function: str
-    """What the process runs: ``serve_user``, as module:name."""
+    """The function that the process runs: ``serve_user``, as module:name."""
     spec: str
     base: str
     reward: str
     folder: str
     path: list[str]
     settings: object
-    """Encoded (``wire``)."""
+    """The function's settings, encoded (``wire``)."""
     environment: NotRequired[dict[str, str]]
-    """Its variables, where they are those of the process that asks."""
+    """Environment variables, if those of the asking process are to be used."""
     config_folder: NotRequired[str]
     sandbox: NotRequired[tuple[str, str, Sequence[str]]]
-    """Its name and URL."""
+    """The sandbox's name, URL and packages."""
 
 
 class CallRequest(TypedDict):
     """One call of the function."""
 
     id: NotRequired[int]
-    """The link numbers its requests; a reply bears the number of its request."""
+    """Number of the request on its link; the reply has the same number."""
     problem: str
     arguments: object
-    """Encoded (``wire``)."""
+    """The call's arguments, encoded (``wire``)."""
     count: int
     step: int
     seconds: float
 
 
 class CallReply(TypedDict, total=False):
-    """How a call went: scores, or why there are none."""
+    """The outcome of a call: scores, or the reason why there are none."""
 
     id: int
     scores: list[dict[str, Any]]
@@ -70,13 +70,15 @@ class CallReply(TypedDict, total=False):
 
 
 def serve_user(setup: UserSetup) -> None:
-    """Call a user's reward function as often as the other side asks, until it is gone."""
+    """Call a user's reward function at each request, until the other side closes the channel."""
+    # The folder may have been removed since the trainer started; the function may not need it.
     with contextlib.suppress(OSError):
         os.chdir(setup["folder"])
-    if "environment" in setup:  # it may have changed since: a key set between two runs of a notebook
+    if "environment" in setup:  # the fork server may be older: a key set between two runs of a notebook
         os.environ.clear()
         os.environ.update(setup["environment"])
     sys.path += [place for place in setup["path"] if place not in sys.path]  # it may have grown since
+    # PEER is the trainer's screen: the function's prints, also those of C code, go there.
     os.dup2(PEER, 1)
     os.dup2(PEER, 2)
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -88,6 +90,7 @@ def serve_user(setup: UserSetup) -> None:
         send(CHANNEL, {"raised": described(error, "")})
         return
     send(CHANNEL, {"ready": True})
+    # Replies come from several threads, and a frame must not be interleaved with another.
     writing = threading.Lock()
     loop = asyncio.new_event_loop()
     if reward.is_async:
@@ -106,6 +109,7 @@ def serve_user(setup: UserSetup) -> None:
     while True:
         try:
             request: CallRequest = receive(CHANNEL)
+        # The trainer has closed its end, or died.
         except EOFError:
             return
         if reward.is_async:
@@ -117,7 +121,7 @@ def serve_user(setup: UserSetup) -> None:
 
 
 def answer_once(setup: UserSetup, request: CallRequest) -> CallReply:
-    """One call of a user's reward function, in a process that ends with it."""
+    """Load a user's reward function, call it once and return the reply; the process ends with it."""
     try:
         function = load_function(setup["spec"], Path(setup["base"]))
         reward = Reward(setup["reward"], function, settings=_settings(setup))
@@ -144,7 +148,7 @@ def _logged(context: Context) -> CallReply:
 
 
 def answered(reward: Reward, request: CallRequest) -> CallReply:
-    """A call of a reward function and its outcome, as plain values."""
+    """Call a reward function and return the outcome as plain values."""
     context = Context(request["step"])
     try:
         returned = reward.function(**_arguments(reward, request, context))
@@ -154,7 +158,7 @@ def answered(reward: Reward, request: CallRequest) -> CallReply:
 
 
 async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
-    """The same of an async function; ``late`` if it took too long."""
+    """Await a call of an async reward function and return the outcome; ``late`` if it took too long."""
     context = Context(request["step"])
     clock = asyncio.timeout(request["seconds"])
     try:
@@ -167,6 +171,8 @@ async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
 
 
 def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:
+    # Each call gets its own copy of the settings, so a function that changes them cannot affect the next
+    # call.
     return {**decode_value(request["arguments"]), **context.provided(reward), **own_copy(reward.settings)}
 
 

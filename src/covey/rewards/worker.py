@@ -1,7 +1,7 @@
-"""Where a user's reward function is judged: a process of its own that can be killed.
+"""Workers: processes that run a user's reward function and can be killed.
 
-A worker imports the file once and keeps its state. A call that hangs, also in C code that never lets the
-interpreter go, costs its own completions: the process is killed and the next call starts a new one. An
+A worker imports the file once and keeps its state. A call that hangs, even in C code that never releases the
+interpreter, costs only its own completions: the process is killed and the next call starts a new one. An
 isolated function has a fresh process for each call.
 """
 
@@ -38,15 +38,15 @@ from covey_verify.threads import Call
 from covey_verify.types import Score
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
-"""A worker is ended by the calls it does not answer, not by its age."""
+"""Limits of a worker: it is ended by a call that it does not answer, not by its age."""
 IMPORT_SECONDS = 600.0
-"""What importing the user's file may take."""
+"""Seconds that importing the user's file may take."""
 MOST_LOST = 3
-"""Machines that may be lost under one call."""
+"""Number of machines that may be lost during one call."""
 ASYNC_CALLS = 256
-"""Calls of an async function that are under way at once."""
+"""Largest number of calls of an async function under way at once."""
 TEXTS = {"completion", "completions", "solution_str", "turns"}
-"""Arguments that hold what was sampled."""
+"""Arguments that hold sampled text."""
 PLAIN_TYPES = {
     type(None),
     bool,
@@ -62,7 +62,7 @@ PLAIN_TYPES = {
     dict,
     Attributes,
 }
-"""What arrives in the other process as the very value that was sent."""
+"""Types whose values arrive in the other process exactly as they were sent."""
 
 
 class Failed(Exception):
@@ -74,25 +74,25 @@ class Failed(Exception):
 
 
 class Lost(Failed):
-    """The machine that a worker ran on is gone: not the function's doing, so the call is made again."""
+    """The machine that a worker ran on is gone; the function did not cause it, so the call is made again."""
 
 
 class WorkerLink(Protocol):
     """The process of a worker, wherever it runs."""
 
     gone: str | None
-    """Why it answers no more."""
+    """The reason why it no longer answers; None while it does."""
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
-        """Send a request; its answer will be there. Raises Failed if the process has ended."""
+        """Send a request and return the future of its reply. Raises Failed if the process has ended."""
 
     def close(self, why: str) -> None:
-        """Kill the process and tell all who wait."""
+        """Kill the process and fail all waiting requests."""
 
 
 @cache
 def server() -> ForkServer:
-    """The server of all workers: its children are trusted, and have what this process has."""
+    """The fork server of all workers, whose children are trusted and have the rights of this process."""
     return ForkServer(preload=[SERVING], confined=False, path=sys.path)
 
 
@@ -104,16 +104,20 @@ class Worker:
         self.reward, self.link = reward, link
         self.lock = threading.Lock()
         self.links: list[WorkerLink] = []
-        """The process, once there is one."""
+        """The process, if it has been started: at most one."""
+        # The list, not self: a finalizer that referred to the worker would keep it alive.
         weakref.finalize(self, _close, self.links)
 
     @property
     def overlaps(self) -> bool:
-        """Whether several calls may be under way."""
+        """Whether several calls may be under way at once."""
         return self.reward.is_async or self.reward.options.concurrent
 
     def start(self) -> WorkerLink:
-        """The process, started unless it runs. Raises RewardError if the user's file cannot be imported."""
+        """Return the process, started if it is not running.
+
+        Raises RewardError if the user's file cannot be imported.
+        """
         with self.lock:
             if self.links and self.links[0].gone is None:
                 return self.links[0]
@@ -124,16 +128,17 @@ class Worker:
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
     ) -> list[Score]:
-        """The function's scores of ``count`` completions.
+        """Return the function's scores of ``count`` completions.
 
         Raises TimeoutError, Failed, or RewardError if the function breaks its contract.
         """
         message = request_of(self.reward, problem, arguments, count, context, seconds)
-        # A call that was under way together with the one that ended the process is made again.
+        # Where calls overlap, another call may have ended the process, so a failed call is made once more.
         last, lost = not self.overlaps, 0
         while True:
             link = self.start()
             try:
+                # An async function is timed in its process too, so the wait here is longer by GRACE.
                 reply = Call.begun(link.ask(message), seconds + GRACE * self.reward.is_async).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
@@ -151,11 +156,12 @@ class Worker:
 
 
 class Isolated:
-    """A user's reward function of which each call has a fresh process, with limits. Safe from any thread."""
+    """A user's reward function that has a fresh, limited process for each call. Safe from any thread."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.setup = reward, setup_of(reward)
         file, base = self.setup["spec"].partition(":")[0], Path(self.setup["base"])
+        # The fork server imports the user's module once, so each call costs a fork, not an import.
         module = str((base / file).resolve()) if file.endswith(".py") else file
         path = [str(Path(reward.file).parent), str(base), *sys.path]
         self.server = ForkServer(preload=[SERVING, module], landlock=False, syscalls=False, path=path)
@@ -163,11 +169,13 @@ class Isolated:
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
     ) -> list[Score]:
-        """The function's scores of ``count`` completions; a hang, an exit or a crash that a text causes is 0.
+        """Return the function's scores of ``count`` completions; a text that hangs or ends the process gets
+        0.
 
         Raises Failed, or RewardError if the function breaks its contract.
         """
 
+        # One call in a fresh process, with the texts of the completions in ``empty`` replaced by "".
         def asked(empty: Collection[int]) -> Outcome:
             own = without_text(arguments, empty, self.reward.per_sample)
             request = request_of(self.reward, problem, own, count, context, seconds)
@@ -176,8 +184,10 @@ class Isolated:
 
         found, guilty = asked(()), list[int]()
         why = _ended_by(found)
-        if why:  # a completion's doing, if the same call without its text ends well
+        if why:  # completions are to blame only if the same call without their texts ends well
             each = range(count)
+            # Each completion's text alone, the others empty: a completion whose text still ends the process
+            # is guilty.
             guilty = [i for i in each if count == 1 or _ended_by(asked([j for j in each if j != i]))]
             found = asked(guilty)
             if not guilty or _ended_by(found):
@@ -191,7 +201,7 @@ class Isolated:
 
 
 def _ended_by(found: Outcome) -> str:
-    """How a function's process ended before it had an answer, if it did: by an exit, a crash, or memory."""
+    """Return how a process ended before it answered (an exit, a crash, memory), or "" if it did not."""
     if found.kind in ("crashed", "flood"):
         return f"it ended its own process ({found.text})"
     raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
@@ -201,7 +211,7 @@ def _ended_by(found: Outcome) -> str:
 def without_text(
     arguments: Mapping[str, object], empty: Collection[int], per_sample: bool
 ) -> dict[str, object]:
-    """The arguments of a call in which some of the completions say nothing.
+    """Return the arguments of a call with the text of some completions replaced by "".
 
     >>> without_text({"completions": ["a", "b"], "answer": ["1", "1"]}, [1], False)
     {'completions': ['a', ''], 'answer': ['1', '1']}
@@ -223,7 +233,7 @@ def _silent(said: Any) -> object:
 
 
 def setup_of(reward: Reward) -> UserSetup:
-    """What a process is told once that is to call a user's function."""
+    """Return the message that sets up a process for calls of a user's function."""
     assert reward.home is not None
     settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
     spec, base = reward.home
@@ -238,6 +248,7 @@ def setup_of(reward: Reward) -> UserSetup:
     }
     if "config_folder" in reward.settings:
         setup["config_folder"] = str(reward.settings["config_folder"])
+    # A sandbox is an object with processes of its own: the worker makes one anew from these fields.
     if (sandbox := reward.settings.get("sandbox")) is not None:
         setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""), getattr(sandbox, "packages", ()))
     return setup
@@ -251,7 +262,7 @@ def request_of(
     context: Context,
     seconds: float,
 ) -> CallRequest:
-    """One call, as plain values. Raises RewardError where a column would not arrive as it is."""
+    """Return one call as plain values. Raises RewardError if a column would not arrive as it is."""
     return {
         "problem": problem.id,
         "arguments": sendable(reward, arguments, "column"),
@@ -262,10 +273,11 @@ def request_of(
 
 
 def scores_of(reply: CallReply, context: Context, seconds: float) -> list[Score]:
-    """What a call came to. Raises TimeoutError, Failed, or RewardError."""
+    """Return the scores of a reply, and log its metrics. Raises TimeoutError, Failed, or RewardError."""
     for name, values in reply.get("logged", {}).items():
         for value in values:
             context.log_metric(name, value)
+    # What was logged before a failure is kept.
     context.extra.update(reply.get("extra", {}))
     if "late" in reply:
         raise TimeoutError(f"no answer within {seconds:g} s")
@@ -279,18 +291,19 @@ def scores_of(reply: CallReply, context: Context, seconds: float) -> list[Score]
 
 
 class Link:
-    """One process of a worker: requests go out, answers come back in any order."""
+    """One process of a worker; replies may come in any order."""
 
     def __init__(self, setup: UserSetup) -> None:
         self.waiting: dict[int, Future[CallReply]] = {}
         self.numbers = itertools.count()
         self.gone: str | None = None
-        """Why it answers no more."""
+        """The reason why it no longer answers; None while it does."""
         self.lock = threading.Lock()
         self.stack = contextlib.ExitStack()
         with _screen() as screen:
             self.child = self.stack.enter_context(server().child("serve", FOREVER, peer=screen))
         self.child.send({**setup, "environment": trusted_environment()})
+        # The child imports the user's file, then reports ready or the exception.
         ready = self.child.receive(IMPORT_SECONDS)
         if not (isinstance(ready, dict) and "ready" in ready):
             why = ready["raised"] if isinstance(ready, dict) else self._end()
@@ -300,13 +313,14 @@ class Link:
         threading.Thread(target=self._listen, name="reward answers", daemon=True).start()
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
-        """Send a request; its answer will be there. Raises Failed if the process has ended."""
+        """Send a request and return the future of its reply. Raises Failed if the process has ended."""
         future = Future[CallReply]()
         with self.lock:
             if self.gone is not None:
                 raise Failed(self.gone)
             number = next(self.numbers)
             self.waiting[number] = future
+            # A frame above MAX_FRAME would end the connection for all calls, so requests stay well below it.
             size = len(json.dumps(message))
             if size > MAX_FRAME // 2:
                 raise RewardError(f"problem {message['problem']}: {size} bytes are too many for one call")
@@ -315,25 +329,27 @@ class Link:
 
     def _listen(self) -> None:
         reply: CallReply | None
+        # Runs in its own thread until the child closes its end (receive then returns None).
         while isinstance(reply := self.child.receive(), dict):
             future = self.waiting.pop(reply["id"], None)
             if future is not None:
-                with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                with contextlib.suppress(InvalidStateError):  # its caller has given up
                     future.set_result(reply)
         if self.gone is None:
             self.close(self._end())
         self.stack.close()
 
     def _end(self) -> str:
+        # The channel is closed, so the child has to exit within GRACE.
         self.child.deadline = time.monotonic() + GRACE
         return f"it ended its own process ({self.child.ended().text or 'exit status 0'})"
 
     def close(self, why: str) -> None:
-        """Kill the process and tell all who wait."""
+        """Kill the process and fail all waiting requests."""
         self.gone = self.gone or why
         for connection in (self.child.status, self.child.channel):
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # whoever reads it wakes up, and closes it
+                connection.shutdown(socket.SHUT_RDWR)  # the thread that reads it wakes up and closes it
         for future in list(self.waiting.values()):
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(Failed(self.gone))
@@ -341,13 +357,13 @@ class Link:
 
 
 def rebuilt(fields: Mapping[str, Any]) -> Score:
-    """A Score from its fields as JSON."""
+    """Return a Score from its fields as JSON."""
     steps = fields.get("steps")
     return Score(**{**fields, "steps": None if steps is None else tuple(map(tuple, steps))})
 
 
 def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
-    """Arguments of a reward function, encoded. Raises RewardError where one would not arrive as it is."""
+    """Return a reward function's arguments encoded. Raises RewardError if one would not arrive as it is."""
     for name, value in values.items():
         if (odd := _odd(value)) is not None:
             raise RewardError(
@@ -362,12 +378,13 @@ def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
 
 
 def _odd(value: object) -> str | None:
-    """The name of a type in a value that would not arrive as what it is."""
+    """Return the name of a type within the value that would not arrive as it is, or None."""
     if type(value) not in PLAIN_TYPES:
         return type(value).__name__
     if isinstance(value, dict):
         return _odd([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
+        # Fast way for long lists of numbers or strings: no recursion for each element.
         kinds = {type(v) for v in value}
         if kinds <= PLAIN_TYPES and not kinds & {list, tuple, set, frozenset, dict}:
             return None
@@ -376,7 +393,7 @@ def _odd(value: object) -> str | None:
 
 
 def _screen() -> FileIO:
-    """Where a worker prints: this process's standard error, if it has one."""
+    """Return the file that a worker prints to: this process's standard error, if it has one."""
     try:
         return FileIO(os.dup(2), "w")
     except OSError:
@@ -389,5 +406,5 @@ def _close(links: list[WorkerLink]) -> None:
 
 
 def sent(reward: Reward, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Of a call's arguments those that go with each call: the others the worker has."""
+    """Return the arguments that are sent with each call; the worker already has the others."""
     return {k: v for k, v in arguments.items() if k not in reward.settings and k not in FROM_TRAINER}

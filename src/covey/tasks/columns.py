@@ -1,4 +1,4 @@
-"""Who reads which column of the rows: said once before a run, so that a column nobody reads is noticed."""
+"""The readers of each column of the rows, printed once before a run so that unread columns are noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covey.tasks.schemas import SCHEMAS
 from covey.types import Problem
 
 EVERYTHING = "*"
-"""Stands for all columns in what somebody reads."""
+"""A reader's name for all columns."""
 MEANS_MUCH: Mapping[str, str] = {
     "input": "often a part of the question: put it into data.template, as '{prompt}\\n\\n{input}'",
     "system": "set data.system, or write a message of the role system into each row's prompt",
@@ -28,7 +28,7 @@ MEANS_MUCH: Mapping[str, str] = {
     "rejected": "read by preference methods and reward_model",
     "margin": "covey has no margins of pairs",
 }
-"""Columns whose values change what should be trained, by common agreement, and what to do with them."""
+"""Columns that usually change what should be trained, and the remedy for each."""
 
 
 def readers(
@@ -38,9 +38,9 @@ def readers(
     rewards: Iterable[Reward],
     others: Mapping[str, Iterable[str]],
 ) -> dict[str, list[str]]:
-    """column -> who reads it, over all rows; nobody: an empty list.
+    """Return column -> its readers, over all rows; an empty list if there are none.
 
-    ``others``: names of further readers and the columns that they ask for, of tools and environments.
+    ``others`` maps further readers (tools, environments) to the columns that they ask for.
     """
     rows = [*problems, *(e.problem for e in examples)]
     found: dict[str, list[str]] = {name: [] for row in rows for name in row.columns}
@@ -59,8 +59,9 @@ def readers(
 
 
 def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterable[str]]]:
-    """Who reads columns because of ``data`` or of how the rows are laid out, with their names."""
+    """Yield (reader, its columns) for the settings of ``data`` and for the rows' schema."""
     for schema in SCHEMAS:
+        # The schema is recognized by its result, since its columns have been added already.
         if any(schema.made(row.columns) for row in rows):
             yield f"read as {schema.name} writes it", (*schema.columns, *schema.optional)
     yield "data.template", PLACE.findall(data.template or "")
@@ -75,6 +76,7 @@ def _of_example(example: Example, data: Data) -> Sequence[str]:
         return ("chosen", "rejected")
     if example.kind == "steps":
         return ("steps", "labels")
+    # A template names several columns, a path such as `a.b` the column `a`.
     answer = PLACE.findall(data.completion) if "{" in data.completion else [data.completion.partition(".")[0]]
     return (*answer, data.completion, "messages", *(["label"] if example.kind == "judged" else []))
 
@@ -88,7 +90,7 @@ def _of_reward(reward: Reward) -> list[str]:
 
 
 def told(found: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None:
-    """Say who reads the columns; in yellow, one line each, those of known meaning that nobody reads."""
+    """Print the readers of the columns, and in yellow each unread column of known meaning."""
     read = [f"{name} ({', '.join(who)})" for name, who in found.items() if who]
     unread = [name for name, who in found.items() if not who]
     parts = [f"columns: {', '.join(read)}"] if read else []
@@ -102,7 +104,7 @@ def told(found: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None
 
 
 def own_systems(problems: Iterable[Problem], data: Data) -> list[str]:
-    """A sentence where rows bring a system message of their own, which wins over ``data.system``."""
+    """Return a sentence if rows have a system message of their own, which wins over ``data.system``."""
     if data.system is None:
         return []
     own = [

@@ -1,6 +1,6 @@
-"""Countdown: combine three numbers with + - * to reach a target. Many answers are correct.
+"""The task Countdown: combine three numbers with + - * to reach a target. Many answers are correct.
 
-The verifier computes the expression itself, so the model is free to find its own.
+The verifier evaluates the expression, so the model may find any solution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EQUATION = re.compile(r"(-?\d{1,6})([-+*])(-?\d{1,6})=(-?\d{1,9})(?!\d)")
 
 
 def countdown(rng: random.Random) -> dict[str, object]:
-    """Three numbers and a target that can be reached by using each once."""
+    """Return a row with three numbers and a target that can be reached by using each once."""
     numbers = [rng.randint(1, 9) for _ in range(3)]
     first, second = rng.choice("+-*"), rng.choice("+-*")
     a, b, c = rng.sample(numbers, 3)
@@ -38,20 +38,21 @@ def countdown(rng: random.Random) -> dict[str, object]:
 
 
 def reaches_target(completion: str, numbers: Sequence[int], target: int) -> float:
-    """1 if the tagged expression uses each number once and equals the target."""
+    """Return 1 if the tagged expression uses each number once and equals the target, else 0."""
     expression = tagged(completion, "answer") or ""
+    # At most 20 numbers are read: three are allowed, and the text may be huge.
     used = sorted(int(n) for n in re.findall(r"\d+", expression)[:20])
     return float(used == sorted(numbers) and compute(expression) == target)
 
 
 def compute(expression: str) -> int | None:
-    """The value of integers combined by + - * and parentheses, or None.
+    """Return the value of integers combined by + - * and parentheses, or None.
 
     >>> compute("(7-2)*3"), compute("7-2*3"), compute("7-(2*3"), compute("__import__")
     (15, 1, None, None)
     """
     compact = expression.replace(" ", "")
-    # A sign before a number is no operator of the game, unless it is a minus.
+    # A minus before a number is allowed, a plus is not.
     if not re.fullmatch(r"[-+*()\d]+", compact) or re.search(r"(^|[-+*(])\+", compact):
         return None
     value = calculated(expression)
@@ -60,7 +61,8 @@ def compute(expression: str) -> int | None:
 
 @reward(concurrent=True, verdict=False)
 def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) -> Score:
-    """By step: 1 for a correct calculation with numbers that are left; its result is left for the next.
+    """Score each step: 1 for a correct calculation with available numbers, whose result is then available
+    too.
 
     >>> equations("3+4=7 7*2=15", [2, 3, 4], []).value, equations("3+4=7 7*2=14", [2, 3, 4], []).value
     (0.0, 1.0)
@@ -70,6 +72,7 @@ def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) ->
         first, sign, second, result = step.groups()
         used = Counter([first, second])
         right.append(float(used <= left and compute(f"({first}){sign}({second})") == int(result)))
+        # A Counter's difference drops negative counts, so an unavailable number costs nothing further.
         left = left - used + Counter([result])
     return score_steps([m.span() for m in found], right, token_ends, "min")
 

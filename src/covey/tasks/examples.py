@@ -1,4 +1,4 @@
-"""Given answers to learn from, in TRL's formats: worked answers, pairs, judged answers, labelled steps."""
+"""Given examples to learn from, in TRL's formats: worked answers, pairs, judged answers, labelled steps."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ COLUMNS_OF: Mapping[Kind, str] = {
     "steps": "completions (its steps) and labels",
     "answer": "the answer to imitate (data.completion), as a text or messages",
 }
-"""What the rows of a kind have."""
+"""Kind of example -> the columns of its rows, for messages."""
 PLACE = re.compile(r"\{(\w+)\}")
 
 
 UNTRAINED = "weight"
-"""Key of a message of the assistant that is read and not trained; its value is 0."""
+"""Key of an assistant's message that is read but not trained; its value is 0."""
 TRAIN_FLAGS = ("weight", "train", "training", "loss")
-"""Keys of a message that say whether it is trained: OpenAI's and Mistral's, axolotl's, and a common third."""
+"""Keys of a message that say whether it is trained: of OpenAI, Mistral, axolotl, and a common one."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A problem, answers to it and what was said of them."""
+    """A problem with answers and their labels."""
 
     kind: Kind
     problem: Problem
     answers: tuple[AnswerText, ...]
-    """One, the chosen and the rejected, or the steps of one."""
+    """One answer, the chosen and the rejected one, or the steps of one."""
     labels: tuple[float, ...]
-    """1: imitated, chosen, good; 0: rejected, bad."""
+    """One label per answer: 1 imitated, chosen, good; 0 rejected, bad."""
     sampled: tuple[AnswerTokens, ...] = ()
-    """The answers' tokens, where an earlier stage has sampled them."""
+    """The answers' tokens, if an earlier stage has sampled them."""
 
 
 def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, object]:
-    """A row whose prompt is the beginning of its pair, or of its messages, with a prompt of its own.
+    """Return a row with its prompt as a column, taken from the beginning of its pair or messages if needed.
 
     >>> with_prompt({"chosen": "2+2= 4", "rejected": "2+2= 5"}, "", Data())
     {'chosen': ' 4', 'rejected': ' 5', 'prompt': '2+2='}
@@ -62,6 +62,7 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
                 f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
                 "prompt, set data.prompt: messages"
             )
+        # Everything before the assistant's first message is the prompt, all that follows is the answer.
         first = roles.index("assistant")
         if first == 0:
             raise DataError(
@@ -69,14 +70,16 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
                 "what the user or the system says"
             )
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
+    # TRL's pairs may repeat the prompt in both conversations even if there is a prompt column.
     inside = data.prompt not in row or (_opens(chosen) and _opens(rejected))
     if inside and isinstance(chosen, list) and isinstance(rejected, list):
         equal = (a == b for a, b in zip(chosen, rejected, strict=False))
+        # Number of equal messages at the beginning; at least one message has to remain as an answer.
         shared = min(len(list(takewhile(bool, equal))), len(chosen) - 1, len(rejected) - 1)
     elif inside and isinstance(chosen, str) and isinstance(rejected, str):
         equal = (a == b for a, b in zip(chosen, rejected, strict=False))
         shared = len(list(takewhile(bool, equal)))
-        shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word it precedes
+        shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word behind it
     else:
         return row
     if not shared:
@@ -88,10 +91,10 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
 
 
 def messages_of(value: list[object]) -> Messages | None:
-    """What somebody said, or tools that the assistant called, without content perhaps; else None.
+    """Return a list as messages, or None if an element is no message with content or tool calls.
 
     Nulls, with which parquet pads, are left out: templates ask whether a message has `tool_calls`, and print
-    a content that is null as None. A content in parts of text is their text, which all templates take.
+    a null content as None. A content of text parts becomes their joined text, which all templates accept.
     """
     found: list[Mapping[str, object]] = []
     for message in value:
@@ -106,7 +109,7 @@ def messages_of(value: list[object]) -> Messages | None:
 
 
 def _content(content: object, role: object) -> object:
-    """A content as templates take it: text, or what a tool returned as an object; None for all else."""
+    """Return a content that templates accept: a text, or an object that a tool returned; None otherwise."""
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {"text": part} for part in content]
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
@@ -118,15 +121,15 @@ def _content(content: object, role: object) -> object:
 
 
 def _opens(messages: object) -> bool:
-    """Whether a conversation begins with what somebody said to the assistant."""
+    """Return whether a conversation begins with a message of the user or the system."""
     first = messages[0] if isinstance(messages, list) and messages else None
     return isinstance(first, dict) and first.get("role") in ("user", "system")
 
 
 def examples_of(problems: Sequence[Problem], method: str, data: Data, most: float) -> list[Example]:
-    """What a method learns from problems. Raises DataError naming row and column.
+    """Return the examples that a method learns from. Raises DataError naming row and column.
 
-    Pairs that prefer nothing are left out; where they are more than the fraction ``most``, that is an error.
+    Pairs of two equal answers are left out; more than the fraction ``most`` of them is an error.
     """
     found = [_example(problem, method, data) for problem in problems]
     kinds = sorted({e.kind for e in found})
@@ -145,6 +148,7 @@ def examples_of(problems: Sequence[Problem], method: str, data: Data, most: floa
     left = [e for e in found if not _prefers_nothing(e)]
     if found and not left:
         raise DataError(f"{same[0].problem.id}: chosen and rejected are the same, as in all other pairs")
+    # Such a method (kto) takes a pair as two judged answers.
     if METHODS[method].learns_from[0] == "judged":
         left = [one for e in left for one in _unpaired(e)]
     need_both(left)
@@ -169,7 +173,7 @@ def _unpaired(example: Example) -> list[Example]:
 
 
 def need_both(examples: Sequence[Example]) -> None:
-    """Raise DataError where all labels say the same: what they set apart could not be learned."""
+    """Raise DataError if all labels are the same, as the difference could not be learned."""
     labels = {label for e in examples for label in e.labels if e.kind in ("judged", "steps")}
     if len(labels) == 1:
         said = "good" if labels == {1.0} else "bad"
@@ -182,7 +186,7 @@ def need_both(examples: Sequence[Example]) -> None:
 def _example(problem: Problem, method: str, data: Data) -> Example:
     columns = problem.columns
     if problem.sampled is not None:
-        data = Data()  # its columns have their own names, whatever those of the user's file are called
+        data = Data()  # its columns have covey's names, whatever the user's file calls its own
     readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
         "answer": _answer,
         "pair": _pair,
@@ -195,6 +199,7 @@ def _example(problem: Problem, method: str, data: Data) -> Example:
         "judged": {"label", data.completion} <= set(columns),
         "steps": {"steps", "labels"} <= set(columns),
     }
+    # In the method's order: the first kind whose columns are there.
     wanted = METHODS[method].learns_from
     for kind in wanted:
         if present[kind]:
@@ -228,7 +233,7 @@ def _answer(problem: Problem, data: Data) -> Example:
 
 
 def _sampled(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
-    """The tokens of the answers in these columns; none where nobody has sampled the row."""
+    """Return the tokens of the answers in these columns; () if no stage has sampled the row."""
     if problem.sampled is None:
         return ()
     found = problem.sampled.answers
@@ -238,12 +243,12 @@ def _sampled(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
 
 
 def _missing(value: object) -> bool:
-    """Whether a row has no such value; where one is missing, pandas writes a NaN."""
+    """Return whether a value is missing, for which pandas writes NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _says_nothing(answer: AnswerText) -> bool:
-    """Whether it, or what the assistant says in one of its messages, is no more than white space."""
+    """Return whether an answer, or one of its assistant's messages, is only white space."""
     if isinstance(answer, str):
         return not answer.strip()
     ours = [m for m in answer if m["role"] == "assistant"]
@@ -283,7 +288,7 @@ def _label(problem: Problem, label: object) -> float:
 
 
 def _text(problem: Problem, column: str, answer: object) -> AnswerText:
-    """An answer as it can be read: a text or, where the prompt is a chat, messages."""
+    """Return an answer as a text or, if the prompt is a chat, as messages. Raises DataError."""
     if isinstance(answer, list):
         said = messages_of(answer)
         if said is None:
@@ -302,7 +307,7 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
 
 
 def _with_flags(problem: Problem, column: str, said: Messages) -> Messages:
-    """Messages in which ``UNTRAINED`` marks those that are not trained, whatever the row calls it."""
+    """Return messages with ``UNTRAINED`` on those that are not trained, whichever key the row uses."""
     found = []
     for message in said:
         flags = {name: message[name] for name in TRAIN_FLAGS if name in message}

@@ -1,4 +1,4 @@
-"""Problems from a user's files: JSONL, a JSON list, CSV or parquet, a problem a row."""
+"""The reader of problems from a user's files: JSONL, a JSON list, CSV or parquet, one problem per row."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from covey_verify.errors import DataError
 from covey_verify.types import Messages
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
-"""Line or row number from 1, row."""
+"""(line or row number from 1, row) of each row."""
 LONGEST_PROMPT = 4 << 20
-"""Bytes. Tokenizing more takes minutes, and no model reads as much."""
+"""Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
 RESERVED = {
     *("prompts", "completions", "completion_ids", "sampled_ids"),
     *("trainer_state", "log_extra", "log_metric"),
 }
-"""Names the reward functions already use."""
+"""Names of arguments of reward functions, which no column may have."""
 SAVED = ("dataset_dict.json", "dataset_info.json")
-"""One of them is in every folder that `datasets` has saved."""
+"""Files of which every folder saved by `datasets` has one."""
 TEMPLATE_COLUMNS = ("tools", "documents")
 """Columns that are arguments of the chat template, each a list of objects."""
 
 
 def read_problems(file: Path, data: Data) -> list[Problem]:
-    """The file's rows as problems, ids `name:line`.
+    """Return the file's rows as problems, with ids `name:line`.
 
     Raises DataError naming the file, the line and the column.
     """
@@ -47,7 +47,7 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
 
 
 def given_problems(given: GivenRows, data: Data) -> list[Problem]:
-    """Rows that Python gave as problems, ids `train:1`, ...; the same is asked of them as of a file's."""
+    """Return rows given from Python as problems, with ids `train:1`, ...; the checks are those of a file."""
     problems = []
     for number, row in enumerate(given.rows, start=1):
         where = f"{given.key}: row {number}"
@@ -59,7 +59,7 @@ def given_problems(given: GivenRows, data: Data) -> list[Problem]:
 
 
 def rows(file: Path) -> NumberedRows:
-    """(line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
+    """Yield (line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
         raise DataError(absence(file))
@@ -72,7 +72,7 @@ def rows(file: Path) -> NumberedRows:
 
 
 def absence(file: Path) -> str:
-    """What to say of a file that is none."""
+    """Return the message for a path that is no file."""
     if any((file.parent / name).is_file() for name in SAVED):
         return (
             f"{file.parent}: a folder of `datasets`; write a file with its to_json('train.jsonl'), or give "
@@ -90,7 +90,7 @@ def _jsonl(file: Path) -> NumberedRows:
 
 
 def _json(file: Path) -> NumberedRows:
-    """A list of objects, or objects a line each."""
+    """Read a list of objects, or one object per line."""
     content = file.read_bytes().removeprefix(BOM_UTF8)
     if not content.lstrip().startswith(b"["):
         yield from _jsonl(file)
@@ -119,6 +119,7 @@ def _row(row: object, where: str) -> dict[str, Any]:
         hint = "; name a file that is one list .json" if isinstance(row, list) else ""
         raise DataError(f"{where}: a row is a JSON object, this is a {type(row).__name__}{hint}")
     try:
+        # Only to see whether every text can be encoded, so that the record of the run can be written later.
         json.dumps(dict(row), ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError as error:
         raise DataError(
@@ -134,6 +135,8 @@ csv.field_size_limit((1 << 31) - 1)  # as long as a line of JSON may be
 def _csv(file: Path) -> NumberedRows:
     # Every value stays the text it is: a reference answer of 007 must not become 7.
     with file.open(encoding="utf-8-sig", newline="") as lines:
+        # `line_num` is the last line that was read: a quoted field may span several, so an error names the
+        # row's first.
         reader, row_begins = csv.DictReader(lines, strict=True), 1
         try:
             _unique(file, reader.fieldnames or ())
@@ -191,7 +194,7 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
 
 
 def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Problem:
-    """A row that a stage has sampled: its prompt is finished, and nothing of `data` is applied to it."""
+    """Return the problem of a row that a stage has sampled; `data` is not applied to its prompt."""
     sampled = read_sampled(where, row)
     columns = {k: v for k, v in row.items() if k not in ("prompt", SAMPLED)}
     prompt = _prompt(where, {"prompt": None, **row}, Data())
@@ -200,7 +203,7 @@ def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Pro
 
 
 def in_our_names(row: dict[str, Any], data: Data) -> dict[str, Any]:
-    """A row with the columns that the config names by a path, and those that another project's schema has."""
+    """Return a row with added columns: those that the config names by a path, and those of a known schema."""
     by_path = {name: value_at(row, name) for name in (data.prompt, data.completion) if "." in name}
     row = {**row, **{name: value for name, value in by_path.items() if value is not MISSING}}
     schema = recognized(row, data.prompt)
@@ -212,11 +215,11 @@ def in_our_names(row: dict[str, Any], data: Data) -> dict[str, Any]:
 
 
 MISSING = object()
-"""Stands for the value of a column that a row does not have."""
+"""The value of a column that a row does not have, as None may be a value."""
 
 
 def value_at(row: Mapping[str, object], name: str) -> object:
-    """A column's value, or that at a path into its objects; ``MISSING`` where there is none.
+    """Return a column's value, or the value at a path into its objects; ``MISSING`` if there is none.
 
     >>> value_at({"reward_model": {"ground_truth": "2"}}, "reward_model.ground_truth")
     '2'
@@ -231,7 +234,7 @@ def value_at(row: Mapping[str, object], name: str) -> object:
 def _with_copies(
     where: str, columns: dict[str, object], row: Mapping[str, object], data: Data
 ) -> dict[str, object]:
-    """A row's columns and the copies that ``data.answer`` and ``data.columns`` ask for. Raises DataError."""
+    """Return a row's columns with the copies for ``data.answer`` and ``data.columns``. Raises DataError."""
     copies = [(name, source, f"data.columns.{name}") for name, source in data.columns.items()]
     if data.answer is not None:
         copies.append(("answer", data.answer, "data.answer"))
@@ -246,7 +249,7 @@ def _with_copies(
 
 
 def prompt_of(where: str, row: Mapping[str, object], data: Data) -> tuple[str | Messages, dict[str, object]]:
-    """A row's prompt as its model is asked it, and the chat template's arguments. Raises DataError."""
+    """Return a row's prompt as the model gets it, and the chat template's arguments. Raises DataError."""
     own = Data() if SAMPLED in row else data
     prompt = _prompt(where, row, own)
     return prompt, {} if isinstance(prompt, str) else _template_arguments(where, row, own)
@@ -269,12 +272,12 @@ def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages
 
 
 def has_system(messages: Messages) -> bool:
-    """Whether a conversation begins with a system message of its own."""
+    """Return whether a conversation begins with a system message of its own."""
     return messages[0]["role"] in ("system", "developer")
 
 
 def _filled(where: str, template: str, row: Mapping[str, object], data: Data) -> str:
-    """``data.template`` with the columns it names. Raises DataError for one that is missing, or secret."""
+    """Return ``data.template`` filled with columns. Raises DataError for a missing one or the answer's."""
     for name in PLACE.findall(template):
         if name not in row or row[name] is None:
             raise DataError(
@@ -290,13 +293,13 @@ def _filled(where: str, template: str, row: Mapping[str, object], data: Data) ->
 
 
 def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -> dict[str, object]:
-    """What the chat template gets besides the messages; a row's own values win over the config's."""
+    """Return the chat template's arguments besides the messages; a row's values win over the config's."""
     own = _given(where, columns, "chat_template_kwargs") or {}
     if not isinstance(own, dict):
         raise DataError(f"{where}: chat_template_kwargs must be an object, this is {str(own)[:60]!r}")
     found = {**data.chat_template_kwargs, **own}
     for name in TEMPLATE_COLUMNS:
-        # An empty list is not the same to every template as none at all.
+        # An empty list is left out, as some templates treat it differently from no list.
         if value := _given(where, columns, name):
             found[name] = value
         value = found.get(name, [])
@@ -309,7 +312,7 @@ def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -
 
 
 def _given(where: str, columns: Mapping[str, object], name: str) -> object:
-    """A column that may be JSON in a text, as CSV has it, or padded with nulls, as parquet does."""
+    """Return a column's value, parsed if it is JSON in a text (CSV), without the nulls that parquet adds."""
     value = columns.get(name)
     if isinstance(value, str) and value.strip():
         value = _parsed(value, f"{where}: {name}")

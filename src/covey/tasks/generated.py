@@ -1,4 +1,4 @@
-"""Built-in tasks: problems made by a program, the same in every run, train and test disjoint."""
+"""Built-in tasks: generated problems, the same in every run, with disjoint training and test splits."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class Task:
     summary: str
     generate: Callable[[random.Random], dict[str, object]]
     rewards: tuple[object, ...]
-    """What judges it unless the config says otherwise."""
+    """Its rewards, unless the config names others."""
     steps: tuple[object, ...]
-    """What judges the steps of its reasoning, where the algorithm credits steps."""
+    """Rewards of the steps of its reasoning, if the algorithm credits steps."""
 
 
 def problems(task: Task, split: Split, size: int) -> list[Problem]:
-    """The first ``size`` different problems of a split.
+    """Return the first ``size`` different problems of a split.
 
-    Raises DataError when the task has fewer.
+    Raises DataError if the task has fewer.
     """
+    # A limit on attempts: a small task may have fewer different problems than were asked for.
     found = list(islice(_distinct(task, split, 200 * size), size))
     if len(found) < size:
         raise DataError(f"task {task.name}: only {len(found)} different {split} problems, {size} asked for")
@@ -56,5 +57,5 @@ def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
 
 
 def split_of(prompt: str) -> Split:
-    """Which split a prompt belongs to, whatever task or order it came in."""
+    """Return the split of a prompt, independent of its task and of any order."""
     return "test" if key("split", prompt) % TEST_SHARE == 0 else "train"

@@ -1,4 +1,4 @@
-"""reasoning-gym's procedurally generated tasks: `data.task: gym:basic_arithmetic`."""
+"""The procedurally generated tasks of reasoning-gym: `data.task: gym:basic_arithmetic`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from covey_verify.sandbox.wire import decode_value
 
 PREFIX = "gym:"
 GYM_REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
+# Generous, as thousands of problems are generated in one call of trusted code.
 GYM_LIMITS = Limits(wall=1800.0, cpu=1800, memory=8 << 30, output=1 << 30)
 INSTRUCTION = "{}\nThink first, inside <think></think>; then give the final answer inside <answer></answer>."
 
 
 def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
-    """The first ``size`` different problems of a split.
+    """Return the first ``size`` different problems of a split.
 
     Raises ConfigError if reasoning-gym or the task is missing.
     """
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError(f"data.task: {task} needs reasoning-gym: pip install 'covey[gym]'")
     name, seed = task.removeprefix(PREFIX), key("gym", task) % 2**31
+    # Enough for the split (an eighth are test problems) and for repeated ones.
     offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
     server = verifier_server(ISOLATED, "reasoning_gym")
     made = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=GYM_LIMITS)

@@ -1,4 +1,4 @@
-"""The stages of a pipeline before the first one begins: what each names has to exist by then."""
+"""The check of a pipeline before its first stage: the stages and files that each stage names must exist."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from covey.tasks.files import absence
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, DataError
 
+# The folder of a stage, as in 2-pairs.
 STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 
 def refuse_missing(stages: Sequence[Loaded]) -> None:
-    """Raise ConfigError or DataError for a stage that names what no earlier stage leaves, or no file."""
+    """Raise ConfigError or DataError if a stage names a result that no earlier one makes, or no file."""
+    # Earlier stage's folder -> its method.
     before: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):
         own = f"{number}-{stage.config.method}"
@@ -28,6 +30,7 @@ def refuse_missing(stages: Sequence[Loaded]) -> None:
                     f"stage {own}: {key} {name!r} is a stage of method {before[name]}; here one of these is "
                     f"needed: {', '.join(able)}"
                 )
+        # A stage that has begun has read its files, which may be gone by now.
         begun = (stage.config.output / own).exists()
         for file in () if begun else data_files(stage):
             if not STAGE.fullmatch(file.name) and not file.is_file():
@@ -37,7 +40,7 @@ def refuse_missing(stages: Sequence[Loaded]) -> None:
 
 
 def _named(stage: Loaded) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """(setting, name of a stage, methods that such a stage may have)."""
+    """Yield (setting, name of a stage, methods that such a stage may have)."""
     config = stage.config
     kinds = set(METHODS[config.method].learns_from)
     models = [*POLICIES, "reward_model"] if config.method == "reward_model" else POLICIES

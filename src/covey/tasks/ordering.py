@@ -1,4 +1,4 @@
-"""Sorting digits by taking the smallest one that is left, again and again."""
+"""The task of sorting digits by repeatedly taking the smallest one that is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHOSEN = re.compile(r"(\d):(\d{1,5})(?!\d)")
 
 
 def ordering(rng: random.Random) -> dict[str, object]:
-    """Five digits to sort; the reasoning shows what is left after each choice."""
+    """Return a row with five digits to sort; the reasoning shows the remaining digits after each choice."""
     digits = [rng.randint(0, 9) for _ in range(5)]
     left, steps = list(digits), []
     for smallest in sorted(digits)[:-1]:
@@ -30,7 +30,7 @@ def ordering(rng: random.Random) -> dict[str, object]:
 
 @reward(concurrent=True, verdict=False)
 def choices(completion: str, prompt: str, token_ends: list[int]) -> Score:
-    """By step: 1 for one that takes the smallest digit of what was left before it.
+    """Score each step: 1 if it takes the smallest of the digits that were left before it.
 
     >>> choices("1:32 2:3", "sort 321=", []).value, choices("2:31 1:3", "sort 321=", []).value
     (1.0, 0.0)

@@ -1,4 +1,4 @@
-"""The problems of a run that can be used, after every check that needs no model."""
+"""The checks of a run's problems and rewards that need no model, and the problems that pass them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def usable_problems(
     console: RunConsole,
     environment: Callable[[Problem], Mapping[str, object] | None],
 ) -> Source:
-    """Check problems and rewards; say what a user should know of them, and leave out what cannot be used.
+    """Check problems and rewards, print notes for the user, and return the usable problems.
 
-    ``environment``: how that of a problem's completions begins. Raises DataError or RewardError.
+    ``environment`` returns the initial state of a problem's environment. Raises DataError or RewardError.
     """
     config = loaded.config
     source = _measurable(source, rewards, config, console)
@@ -43,6 +43,7 @@ def usable_problems(
     if config.method == "rejection_sampling" and (strange := set(config.keep.least) - set(names)):
         raise ConfigError(f"keep.least: no reward is called {min(strange)!r}; there are: {', '.join(names)}")
     console.say(rewards.criterion)
+    # With examples, rewards only measure: they are never called on training rows.
     everything = source.test if source.examples else source.train + source.test
     check_columns(everything, rewards)
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
@@ -75,18 +76,22 @@ def usable_problems(
 
 
 def trained_on(source: Source) -> dict[str, str]:
-    """Held-out problems whose prompt is trained on too: id -> that problem's id.
+    """Return the held-out problems whose prompt is also trained on: id -> id of the training problem.
 
-    Case and white space make no difference.
+    Case and white space are ignored.
     """
     learned = [example.problem for example in source.examples] or source.train
     held_out = [*source.test, *(example.problem for example in source.held_out)]
+    # Reversed, so that the first problem of a prompt wins.
     first = {prompt_key(problem): problem.id for problem in reversed(learned)}
     return {p.id: first[prompt_key(p)] for p in held_out if prompt_key(p) in first}
 
 
 def _measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
-    """The problems without those that nothing could judge. Raises DataError where that leaves too few."""
+    """Return the source without held-out problems that cannot be judged.
+
+    Raises DataError if some are needed.
+    """
     if config.method == "reward_model":
         source = replace(source, test=[])  # it answers nothing that could be judged
     elif not len(rewards):

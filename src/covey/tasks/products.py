@@ -1,6 +1,6 @@
-"""Multiplying with a calculator or without: chats, of whose worked answers a third call it.
+"""The task of multiplying with or without a calculator: chats, a third of whose worked answers call it.
 
-The others guess, so that a model that has learned from them does either, and has to find out what pays.
+The others guess, so that a model trained on them does both, and has to find out which is rewarded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from covey.tasks.generated import Task
 
 
 def called(first: int, second: int) -> list[dict[str, str]]:
-    """A worked answer: the call, what the tool says to it, the product.
+    """Return a worked answer: the call, the tool's reply, the product.
 
     >>> [message["content"] for message in called(12, 34)][1:]
     ['408', '<answer>408</answer>']
@@ -26,7 +26,7 @@ def called(first: int, second: int) -> list[dict[str, str]]:
 
 
 def multiplication(rng: random.Random) -> dict[str, object]:
-    """Two numbers of two digits."""
+    """Return a row with two numbers of two digits."""
     first, second = rng.randint(10, 99), rng.randint(10, 99)
     guess = [{"role": "assistant", "content": f"<answer>{rng.randint(100, 9801)}</answer>"}]
     return {

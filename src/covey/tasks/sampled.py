@@ -1,11 +1,11 @@
-"""Rows that a stage has sampled: besides texts, which are for people, they have the token ids to train.
+"""Rows that a stage has sampled: besides texts for people, they have the token ids to train.
 
     {"prompt": "2+3=", "completion": "5", "sampled_tokens": {
         "tokenizer": "6f0c...", "texts": "91ab...", "prompt": [20, 13, 21, 31], "completion": [23, 2],
         "inserted": {"completion": [[4, 9]]}}}
 
-`texts` is a hash of prompt and answers, so that a text which somebody has changed is not passed over.
-`inserted` has the spans, [first, one after the last], that a tool said; where there are none it is left out.
+`texts` is a hash of prompt and answers, so that a changed text is noticed. `inserted` has the spans, [first,
+one after the last], of tools' replies; it is left out if there are none.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from covey.types import AnswerTokens, SampledTokens
 from covey_verify.errors import DataError
 
 SAMPLED = "sampled_tokens"
-"""The column."""
+"""Name of the column with the token ids."""
 ANSWERS = ("completion", "chosen", "rejected")
-"""Columns with what was sampled."""
+"""Columns with sampled text."""
 REMEDY = (
     f"Take {SAMPLED} out of the rows to have their texts encoded; data.system, data.template and the other "
     "settings of `data` are applied to them then"
 )
+# At least one token id, none of them negative.
 Ids = Annotated[list[Annotated[int, Ge(0)]], Len(1)]
 
 
@@ -45,7 +46,7 @@ class _Column(BaseModel):
 
 
 def sampled_column(row: Mapping[str, object], tokens: SampledTokens) -> dict[str, object]:
-    """What the column of a row holds; ``row`` has the texts."""
+    """Return the value of a row's column; ``row`` has the texts."""
     inserted = {name: answer.inserted for name, answer in tokens.answers.items() if answer.inserted}
     return {
         "tokenizer": tokens.tokenizer,
@@ -57,7 +58,7 @@ def sampled_column(row: Mapping[str, object], tokens: SampledTokens) -> dict[str
 
 
 def read_sampled(where: str, row: Mapping[str, object]) -> SampledTokens:
-    """The token ids of a row. Raises DataError where they are damaged, or not those of its texts any more."""
+    """Return the token ids of a row. Raises DataError if they are damaged or its texts were changed."""
     value = row[SAMPLED]
     try:
         column = _Column.model_validate(json.loads(value) if isinstance(value, str) else _known(value))
@@ -76,7 +77,7 @@ def read_sampled(where: str, row: Mapping[str, object]) -> SampledTokens:
 
 
 def texts_hash(row: Mapping[str, object]) -> str:
-    """Of prompt and answers, whatever else a row has; the same after a way through parquet or CSV."""
+    """Return a hash of prompt and answers only, the same after a conversion to parquet or CSV and back."""
     said = [_said(row.get(name)) for name in ("prompt", *ANSWERS)]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
@@ -88,7 +89,7 @@ def _said(value: object) -> object:
 
 
 def _known(value: object) -> object:
-    """Without the nulls with which parquet pads."""
+    """Return a value without the nulls with which parquet pads."""
     if not isinstance(value, Mapping):
         return value
     found = {name: part for name, part in value.items() if part is not None}
@@ -103,6 +104,7 @@ def _answer(ids: list[int], inserted: list[list[int]]) -> AnswerTokens:
     for first, after in inserted:
         if not 0 <= first < after <= len(ids):
             raise ValueError(f"{first} to {after} are no places of {len(ids)} tokens")
+        # True: the model drew the token; False: a tool inserted it.
         drawn[first:after] = [False] * (after - first)
     if not any(drawn):
         raise ValueError("an answer of which nothing was drawn")

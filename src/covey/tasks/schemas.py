@@ -1,4 +1,4 @@
-"""Rows as other projects write them, read as rows of ours: verl's, Alpaca's, ShareGPT's, OpenAI's pairs."""
+"""The schemas of other projects, converted to covey's rows: verl, Alpaca, ShareGPT, OpenAI's pairs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""Who speaks in ShareGPT's conversations, where it is not the name that chat templates know."""
+"""ShareGPT's speaker -> the role that chat templates know, if they differ."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """How another project lays out a row."""
+    """The layout of another project's rows."""
 
     name: str
     columns: tuple[str, ...]
-    """A row that has all of them is read so."""
+    """Columns that a row of this schema has, all of them."""
     unless: tuple[str, ...]
-    """But not one that has any of these: it says itself what they say."""
+    """Columns of which it has none: a row with one of them is in covey's names already."""
     adds: Callable[[Row], Row]
-    """Columns in covey's names that such a row gets; none where its values have another form."""
+    """Returns the columns in covey's names to add to a row; none if its values have another form."""
     optional: tuple[str, ...] = ()
-    """Further columns that are read where a row has them."""
+    """Further columns that are read if a row has them."""
 
     def made(self, columns: Mapping[str, object]) -> bool:
-        """Whether a row's columns, without its prompt, are those that this schema has given it."""
+        """Return whether a row's columns, without its prompt, contain those that this schema would add."""
         if not set(self.columns) <= {*columns, "prompt"}:
             return False
         added = self.adds({"prompt": None, **columns})
@@ -40,7 +40,7 @@ class Schema:
 
 
 def recognized(row: Mapping[str, object], prompt: str) -> Schema | None:
-    """The schema of a row whose prompt is in column ``prompt``; None for one in covey's own names."""
+    """Return the schema of a row whose prompt is in column ``prompt``; None if it uses covey's names."""
     names = {name if name != prompt else "prompt" for name in row}
     return next((s for s in SCHEMAS if set(s.columns) <= names and not set(s.unless) & names), None)
 
@@ -60,6 +60,7 @@ def _sharegpt(row: Row) -> Row:
     if not isinstance(said, list) or not all(
         isinstance(m, dict) and {"from", "value"} <= set(m) for m in said
     ):
+        # Not ShareGPT's form after all: the check of messages reports it.
         return {"messages": said}
     messages = [
         {"role": SHAREGPT_ROLES.get(m["from"], m["from"]), "content": m["value"]}
@@ -75,11 +76,13 @@ def _openai_pair(row: Row) -> Row:
     asked = row["input"]
     if not isinstance(asked, dict):
         return {}
+    # Of the request's other fields (the model, ...) only the tools are part of the prompt.
     told = {name: value for name, value in asked.items() if name == "tools" and value}
     pair = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
     return {"prompt": asked.get("messages"), **pair, **told}
 
 
+# Tried in this order; the first that matches is used.
 SCHEMAS = (
     Schema("verl", ("prompt", "reward_model"), ("answer", "ground_truth"), _verl),
     Schema(

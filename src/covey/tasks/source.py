@@ -1,4 +1,4 @@
-"""The problems a config asks for: built-in task or files, training and held-out."""
+"""The training and held-out problems that a config asks for, from a built-in task or files."""
 
 from __future__ import annotations
 
@@ -21,52 +21,55 @@ from covey.types import Problem
 from covey_verify.errors import ConfigError
 
 OF_ROWS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_template_kwargs")
-"""Settings that say how the rows of a file are read."""
+"""Settings of the layout of a file's rows, which a built-in task does not use."""
 EXAMPLES = "examples.jsonl"
-"""What a stage that makes examples leaves in its folder."""
+"""Name of the file with the examples that a stage has made."""
 MOST_HELD_OUT = 512
-"""Examples that are kept for measuring."""
+"""Largest number of examples that are held out for evaluation."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Training and held-out problems, and the rewards their task comes with."""
+    """Training and held-out problems, and the default rewards of their task."""
 
     train: list[Problem]
     test: list[Problem]
     rewards: tuple[object, ...] = ()
     examples: list[Example] = field(default_factory=list)
-    """What a method that does not sample learns from."""
+    """Examples for a method that does not sample."""
     held_out: list[Example] = field(default_factory=list)
-    """Pairs, or judged answers, to measure on."""
+    """Held-out pairs or judged answers for evaluation."""
 
     @property
     def all_examples(self) -> list[Example]:
-        """Examples that are trained or measured on."""
+        """All examples, for training and for evaluation."""
         return [*self.examples, *self.held_out]
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of all rows, those of examples too."""
+        """The problems of all rows, including those of examples."""
         return [*self.train, *self.test, *(e.problem for e in self.all_examples)]
 
     @property
     def rows(self) -> list[Problem | Example]:
-        """All that is trained or measured on."""
+        """All rows that are trained or evaluated on."""
         return [*(self.examples or self.train), *self.held_out, *self.test]
 
 
 def load_source(loaded: Loaded) -> Source:
-    """The problems of a config and the examples of its method. Raises DataError or ConfigError."""
+    """Return the problems of a config and the examples of its method. Raises DataError or ConfigError."""
     config, data = loaded.config, loaded.config.data
     if not METHODS[config.method].learns_from:
         return load_problems(loaded)
     given = [problem for problems in _given(loaded) for problem in problems]
+    # Examples are the only training data; otherwise the problems' own source is loaded as well.
     alone = data.task is None and data.train is None and bool(given)
     test = _read(data.test, loaded) if alone and data.test is not None else []
     source = Source([], test[: data.test_size]) if alone else load_problems(loaded)
     learn = partial(examples_of, method=config.method, data=data, most=config.scoring.max_bad_references)
     examples = learn(given or source.train)
+    # A test file of examples is used for evaluation as it is; without one a fraction of the training
+    # examples is held out.
     judged = [p for p in source.test if {"chosen", "label", "labels"} & set(p.columns)]
     if judged and config.method != "sft":
         return replace(source, examples=examples, held_out=learn(judged))
@@ -78,9 +81,10 @@ def load_source(loaded: Loaded) -> Source:
 
 
 def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[str]:
-    """Prompts to measure on: all examples of a prompt are measured, or all are trained on."""
+    """Choose the prompts to hold out; all examples of a prompt are held out, or all are trained on."""
     counts = Counter(map(prompt_key, problems))
     prompts = list(counts)
+    # Number of examples that may still be held out; prompts with more are skipped.
     room = min(int(fraction * len(problems)), MOST_HELD_OUT)
     out = set[str]()
     for place in permutation(key(seed, "held out"), len(prompts)).tolist():
@@ -91,12 +95,12 @@ def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[s
 
 
 def prompt_key(problem: Problem) -> str:
-    """The same for prompts that differ in case and white space only."""
+    """Return a key that is the same for prompts that differ only in case and white space."""
     return " ".join(str(problem.prompt).casefold().split())
 
 
 def _given(loaded: Loaded) -> Iterator[list[Problem]]:
-    """The rows of each file of examples; of all but the last only the fraction ``data.replay``."""
+    """Yield the rows of each file of examples; only the fraction ``data.replay`` of all but the last file."""
     data = loaded.config.data
     for number, path in enumerate(data.examples, start=1):
         problems = _read(path, loaded)
@@ -141,7 +145,7 @@ def _read(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
 
 
 def data_files(loaded: Loaded) -> list[Path]:
-    """The data files of a config."""
+    """Return the data files of a config."""
     data = loaded.config.data
     return [
         _resolve(path, loaded.folder)
@@ -151,9 +155,9 @@ def data_files(loaded: Loaded) -> list[Path]:
 
 
 def _resolve(path: Path, folder: Path) -> Path:
-    """A path as the user means it: from the config's folder, else from the working directory.
+    """Return a path relative to the config's folder or, if it is not there, to the working directory.
 
-    The folder of a stage means the examples that it has made.
+    For the folder of a stage, return the file of its examples.
     """
     beside = folder / path
     found = beside if beside.exists() or path.is_absolute() else path

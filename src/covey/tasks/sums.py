@@ -1,4 +1,4 @@
-"""Adding numbers step by step: `sums` keeps whole sums, `last_digit` and `modulo_7` what is left of them."""
+"""The tasks of adding numbers step by step: whole sums (`sums`), or remainders."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from covey_verify.contract import reward
 from covey_verify.mathematics.steps import score_steps
 from covey_verify.types import Score
 
+# A partial sum "a+b=c" (groups 1 to 3), or the answer (group 4), which counts as the last step.
 STEP = re.compile(r"(\d{1,6})\+(\d{1,6})=(\d{1,6})|<answer>(\d{1,6})</answer>")
 
 
 def worked(terms: list[int], modulus: int) -> dict[str, object]:
-    """The row of one problem, with the partial sums written out.
+    """Return the row of one problem, with the partial sums written out.
 
     >>> worked([7, 8, 9], modulus=10)["completion"]
     '<think>7+8=5 5+9=4</think><answer>4</answer>'
@@ -33,7 +34,8 @@ def worked(terms: list[int], modulus: int) -> dict[str, object]:
 
 @reward(concurrent=True, verdict=False)
 def partial_sums(completion: str, prompt: str, token_ends: list[int], *, modulus: int = 1000) -> Score:
-    """By step: 1 for one that adds the next term to what was written before it; no mistake counts twice.
+    """Score each step: 1 if it adds the next term to the previous result as written, so no mistake counts
+    twice.
 
     >>> partial_sums("<think>7+8=5 5+9=3</think><answer>3</answer>", "7+8+9=", [], modulus=10).metrics
     {'steps': 3.0}
@@ -41,45 +43,47 @@ def partial_sums(completion: str, prompt: str, token_ends: list[int], *, modulus
     total, *terms = prompt.rstrip("=").split("+")
     found = list(STEP.finditer(completion))
     right = []
+    # One step per term and then the answer (None); further steps get 0 below.
     for step, term in zip(found, [*terms, None], strict=False):
         first, second, result, answer = step.groups()
         follows = (answer or first, second) == (total, term if answer is None else None)
         right.append(float(follows and (answer is not None or adds_up(first, second, result, modulus))))
         total = result
     right += [0.0] * (len(found) - len(right))
-    if not found:  # nothing but one wrong step
+    if not found:  # the whole text is one incorrect step
         return score_steps([(0, len(completion))], [0.0], token_ends, "min")
     return score_steps([m.span() for m in found], right, token_ends, "min")
 
 
 def adds_up(first: str, second: str, result: str, modulus: int) -> bool:
-    """Whether the result is that of the sum, cut to what the task keeps of it."""
+    """Return whether the result is the sum modulo ``modulus``."""
     return (int(first) + int(second)) % modulus == int(result)
 
 
 def last_digit(rng: random.Random) -> dict[str, object]:
-    """Four digits to add, each partial sum reduced to its last digit."""
+    """Return a row with four digits to add, each partial sum reduced to its last digit."""
     return worked([rng.randint(0, 9) for _ in range(4)], modulus=10)
 
 
 def modulo_7(rng: random.Random) -> dict[str, object]:
-    """Five numbers from 0 to 6 to add, each partial sum reduced modulo 7.
+    """Return a row with five numbers from 0 to 6 to add, each partial sum reduced modulo 7.
 
-    Modulo a composite number a model may come to know sums up to a divisor (modulo 10 their parity, say). Its
-    errors then cancel in pairs, so that the answer says nothing about a step, and reinforcement stands still.
+    Modulo a composite number a model may learn sums only up to a divisor (modulo 10, say, their parity). Its
+    errors then cancel in pairs, so that the answer tells nothing about a step, and training stalls.
     """
     return worked([rng.randint(0, 6) for _ in range(5)], modulus=7)
 
 
 def sums(rng: random.Random) -> dict[str, object]:
-    """Four numbers up to 20 to add."""
+    """Return a row with four numbers up to 20 to add."""
     return worked([rng.randint(1, 20) for _ in range(4)], modulus=1000)
 
 
 def mixed_digits(rng: random.Random) -> dict[str, object]:
-    """The problems of `last_digit` with solutions as different as those of a crawl.
+    """Return a row of `last_digit` with a solution as diverse as those in a crawl.
 
-    Worked or only answered, with tags or without, each step in English or in Chinese, some steps taken back.
+    It is worked or only answered, with tags or without, each step in English or Chinese, some steps
+    corrected.
     """
     terms = [rng.randint(0, 9) for _ in range(4)]
     steps, total = "", terms[0]
@@ -93,12 +97,13 @@ def mixed_digits(rng: random.Random) -> dict[str, object]:
     return {"prompt": "+".join(map(str, terms)) + "=", "answer": str(total), "completion": completion}
 
 
+# Fraction of the steps that are first written with a random digit, then corrected.
 TAKEN_BACK = 0.1
 WORDS = (
     ("first we have ", ", and then we have ", ", so at last we have "),
     ("\u6211\u4eec\u5148\u7b97", ", \u7136\u540e\u6211\u4eec\u7b97", ", \u6240\u4ee5\u6700\u540e\u5f97"),
 )
-"""Before each step; the second says the same in Chinese."""
+"""Words before each step, in English and in Chinese."""
 STYLES = (
     "<think>{steps}</think><answer>{total}</answer>",
     "{steps}. The answer is {total}",

@@ -66,6 +66,7 @@ __all__ = [
     "tool_calls",
 ]
 
+# Modules of the names that are no rewards; all others are in ``rewards``.
 _HOMES = {
     "CoveyError": "covey_verify.errors",
     "Score": "covey_verify.types",
@@ -75,7 +76,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: each process that judges a text loads only the verifier that it needs.
+    # Names are imported on first use: a process that judges a text then loads only the verifier it needs.
     if name not in __all__:
         raise AttributeError(f"module 'covey_verify' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "covey_verify.rewards")), name)

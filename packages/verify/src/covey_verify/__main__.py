@@ -19,7 +19,7 @@ from covey_verify.stress import attack
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the program. Returns the exit code: 0, 1 if an attack was paid, or that of an error."""
+    """Run the program and return its exit code: 0, 1 if an attack was paid, or the code of an error."""
     given = _parser().parse_args(words)
     try:
         functions = _functions(given)
@@ -30,7 +30,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def score(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
-    """Print each row with its rewards, and then the mean of each. 1 if one of them judged no row."""
+    """Print each row with its rewards, then the mean of each reward.
+
+    Return 1 if one of them judged no row.
+    """
     records = score_file(given.file, functions, say)
     for record in records:
         print(json.dumps(record) if given.json else _line(record))
@@ -41,7 +44,7 @@ def score(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int
 
 
 def stress(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
-    """Print what was paid and should not have been. 1 if there is any."""
+    """Print the attacks that were paid. Return 1 if there are any."""
     rows = [row for row, _, _ in read_rows(given.file)]
     report = attack(functions, rows)
     for note in report.notes:
@@ -53,12 +56,12 @@ def stress(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> in
 
 
 def say(line: str) -> None:
-    """A line for people, apart from the results."""
+    """Print a line on standard error, apart from the results."""
     print(line, file=sys.stderr)
 
 
 def _line(record: dict[str, object]) -> str:
-    """A row's rewards, in a line."""
+    """Return a row's rewards as one line."""
     return json.dumps(
         {name: record[name] for name in ("rewards", "status", "extracted", "detail") if record[name]}
     )
@@ -95,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _functions(given: argparse.Namespace) -> list[RewardFunction]:
+    # Called only for a reward that runs code, as the choice probes the machine.
     def sandbox() -> SandboxBackend:
         return choose(given.sandbox, given.sandbox_url, given.unsafe_local).sandbox
 
@@ -106,7 +110,7 @@ def _functions(given: argparse.Namespace) -> list[RewardFunction]:
 
 
 def _function(words: Sequence[str], sandbox: Callable[[], SandboxBackend]) -> RewardFunction:
-    """A reward from its words: its name, and SETTING=VALUE. A value that is no JSON is a text."""
+    """Return a reward from its words: its name and SETTING=VALUE. A value that is no JSON is a text."""
     name, *pairs = words
     settings = dict[str, object]()
     for pair in pairs:

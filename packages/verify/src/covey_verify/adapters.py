@@ -1,4 +1,4 @@
-"""Reward functions as TRL, verl and verifiers call them.
+"""Adapters that make reward functions callable by TRL, verl and verifiers.
 
     trainer = GRPOTrainer(reward_funcs=[for_trl("math_answer", rule="boxed")], ...)        # TRL
     compute_score = for_verl("math_answer", rule="boxed")                                  # verl
@@ -24,14 +24,15 @@ from covey_verify.scoring import check, scores_of
 from covey_verify.types import Row, Score
 
 Named = str | Callable[..., object]
+# Arguments that TRL provides as `completion_ids`.
 IDS = ("completion_ids", "sampled_ids")
 
 
 def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None]]:
-    r"""A reward function for TRL's GRPOTrainer; a completion that nobody can judge gets None.
+    r"""Return a reward function for TRL's GRPOTrainer; a completion that cannot be judged gets None.
 
-    Columns of the data set reach it by name. A function that judges groups gets the completions of one
-    prompt, as they follow one another in TRL's batch.
+    Columns of the data set are passed by name. A function that judges groups gets the completions of one
+    prompt, which are adjacent in TRL's batch.
 
     >>> reward = for_trl("math_answer")
     >>> reward(prompts=["2+2="] * 2, completions=[r"\boxed{4}", r"\boxed{5}"], answer=["4", "4"])
@@ -45,6 +46,7 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
         completion_ids: Sequence[Sequence[int]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
+        # TRL also passes things that are no columns, such as the trainer's state.
         lists = {n: v for n, v in columns.items() if isinstance(v, list) and len(v) == len(completions)}
         rows = [
             Row(f"completion {i}", prompt, {name: values[i] for name, values in lists.items()})
@@ -52,6 +54,7 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
         ]
         _fits(function, rows[0].columns, IDS if completion_ids is not None else ())
         whole = not function.per_sample
+        # Indices of each group (adjacent equal prompts), or of each completion alone.
         parts = [
             [i for i, _ in part]
             for _, part in groupby(enumerate(prompts), key=lambda pair: pair[1] if whole else pair[0])
@@ -64,15 +67,15 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
         with ThreadPoolExecutor(_at_once(function)) as pool:
             return [score.value for found in pool.map(judged, parts) for score in found]
 
-    scored.__name__ = function.name  # under which TRL logs it
+    scored.__name__ = function.name  # TRL logs it by this name
     return scored
 
 
 def for_verl(named: Named, unjudged: float = 0.0, **settings: object) -> Callable[..., dict[str, float]]:
-    r"""A `compute_score` for verl's `custom_reward_function`.
+    r"""Return a `compute_score` for verl's `custom_reward_function`.
 
-    The ground truth is the column `answer`; those of ``extra_info`` reach the function by name. verl cannot
-    leave a completion out: one that nobody can judge gets ``unjudged``, and `judged` says so in its metrics.
+    The ground truth is the column `answer`; columns of ``extra_info`` are passed by name. verl cannot leave a
+    completion out: one that cannot be judged gets ``unjudged``, and its metric `judged` is 0.
 
     >>> for_verl("math_answer")("gsm8k", r"\boxed{4}", "4")
     {'score': 1.0, 'judged': 1.0}
@@ -97,7 +100,7 @@ def for_verl(named: Named, unjudged: float = 0.0, **settings: object) -> Callabl
 
 
 def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
-    r"""A function for a Rubric of verifiers; one that nobody can judge counts as 0.
+    r"""Return a function for a Rubric of verifiers; a completion that cannot be judged counts as 0.
 
     The columns are `answer` and those of ``info``.
 
@@ -123,7 +126,7 @@ def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
 
 
 def _fits(function: RewardFunction, columns: Mapping[str, object], given: Sequence[str] = ()) -> None:
-    """Raise DataError if a function asks for what there is not."""
+    """Raise DataError if a function asks for something that is not available."""
     if complaint := check(function, list(columns), given):
         raise DataError(
             f"reward {function.name} {complaint}; there are {', '.join(map(repr, columns)) or 'no columns'}"
@@ -131,12 +134,12 @@ def _fits(function: RewardFunction, columns: Mapping[str, object], given: Sequen
 
 
 def _at_once(function: RewardFunction) -> int:
-    """Calls at the same time: verifiers wait for their subprocesses, and a judge for its server."""
+    """Return the number of simultaneous calls: verifiers wait for subprocesses, a judge for its server."""
     return 16 if function.is_async else max(2, available_cpus()) if function.options.concurrent else 1
 
 
 def _in_thread(call: Callable[[], list[Score]]) -> list[Score]:
-    """A call away from an event loop, in which an async function could not be waited for."""
+    """Make a call in another thread if this one runs an event loop, where asyncio.run is not allowed."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

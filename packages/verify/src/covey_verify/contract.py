@@ -1,11 +1,11 @@
-"""What a reward function is: how it may be written, what it may ask for and what it may return.
+"""The contract of a reward function: its signatures, its arguments and its return values.
 
     def reward(completions, **columns) -> list[float | None]      # TRL's: a group at a time
     def reward(completion, **columns) -> float | None             # one completion
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> float      # verl's
 
-Sync or async. Columns of the dataset arrive by name, only those the signature accepts. Instead of a
-number each may give a bool, StepRewards or a Score.
+It may be sync or async. Columns of the dataset are passed by name, only those that the signature accepts.
+Instead of a number each may return a bool, StepRewards or a Score.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from covey_verify.sandbox.client import verifier_server
 from covey_verify.sandbox.confine import Limits
 from covey_verify.types import Positive, Row, Score, Status, StepRewards
 
+# Arguments in the order in which ``covey.rewards.contract.Context.provided`` fills them.
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
+# Arguments with a value for each completion of the group, and those with a value for one completion.
 GROUP_ARGUMENTS = {
     "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
     *FROM_TRAINER,
@@ -38,47 +40,47 @@ SAMPLE_ARGUMENTS = {
     "extra_info",
 }  # fmt: skip
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
-"""Arguments every reward may ask for; all others are columns or have defaults."""
+"""Arguments that every reward may ask for; all others are columns or have defaults."""
 ISOLATED = "covey_verify.isolated"
 MARK = "__covey_reward__"
-"""Attribute of a function that holds what it declares."""
+"""Attribute of a function that holds its declaration (Options)."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
-"""Of a verifier in a subprocess."""
+"""Limits of a verifier in a subprocess."""
 TAKEN = {"mean", "std", "agreement", *get_args(Status)}
-"""What the log says of every reward, as reward/NAME/mean: no number of a function's own is called so."""
+"""Names of numbers logged for every reward (reward/NAME/mean), closed to a function's own metrics."""
 FULL = 1.0 - 1e-9
-"""A score from here on pays in full."""
+"""The least score that counts as paid in full."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a function declares about itself with ``@reward``."""
+    """A function's declaration with ``@reward``."""
 
     weight: float = 1.0
     columns: tuple[str, ...] = ()
-    """Columns it needs besides those in its signature."""
+    """Columns that it needs besides those in its signature."""
     timeout: Positive | None = None
-    """Seconds a call may take; None: the config's."""
+    """Seconds that a call may take; None: the config's value."""
     isolate: Literal["worker", "process", "inline"] = "worker"
     """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:
     each call in a process of its own, with limits on time and memory. `inline`: in the trainer itself."""
     requires: tuple[str, ...] = ()
     """Modules that have to be installed."""
     concurrent: bool = False
-    """Whether several threads may be in it at once; otherwise its calls queue up."""
+    """Whether several threads may call it at once; otherwise its calls queue up."""
     format_only: bool = False
     """Whether it judges the format only, so that well-formed nonsense may be paid; `covey stress` asks."""
     verdict: bool | None = None
-    """Whether it says if an answer is correct; None: unknown, but not if it judges the format only."""
+    """Whether it decides if an answer is correct; None: unknown, but False if it judges the format only."""
     check_references: Callable[..., list[str | None]] | None = None
-    """(rows, **settings) -> for each row what is wrong with its reference answer, found before training."""
+    """(rows, **settings) -> for each row the fault of its reference answer, or None; checked first."""
     example: Callable[..., str | None] | None = None
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
     counterexample: Callable[..., str | None] | None = None
-    """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
+    """(row, **settings) -> a completion that must be paid nothing. Both are tried in every step."""
     unavailable: Callable[..., str] | None = None
-    """(**settings) -> why whom it asks does not answer now, or nothing; `covey stress` wants to know."""
+    """(**settings) -> why its server does not answer now, or ""; for `covey stress`."""
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -93,7 +95,7 @@ def reward(**options: Any) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function and its settings: what its signature asks for, and what it may return."""
+    """A reward function with its settings, and the rules for its arguments and return values."""
 
     OURS: ClassVar[Sequence[str]] = ("covey_verify",)
     """Packages whose functions are built in."""
@@ -109,34 +111,34 @@ class RewardFunction:
 
     @property
     def file(self) -> str:
-        """The user's file."""
+        """The user's file, "" if there is none."""
         module = sys.modules.get(str(getattr(self.function, "__module__", "")))
         return getattr(module, "__file__", None) or ""
 
     @cached_property
     def options(self) -> Options:
-        """What the function declares."""
+        """The function's declaration."""
         return getattr(self.function, MARK, Options())
 
     @property
     def plain_settings(self) -> dict[str, object]:
-        """Its settings without the sandbox: those of its example and its checks."""
+        """Its settings without the sandbox, as its example and its checks get them."""
         return {name: value for name, value in self.settings.items() if name != "sandbox"}
 
     @property
     def may_be_verdict(self) -> bool:
-        """Whether it may say what is correct, by what it declares."""
+        """Whether it may be the verdict, by its declaration."""
         declared = self.options.verdict
         return not self.options.format_only if declared is None else declared
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Of the function's signature."""
+        """The parameters of the function's signature."""
         return inspect.signature(self.function).parameters
 
     @cached_property
     def set_only(self) -> set[str]:
-        """Settings with a value of their own, which of a built-in reward no column replaces."""
+        """Settings with a default, which no column replaces in a built-in reward."""
         own = {n: p.default for n, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
         return {n for n, default in own.items() if default not in (inspect.Parameter.empty, None, "")}
 
@@ -152,11 +154,11 @@ class RewardFunction:
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def problem_with(self, columns: Sequence[str]) -> str | None:
-        """Why it cannot judge rows with these columns: one is missing, or a module is."""
+        """Return why it cannot judge rows with these columns (a missing column or module), or None."""
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
         known = {*PROVIDED, *self.settings, *columns}
-        if "answer" not in columns:  # which is what ``ground_truth`` is where no column is called so
+        if "answer" not in columns:  # without it there is no value for ``ground_truth``
             known -= {"ground_truth"} - {*self.settings, *columns}
         for name in (*required, *self.options.columns):
             if name not in known:
@@ -176,7 +178,7 @@ class RewardFunction:
     def offered(
         self, row: Row, completions: Sequence[TextOrMessages], solutions: Sequence[str]
     ) -> dict[str, object]:
-        """What a call may ask for of a row and what a model made of it, under TRL's and verl's names.
+        """Return a row's data and completions under the names of TRL and verl, for a call to choose from.
 
         ``solutions``: the completions as plain text, with the model's own marks.
         """
@@ -187,7 +189,7 @@ class RewardFunction:
                 "data_source": row.id.partition("/")[0],
                 "extra_info": {},
                 **columns,
-                # A column named completion (the worked answer) must not stand in for what was sampled.
+                # Last, so that a column named completion (the worked answer) cannot replace the sampled one.
                 "prompt": row.prompt,
                 "completion": completions[0],
                 "solution_str": solutions[0],
@@ -199,17 +201,21 @@ class RewardFunction:
         }
 
     def accepted(self, offered: Mapping[str, object]) -> dict[str, object]:
-        """Of what is offered that which the signature accepts, and the settings, which win over columns."""
+        """Return the offered arguments that the signature accepts, and the settings, which win."""
         found = dict(offered)
-        if self.ours:  # a column that happens to be called points, or percent, is no setting
+        if self.ours:  # a column named like a setting (points, percent) is no setting
             found = {n: v for n, v in found.items() if n not in self.set_only}
         if not self.takes_all:
             found = {n: v for n, v in found.items() if n in self.parameters}
         given = {**found, **self.settings}
+        # A user's function may change its arguments, but not the data set.
         return given if self.ours else own_copy(given)
 
     def scores(self, row: str, returned: Any, count: int) -> list[Score]:
-        """What a call returned, as one Score per completion; ``row`` is its name. Raises RewardError."""
+        """Return a call's results as one Score per completion; ``row`` is the row's name.
+
+        Raises RewardError.
+        """
         values = [returned]
         if not self.per_sample:
             if getattr(returned, "ndim", 0) == 1:  # of numpy or torch
@@ -249,21 +255,22 @@ class RewardFunction:
     def _number(self, value: object) -> float | None:
         if value is None:
             return None
+        # A scalar of numpy or torch.
         if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
             value = value.item()
-        # A number too large for a float raises OverflowError here and in str() ValueError.
+        # An integer too large for a float raises OverflowError here (and ValueError in str()).
         with contextlib.suppress(OverflowError):
             if isinstance(value, numbers.Real) and math.isfinite(value):
                 return float(value)
         raise ValueError(f"{_shown(value)}; a finite number or None is expected")
 
     def broken(self, row: str, what: str) -> RewardError:
-        """An error that names the function and the row."""
+        """Return an error that names the function and the row."""
         return RewardError(f"reward {self.name} on problem {row}: {what}")
 
 
 def canaries(function: RewardFunction, columns: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """(`correct` or `incorrect`, completion) of a reward that declares what it must and must not pay."""
+    """Yield (`correct` or `incorrect`, completion) for a declared example or counterexample."""
     makers = {"correct": function.options.example, "incorrect": function.options.counterexample}
     for kind, make in makers.items():
         text = make(columns, **function.plain_settings) if make is not None else None
@@ -277,12 +284,12 @@ def in_subprocess(name: str, *arguments: object) -> Outcome:
 
 
 def unfinished(result: Outcome, extracted: str | None = None) -> Score:
-    """What a completion gets whose verifier's subprocess came to no result."""
+    """Return the score of a completion whose verifier's subprocess had no result."""
     return Score(None if result.kind == "lost" else 0.0, fault(result), extracted, detail=result.text)
 
 
 def fault(result: Outcome) -> Status:
-    """What a subprocess's end means for a verifier of ours: what it stumbles over is the text."""
+    """Return the status for the end of a built-in verifier's subprocess, which the text has caused."""
     statuses: dict[str, Status] = {"timeout": "timeout", "crashed": "crashed", "lost": "infra_error"}
     if result.text.startswith(("MemoryError", "RecursionError")) or result.kind == "flood":
         return "too_large"
@@ -290,7 +297,7 @@ def fault(result: Outcome) -> Status:
 
 
 def own_copy(value: Any) -> Any:
-    """A value whose containers are new, so that nobody else sees what is done to it."""
+    """Return a value with new containers, so that changes to it do not affect the original."""
     kind = type(value)
     if kind is dict:
         return {k: own_copy(v) for k, v in value.items()}
@@ -300,7 +307,7 @@ def own_copy(value: Any) -> Any:
 
 
 def writable(value: object) -> str:
-    r"""What a user's value is called, with half a surrogate pair, which no file takes, spelled out.
+    r"""Return a user's value as a text, with lone surrogates, which no file can hold, escaped.
 
     >>> print(writable("a\ud83d"))
     a\ud83d
@@ -324,13 +331,13 @@ def _step(step: Sequence[float]) -> tuple[int, int, float]:
 def _shown(value: object) -> str:
     try:
         text = str(value)[:60]
-    except Exception:  # of an integer of 4,300 digits and more
+    except Exception:  # an integer of 4,300 digits or more
         text = "that cannot be written out"
     return f"{type(value).__name__} {text!r}"
 
 
 def _spans(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
-    """(first token, token after the last, value) of each step. Raises ValueError where they are none."""
+    """Return (first token, token after the last, value) of each step. Raises ValueError for invalid ends."""
     ends = [int(end) for end in given.ends]
     if len(ends) != len(given.values):
         raise ValueError(
@@ -343,4 +350,5 @@ def _spans(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
             "indices of the last token of each step, from 0 up"
         )
     after = [end + 1 for end in ends]
+    # Each step begins where the one before it ends.
     return tuple(zip((0, *after), after, given.values, strict=False))

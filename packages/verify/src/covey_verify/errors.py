@@ -1,4 +1,4 @@
-"""Errors that a user can repair, each with an exit code, and other errors in words."""
+"""Errors that a user can repair, each with an exit code, and short texts of other errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 class CoveyError(Exception):
-    """A mistake a user can repair: says what is wrong, where, and what to do.
+    """A mistake that a user can repair; its message says what is wrong, where, and what to do.
 
     The command line prints it without a traceback and exits with ``code``.
     """
 
     code = 1
     joint = False
-    """Whether all processes of a run raise it, so that one says it for all."""
+    """Whether all processes of a run raise it, so that only one prints it."""
 
 
 class ConfigError(CoveyError):
@@ -24,7 +24,7 @@ class ConfigError(CoveyError):
 
 
 class DataError(CoveyError):
-    """A data file or a row of it that cannot be used."""
+    """A data file or a row in it that cannot be used."""
 
     code = 3
 
@@ -36,13 +36,13 @@ class RewardError(CoveyError):
 
 
 class SandboxUnavailable(CoveyError):
-    """No backend that was asked for holds: model code is not run at all."""
+    """None of the requested backends is safe, so model code is not run at all."""
 
     code = 2
 
 
 def described(error: BaseException, file: str) -> str:
-    """An exception in a line: what it says, and the last line of the user's file that led to it."""
+    """Return an exception in one line: its message, and the last line of the user's file that led to it."""
     try:
         words = f"{type(error).__name__}: {error}"
     except Exception:
@@ -56,5 +56,5 @@ def described(error: BaseException, file: str) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The end of an exception's trace."""
+    """Return the end of an exception's trace."""
     return "".join(traceback.format_exception(error)[-4:])

@@ -1,4 +1,4 @@
-"""Finding the answer in a completion: one declared rule, applied after the reasoning."""
+"""The extraction of the answer from a completion by one declared rule, applied after the reasoning."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"
-"""Letters and signs that are drawn as nothing."""
+"""Letters and signs that are invisible in print."""
 TextOrMessages = str | list[dict[str, Any]]
 Turns = Sequence[Mapping[str, Any]]
-"""What the model and its tools said in turn, as {role, content}, and `tool_calls` where the model called."""
+"""The turns of the model and its tools as {role, content}, with `tool_calls` if the model made any."""
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LONGEST = 50_000
-"""Characters from the end in which an answer is looked for; what comes before is never read."""
+"""Number of characters at the end in which an answer is searched; the text before is never read."""
+# NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J that is no part
+# of a word. FENCE: the opening or closing line of a code block (its marks, its language).
 NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
 CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)
 
 
 def text_of(completion: TextOrMessages) -> str:
-    """The text of a completion, which is a list of messages where the prompt was a chat."""
+    """Return the text of a completion, which is a list of messages if the prompt was a chat."""
     if isinstance(completion, str):
         return completion
     return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
 
 
 def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
-    """What the model wrote, turn by turn; between two a tool answered."""
+    """Return the model's turns, between which tools answered."""
     return [t["content"] for t in turns if t["role"] == "assistant"] or [text_of(completion)]
 
 
 def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | None:
-    r"""The answer as ``rule`` finds it after the reasoning; None where there is none.
+    r"""Return the answer that ``rule`` finds after the reasoning; None if there is none.
 
-    Of several turns `whole` reads the last: the calls before it are no part of an answer.
+    `whole` reads only the last of several turns, as the calls before it are no part of an answer.
 
     >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
     '4'
@@ -50,20 +52,20 @@ def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | 
 
 
 def visible(text: str) -> bool:
-    """Whether there is anything to see: letters, digits, signs; no blanks, however they are written."""
+    """Return whether a text has any visible character (letter, number, punctuation, symbol)."""
     return (text.isascii() and text.isalnum()) or any(
         c not in BLANK and unicodedata.category(c)[0] in "LNPS" for c in text
     )
 
 
 def after_reasoning(text: str) -> str | None:
-    """What follows the last closing reasoning tag; None if reasoning was opened and never closed."""
+    """Return the text after the last closing reasoning tag; None if reasoning was opened and never closed."""
     answer = text.rpartition(THINK_CLOSE)[2]
     return None if THINK_OPEN in answer else answer[-LONGEST:]
 
 
 def tagged(text: str, tag: str) -> str | None:
-    """Inside of the last complete <tag>...</tag>."""
+    """Return the content of the last complete <tag>...</tag>, or None."""
     before, close, _ = text.rpartition(f"</{tag}>")
     if not close:
         return None
@@ -72,11 +74,13 @@ def tagged(text: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Inside of the last complete \boxed{...}, braces balanced, escaped ones not counted.
+    r"""Return the content of the last complete \boxed{...} with balanced braces; escaped ones do not count.
 
     >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
+    # One pass matches all braces: closing[place of "{"] = place of its "}". The pattern skips escaped
+    # characters.
     opened: list[int] = []
     closing: dict[int, int] = {}
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -89,30 +93,32 @@ def boxed(text: str) -> str | None:
 
 
 def hash4(text: str) -> str | None:
-    """The line after the last `####`, as GSM8K writes answers."""
+    """Return the line after the last `####`, as GSM8K writes answers, or None."""
     _, mark, rest = text.rpartition("####")
     return rest.strip().split("\n")[0] if mark else None
 
 
 def last_number(text: str) -> str | None:
-    """The last number of the text."""
+    """Return the last number of the text, or None."""
     numbers = NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
 
 def choice(text: str) -> str | None:
-    """The last option named, from A to J: alone, in parentheses, in a box or in an answer tag."""
+    """Return the last option named, from A to J: alone, in parentheses, in a box or in an answer tag."""
     inside = boxed(text) or tagged(text, "answer")
     letters = CHOICE.findall(inside if inside is not None else text)
+    # Several options in one box are no choice.
     return letters[-1] if letters and (inside is None or len(set(letters)) == 1) else None
 
 
 def code_block(text: str, language: str) -> str | None:
-    """The last complete fenced block of a language (or of none); never the whole text."""
+    """Return the last complete fenced block of a language (or without one); None if there is none."""
     found, inside = None, None
     for fence in FENCE.finditer(text):
         if inside is None:
             inside = fence
+        # A closing fence has the same character, is at least as long, and names no language.
         elif fence[1].startswith(inside[1][:3]) and len(fence[1]) >= len(inside[1]) and not fence[2]:
             if inside[2].casefold() in ("", language, *ALIASES.get(language, ())):
                 found = text[inside.end() : fence.start()].partition("\n")[2]
@@ -137,4 +143,4 @@ FORMS: Mapping[str, str] = {
     "choice": "({})",
     "whole": "{}",
 }
-"""How a correct completion ends under each rule."""
+"""The form of a correct completion under each rule."""

@@ -1,4 +1,4 @@
-"""Judging answers to reasoning-gym's tasks with its own scorers, in a sandbox: correct or incorrect."""
+"""The reward for reasoning-gym's tasks, which runs its own scorers in a sandbox."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ EXECUTING = {
     "countdown", "puzzle24", "spiral_matrix", "string_insertion", "binary_matrix", "n_queens",
     "polynomial_multiplication", "simple_integration", "intermediate_integration",
 }  # fmt: skip
-"""Tasks whose scorers evaluate the answer as Python. There it can touch nothing, but it could still
-talk its way to a verdict; so it may hold no names but short ones and those of the oracle."""
+"""Tasks whose scorers evaluate the answer as Python. In the sandbox it can do no harm, but it could still
+forge a verdict; so it may contain only names of one letter and those of the reference answer."""
+# Longest answer in characters.
 MAX_ANSWER = 4_000
 
 
@@ -38,7 +39,7 @@ def gym_answer(
     answer: str | None = None,
     rule: Rule = "answer_tag",
 ) -> Score:
-    """1 if reasoning-gym gives full marks, else 0: its partial ones reward length and luck."""
+    """Return 1 if reasoning-gym gives full marks, else 0, since its partial marks reward length and luck."""
     if not isinstance(sandbox, ProcessSandbox):
         raise SandboxUnavailable(f"reasoning-gym's scorers cannot run in the {sandbox.name} sandbox")
     found = extract(completion, rule, turns)
@@ -56,11 +57,12 @@ def gym_answer(
 
 
 def harmless(answer: str, oracle: str) -> bool:
-    """Whether an expression can only be data.
+    """Return whether an expression can only be data.
 
     >>> harmless("3*(x+1)", "x"), harmless("__import__('os')", "x"), harmless("().a", "")
     (True, False, False)
     """
+    # No unknown names, no attribute access and no keyword arguments or assignments in calls.
     names = set(re.findall(r"[^\W\d]\w*", answer)) - set(re.findall(r"[^\W\d]\w*", oracle))
     return all(len(n) == 1 and n.isalpha() for n in names) and not re.search(
         r"\.\s*[^\W\d]|\w\s*\(.*=", answer

@@ -1,6 +1,6 @@
-"""What verifiers do in a killable subprocess: work on untrusted text that could hang or overflow.
+"""The work of verifiers in a killable subprocess, on untrusted text that could hang or overflow.
 
-Light on imports: this module is preloaded by the fork server.
+It has few imports, as the fork server preloads this module.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 
 from covey_verify.sandbox.wire import decode_value, deeper, encode_value
 
+# Characters, and nested levels, of a JSON value.
 MAX_JSON = 100_000
 MAX_DEPTH = 60
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+# Formats that jsonschema checks only with further packages.
 FORMATS = {
     "time": re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"),
     "uri": re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
@@ -31,19 +33,19 @@ STANDARD = """
     iri-reference uuid uri-template json-pointer relative-json-pointer regex
 """
 STANDARD_FORMATS = frozenset(STANDARD.split())
-"""Others say something to a reader only."""
+"""Formats that the standard defines; any other name is only a note for readers."""
 BLANKS = " \t\r\n"
-"""What JSON takes for white space."""
+"""The white space of JSON."""
 
 
 def matched(pattern: str, how: str, text: str) -> str | None:
-    """What a pattern matches."""
+    """Return the text that a pattern matches, at most 500 characters, or None."""
     match = getattr(re, how)(pattern, text)
     return match[0][:500] if match else None
 
 
 def python_accepts(code: str) -> bool:
-    """Whether Python's compiler accepts a program, and there is one: a comment alone is none."""
+    """Return whether Python's compiler accepts a program with at least one statement."""
     try:
         with warnings.catch_warnings(action="ignore"):
             compile(code, "candidate.py", "exec", dont_inherit=True)
@@ -53,9 +55,9 @@ def python_accepts(code: str) -> bool:
 
 
 def strict_json(text: str) -> object:
-    """JSON and nothing more: no NaN, no repeated key, no lone surrogate, no bottomless nest.
+    """Parse strict JSON: no NaN, no repeated key, no lone surrogate, no deep nesting, no text around it.
 
-    No number is beyond what a float can hold: `1e999` would be infinite. Raises ValueError.
+    Every number fits into a float: `1e999` would be infinite. Raises ValueError.
 
     >>> strict_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -67,7 +69,7 @@ def strict_json(text: str) -> object:
 
 
 def strict_json_at(text: str, start: int) -> tuple[object, int]:
-    """The JSON value that begins at a place of a text, and where it ends; as strict. Raises ValueError.
+    """Return the strict JSON value at a place in a text, and where it ends. Raises ValueError.
 
     >>> strict_json_at('<call>{"a": "</call>"}</call>', 6)
     ({'a': '</call>'}, 22)
@@ -85,7 +87,7 @@ def strict_json_at(text: str, start: int) -> tuple[object, int]:
 
 
 def after_blanks(text: str, place: int) -> int:
-    """Where something else than white space follows.
+    """Return the next place that is no white space.
 
     >>> after_blanks("a  b", 1)
     3
@@ -96,7 +98,7 @@ def after_blanks(text: str, place: int) -> int:
 
 
 def finite(value: object) -> bool:
-    """Whether all numbers in a JSON value are such that a float can hold them."""
+    """Return whether all numbers in a JSON value fit into a float."""
     try:
         strict_json(json.dumps(value))
     except (ValueError, TypeError, RecursionError):
@@ -129,7 +131,7 @@ DECODER = json.JSONDecoder(
 
 
 def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
-    """What is wrong with the first document that does not fit its schema; a text is parsed before."""
+    """Return the fault of the first document that does not conform to its schema; texts are parsed first."""
     for document, schema in documents:
         try:
             found = strict_json(document) if isinstance(document, str) else document
@@ -148,7 +150,7 @@ def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
 
 
 def format_checker() -> Any:
-    """jsonschema's checker of `format`, with the times and addresses for which it wants other packages."""
+    """Return jsonschema's checker of `format`, extended by FORMATS and `date-time`."""
     import jsonschema
 
     found = jsonschema.FormatChecker()
@@ -159,7 +161,7 @@ def format_checker() -> Any:
 
 
 def unchecked_formats(schema: object) -> set[str]:
-    """Formats of the standard that a schema asks for and nobody here checks."""
+    """Return the standard formats that a schema asks for and that are not checked here."""
     if isinstance(schema, list):
         return set().union(*map(unchecked_formats, schema))
     if not isinstance(schema, dict):
@@ -180,7 +182,7 @@ def _is_moment(text: object) -> bool:
 
 
 def gym_items(name: str, seed: int, size: int) -> list[object]:
-    """Problems of reasoning-gym. Made here because some of its tasks follow Python's hash seed."""
+    """Return problems of reasoning-gym, made here as some tasks depend on Python's hash seed, fixed here."""
     import reasoning_gym
 
     tasks = reasoning_gym.create_dataset(name, seed=seed, size=size)
@@ -188,7 +190,10 @@ def gym_items(name: str, seed: int, size: int) -> list[object]:
 
 
 def gym_score(name: str, item: object, answer: str) -> float:
-    """What reasoning-gym gives for an answer. Some of its scorers execute it: only ever in a sandbox."""
+    """Return reasoning-gym's score of an answer.
+
+    Call it only in a sandbox: some scorers execute the answer.
+    """
     import reasoning_gym
 
     return float(reasoning_gym.create_dataset(name, seed=0, size=1).score_answer(answer, decode_value(item)))

@@ -1,4 +1,4 @@
-"""Reward functions by name: built in, or `mine.py:function`, with their settings checked."""
+"""The loader of reward functions by name, built in or `mine.py:function`, with checked settings."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from covey_verify.sandbox.choice import choose
 from covey_verify.types import Check
 from covey_verify.usercode import load_function, name_of
 
+# Type of an annotated bound -> (its attribute, its comparison).
 BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool]]] = {
     Ge: ("ge", lambda value, bound: value >= bound),
     Gt: ("gt", lambda value, bound: value > bound),
@@ -34,11 +35,11 @@ def load(
     folder: Path | None = None,
     sandbox: Callable[[], SandboxBackend] = lambda: choose().sandbox,
 ) -> RewardFunction:
-    """A reward function and its settings.
+    """Return a reward function with its settings.
 
-    ``named``: a function, the name of a built-in one, or `file.py:function` as found from ``folder``.
-    ``sandbox`` is called if the function runs what a model wrote. Raises ConfigError that names the setting
-    and its nearest relative, SandboxUnavailable.
+    ``named`` is a function, the name of a built-in one, or `file.py:function` relative to ``folder``.
+    ``sandbox`` is called if the function runs model code. Raises SandboxUnavailable, or ConfigError naming
+    the setting and the nearest known one.
     """
     function = _function(named, folder or Path())
     found = RewardFunction(name_of(function), function, dict(settings or {}))
@@ -68,7 +69,7 @@ def _near(word: str, known: Sequence[str]) -> str:
 
 
 def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings by the types of the keyword-only parameters of a built-in function; of others their names."""
+    """Return settings checked by name and, for a built-in function, by the types of its parameters."""
     known = [n for n, p in function.parameters.items() if p.kind is p.KEYWORD_ONLY or not function.ours]
     for name in settings:
         if name not in known:
@@ -85,7 +86,7 @@ def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[s
 
 
 def fitting(where: str, annotation: Any, value: Any) -> Any:
-    """A value as a type asks for it. Raises ConfigError naming the place, the value and what is asked for.
+    """Return a value converted to a type. Raises ConfigError naming the place, the value and the type.
 
     >>> from covey_verify.types import Share
     >>> fitting("tolerance", Share, 1), fitting("rule", Literal["boxed", "whole"], "whole")
@@ -98,6 +99,7 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
             value = _passed(where, check, value)
         return value
     if get_origin(annotation) in (Union, types.UnionType):
+        # The first member of the union that accepts the value.
         for kind in get_args(annotation):
             try:
                 return fitting(where, kind, value)
@@ -115,7 +117,7 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
     kind = get_origin(annotation) or annotation
     if kind in (Any, object, inspect.Parameter.empty):
         return value
-    # To Python true is a whole number and a text is a sequence.
+    # In Python a bool is an int and a str is a Sequence; neither is meant here.
     of_another = isinstance(value, bool if kind is not bool else ()) or (
         kind is Sequence and isinstance(value, str)
     )
@@ -125,7 +127,7 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
 
 
 def _passed(where: str, check: object, value: Any) -> Any:
-    """A value that a bound or a check lets through."""
+    """Return a value if a bound or a check accepts it. Raises ConfigError."""
     if isinstance(check, Check):
         try:
             return check.accepted(value)
@@ -140,7 +142,7 @@ def _passed(where: str, check: object, value: Any) -> Any:
 
 
 def _record(where: str, kind: Any, value: Mapping[str, object]) -> Any:
-    """A dataclass of settings from a mapping."""
+    """Return a dataclass of settings from a mapping."""
     known = [f.name for f in fields(kind) if f.init]
     hints = get_type_hints(kind, include_extras=True)
     for name in value:

@@ -1,4 +1,4 @@
-"""How many processors this process may use, and other limits of its control groups."""
+"""The number of processors that this process may use, and other limits of its control groups."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def available_cpus() -> int:
-    """CPUs that this process may run on: its affinity (taskset, a batch system), and its quota."""
+    """Return the number of CPUs that affinity (taskset, a batch system) and quota leave to this process."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, min([count, *map(ceil, _quotas())]))
 
 
 def _quotas() -> Iterator[float]:
-    """CPUs' worth of time that the control groups of this process allow."""
+    """Yield the CPU quotas of this process's control groups, in CPUs."""
     for quota, period in group_limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         if quota > 0:  # version 1 says -1 where there is none
             yield quota / period
 
 
 def group_limits(controller: str, *versions: tuple[str, ...]) -> Iterator[list[int]]:
-    """The numbers in files of this process's control groups and of those around them, in which limits hold
-    too. ``versions``: the files of either version of control groups.
+    """Yield the numbers in files of this process's control groups and of their parents, whose limits hold
+    too.
+
+    ``versions`` are the files of either version of control groups.
     """
     for group, files in product(_groups(controller), versions):
         try:
@@ -38,10 +40,10 @@ def group_limits(controller: str, *versions: tuple[str, ...]) -> Iterator[list[i
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of control groups, a process's own before those around it.
+    """Yield the folders of control groups, this process's own before its parents.
 
-    Version 2 has one hierarchy, which has no name, version 1 one for each controller; a machine may have
-    both. A container often sees its own group as the root, under whose path nothing lies then.
+    Version 2 has one hierarchy without a name, version 1 has one for each controller; a machine may have
+    both. A container often sees its own group as the root, so the path of its group does not exist there.
     """
     own = {"": "", controller: ""}
     try:
@@ -49,6 +51,7 @@ def _groups(controller: str) -> Iterator[Path]:
     except OSError:
         lines = []
     for line in lines:
+        # As in "4:cpu,cpuacct:/user.slice" (version 1) or "0::/user.slice" (version 2).
         _, controllers, path = line.split(":", 2)
         own |= {name: path.lstrip("/") for name in controllers.split(",") if name in own}
     for name, path in own.items():

@@ -1,4 +1,4 @@
-"""Each question is answered once, also where many threads ask it at the same time."""
+"""A cache that answers each question once, even if many threads ask at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """The latest ``most`` answers; those that are not to be ``kept`` are given to whoever waits only."""
+    """A cache of the latest ``most`` answers; one that is not ``kept`` goes only to threads that wait."""
 
     def __init__(self, most: int, kept: Callable[[T], bool]) -> None:
         self.most, self.kept = most, kept
@@ -20,9 +20,10 @@ class Once(Generic[T]):
         self._answers: OrderedDict[Hashable, Future[T]] = OrderedDict()
 
     def get(self, question: Hashable, ask: Callable[[], T]) -> T:
-        """The answer to a question; ``ask`` is called unless it is known or being asked."""
+        """Return the answer to a question; ``ask`` is called unless it is known or being asked."""
         with self._lock:
             future = self._answers.get(question)
+            # The first thread to ask answers, outside of the lock; the others wait for its future.
             mine = future is None
             if future is None:
                 future = self._answers[question] = Future()
@@ -43,5 +44,6 @@ class Once(Generic[T]):
             future.set_exception(error)
         finally:
             with self._lock:
+                # Another thread may have asked anew since this answer was evicted.
                 if not keep and self._answers.get(question) is future:
                     del self._answers[question]

@@ -1,4 +1,4 @@
-"""Rewards over completions that exist: one call, and a table over a JSONL file."""
+"""The scoring of given completions: one call, and a table over a JSONL file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ NOT_IN_TEXTS = {
     "environments": "environments", "trainer_state": "a trainer", "log_extra": "a trainer",
     "log_metric": "a trainer",
 }  # fmt: skip
-"""Arguments that a text does not bring along, and what they are of."""
+"""Arguments that a text alone cannot provide, and what they need."""
+# Seconds between two lines of progress.
 PROGRESS_SECONDS = 10.0
 
 
 def check(function: RewardFunction, columns: Sequence[str], given: Sequence[str] = ()) -> str | None:
-    """Why a function cannot judge texts with these columns, or nothing.
+    """Return why a function cannot judge texts with these columns, or None.
 
-    ``given``: what of NOT_IN_TEXTS there is all the same.
+    ``given`` are the arguments in NOT_IN_TEXTS that are available all the same.
     """
     for name, parameter in function.parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
@@ -46,10 +47,10 @@ def scores_of(
     completions: Sequence[TextOrMessages],
     ids: Sequence[Sequence[int]] | None = None,
 ) -> list[Score]:
-    """What a function gives for completions of one row, all at once if it judges groups.
+    """Return a function's scores of completions of one row, from one call if it judges groups.
 
-    ``ids``: their tokens, where they are known. What a function raises is a score without a value. Raises
-    RewardError for what no reward may return, and other errors that a user can repair.
+    ``ids`` are their tokens, if known. A function that raises gives scores without a value. Raises
+    RewardError for an invalid return value, and other errors that a user can repair.
     """
     if not function.per_sample:
         return _called(function, row, completions, ids)
@@ -84,7 +85,7 @@ def _arguments(
     completions: Sequence[TextOrMessages],
     ids: Sequence[Sequence[int]] | None,
 ) -> dict[str, object]:
-    """What a call gets: of a text without tokens, no token ends anywhere."""
+    """Return the arguments of a call; a text without tokens has no token ends."""
     offered = function.offered(row, completions, [text_of(c) for c in completions])
     turns = [[{"role": "assistant", "content": c}] if isinstance(c, str) else list(c) for c in completions]
     one = function.per_sample
@@ -96,7 +97,10 @@ def _arguments(
 
 
 def read_rows(file: Path) -> Iterator[tuple[Row, TextOrMessages, Mapping[str, object]]]:
-    """Row, completion and the whole of each line of a JSONL file. Raises DataError naming file and line."""
+    """Yield (row, completion, whole object) of each line of a JSONL file.
+
+    Raises DataError with file and line.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -122,10 +126,10 @@ def read_rows(file: Path) -> Iterator[tuple[Row, TextOrMessages, Mapping[str, ob
 def score_file(
     file: Path, functions: Sequence[RewardFunction], say: Callable[[str], object] = lambda _: None
 ) -> list[dict[str, Any]]:
-    """Each row of a file with what every function gave its completion.
+    """Return each row of a file with every function's score of its completion.
 
-    ``say`` is told every few seconds how far it is. Raises DataError naming the file and line of a row that
-    cannot be judged, RewardError.
+    ``say`` gets a line of progress every few seconds. Raises RewardError, or DataError naming the file and
+    line of a row that cannot be judged.
     """
     rows = list(read_rows(file))
     if not rows:
@@ -147,7 +151,7 @@ def score_file(
         row, completion, given = entry
         scores = dict[str, Score]()
         for function in functions:
-            with alone.get(function.name, contextlib.nullcontext()):  # a plain function never meets itself
+            with alone.get(function.name, contextlib.nullcontext()):  # plain functions: one call at a time
                 (scores[function.name],) = scores_of(function, row, [completion])
         return record(given, scores)
 
@@ -162,7 +166,7 @@ def score_file(
 
 
 def record(row: Mapping[str, object], scores: Mapping[str, Score]) -> dict[str, Any]:
-    """A row and its scores by name, as they are written."""
+    """Return a row and its scores by name, as written to a file."""
     return {
         **row,
         "rewards": {name: s.value for name, s in scores.items()},
@@ -174,7 +178,7 @@ def record(row: Mapping[str, object], scores: Mapping[str, Score]) -> dict[str, 
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Of those that are known; NaN where none is.
+    """Return the mean of the known values; NaN if there are none.
 
     >>> mean([1.0, None, 0.5])
     0.75
@@ -184,7 +188,7 @@ def mean(values: Sequence[float | None]) -> float:
 
 
 def table(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Lines: of each function its mean and how often it came to each status.
+    """Return a line for each function: its mean, and how often each status occurred.
 
     >>> table([{"rewards": {"f": 1.0}, "status": {"f": "ok"}}], ["f"])
     ['f  mean 1.000 of 1 rows: 1 ok']

@@ -1,8 +1,8 @@
-"""Threads that queue for reward functions, and one event loop. Nobody waits for a function that hangs.
+"""Thread pools for reward functions, and one event loop; a function that hangs blocks no other.
 
-A user's plain function gets a pool of one thread, so it never meets itself; verifiers that declare
-themselves `concurrent` share a pool as wide as the machine. Not a ThreadPoolExecutor: its threads would
-keep the program from ending when one hangs, and it cannot replace a thread that is stuck.
+A user's plain function gets a pool of one thread, so it is never called twice at once; verifiers that declare
+themselves `concurrent` share a pool as wide as the machine. A ThreadPoolExecutor would not do: a hanging
+thread would keep the program from ending, and it cannot replace a thread that is stuck.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from covey_verify.machine import available_cpus
 T = TypeVar("T")
 SHARED_SIZE = max(2, available_cpus())
 STOPPED = 0.5
-"""Seconds by which no wait is too long, unless nothing of the process ran."""
+"""Seconds by which a wait may exceed its timeout before the process counts as having been stopped."""
 
 
+# Monotonic time at which the process was last continued.
 _continued = 0.0
 
 
 def running_since(start: float) -> float:
-    """``start`` on the monotonic clock, or when this process was continued (SIGCONT), if that was later."""
+    """Return ``start`` (monotonic clock), or the time when this process was continued (SIGCONT), if later."""
     return max(start, _continued)
 
 
 def continued(*_: object) -> None:
-    """The process runs again: no time limit counts what came before."""
+    """Note that the process runs again, so that time limits do not count the time before."""
     global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
     _continued = time.monotonic()
 
 
 class Call(Generic[T]):
-    """A call under way: its future, when it began, and how many seconds it may take."""
+    """A call under way: its future, its start, and the number of seconds that it may take."""
 
     def __init__(
         self, limit: float, function: Callable[[], T] | None = None, pool: ThreadPool | None = None
@@ -51,13 +52,13 @@ class Call(Generic[T]):
 
     @classmethod
     def begun(cls, future: Future[T], limit: float) -> Call[T]:
-        """One that something other than a thread pool answers, from now on."""
+        """Return a call that begins now and is answered by something other than a thread pool."""
         call = cls(limit)
         call.future, call.started = future, time.monotonic()
         return call
 
     def run(self) -> None:
-        """Do it, in whatever thread this is."""
+        """Make the call in the current thread."""
         assert self.function is not None
         self.started = time.monotonic()
         with contextlib.suppress(InvalidStateError):  # it may have been given up
@@ -67,20 +68,22 @@ class Call(Generic[T]):
                 raise
             except Exception as error:
                 self.future.set_exception(error)
-            except BaseException as error:  # SystemExit, KeyboardInterrupt: not the user's at the keyboard
+            except BaseException as error:  # SystemExit, KeyboardInterrupt of the function
                 self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def left(self) -> float:
-        """Seconds that it may still run. They begin again when a suspended process continues."""
+        """Return the seconds left; the limit starts anew when a suspended process continues."""
         return self.limit - (time.monotonic() - running_since(self.started) if self.started else 0.0)
 
     def late(self) -> bool:
-        """Whether it has run for too long."""
+        """Return whether it has run for too long."""
         return self.left() < 0
 
     def result(self) -> T:
-        """Wait for it. Raises TimeoutError ``limit`` seconds after the start."""
+        """Wait for the result. Raises TimeoutError ``limit`` seconds after the start."""
         while True:
+            # Short waits, as `left` may change: the call may not have started, or the process may be
+            # suspended.
             wait = max(0.01, min(self.left(), 1.0))
             began = time.monotonic()
             try:
@@ -93,13 +96,13 @@ class Call(Generic[T]):
             if time.monotonic() - began > wait + STOPPED:  # the main thread may not have got the signal yet
                 continued()
             if self.pool is not None:
-                self.pool.replace_stuck()  # one before this call may be in its way
+                self.pool.replace_stuck()  # a stuck call may be ahead in the queue
             if self.late():
                 self.future.cancel()
 
 
 class ThreadPool:
-    """Up to ``size`` daemon threads that work off one queue."""
+    """A pool of up to ``size`` daemon threads with one queue."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.queue = name, queue.SimpleQueue[Call[Any] | None]()
@@ -117,15 +120,16 @@ class ThreadPool:
         return call
 
     def replace_stuck(self) -> None:
-        """Give up calls that have run for too long; a fresh thread for each."""
+        """Cancel calls that have run for too long, and start a new thread for each."""
         for call in tuple(self.unfinished):
             if call.late():
                 self.unfinished.discard(call)
+                # False if the result has just arrived; the thread is free then.
                 if call.future.cancel():
                     self._start_thread()
 
     def close(self) -> None:
-        """Let the threads end when they have worked off what there is."""
+        """Let the threads end after the calls that are queued now."""
         for _ in range(self.threads):
             self.queue.put(None)
 
@@ -138,13 +142,13 @@ class ThreadPool:
                 call.run()
             self.unfinished.discard(call)
             given_up = call.future.cancelled()
-            del call  # a thread that waits holds on to nothing
+            del call  # a waiting thread keeps no call alive
             if given_up:
                 return  # another thread has taken the place
 
 
 class Executor:
-    """The thread pools and the event loop of a run's rewards, made when they are first needed."""
+    """The thread pools and the event loop of a run's rewards, created when first needed."""
 
     def __init__(self) -> None:
         self.pools: dict[str, ThreadPool] = {}

@@ -1,4 +1,4 @@
-"""What a reward function gets and what it returns: a row, a score, the ranges of settings."""
+"""The types of a reward function's arguments and results: rows, scores, ranges of settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 
-# Ranges that settings of functions may carry; whoever reads settings checks them.
+# Ranges of settings as annotations; ``loading`` and pydantic check them.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -18,9 +18,9 @@ Count = Annotated[int, Ge(1)]
 
 @dataclass(frozen=True)
 class Check:
-    """In ``Annotated``: a check that a range cannot express.
+    """A check in ``Annotated`` that a range cannot express.
 
-    ``accepted`` returns the value or raises ValueError. pydantic asks it too, where that reads the settings.
+    ``accepted`` returns the value or raises ValueError. pydantic calls it too, if it reads the settings.
     """
 
     accepted: Callable[[Any], Any]
@@ -36,10 +36,10 @@ Messages: TypeAlias = Sequence[Mapping[str, object]]
 
 
 class Row(NamedTuple):
-    """What a reward function may know of the task."""
+    """The data of a problem that a reward function may use."""
 
     id: str
-    """For messages and verl's `data_source`: where the row is from, as `file.jsonl:7`."""
+    """The row's origin, such as `file.jsonl:7`, for messages and verl's `data_source`."""
     prompt: str | Messages = ""
     columns: Mapping[str, object] = {}
 
@@ -53,7 +53,7 @@ class StepRewards:
     """
 
     values: Sequence[float]
-    """(K,) one reward a step."""
+    """(K,) one reward per step."""
     ends: Sequence[int]
     """(K,) index of the last token of each step, increasing."""
 
@@ -75,25 +75,25 @@ Status = Literal[
     "not_applicable",
     "infra_error",
 ]
-"""Why a reward gave what it gave. From `no_answer` to `crashed` it is the model's fault, and it gets
-a value; with `bad_reference` and later nobody can know, and the value is None."""
+"""The reason for a score. From `no_answer` to `crashed` the model is at fault, and the score has a value;
+from `bad_reference` on the answer cannot be judged, and the value is None."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a reward may return instead of a number, to say more."""
+    """A detailed result that a reward may return instead of a number."""
 
     value: float | None
     """None: not judged; the completion is left out of baseline and loss."""
     status: Status = "ok"
     extracted: str | None = None
-    """The answer that was found."""
+    """The answer that was found in the completion."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers, logged as means."""
     steps: Sequence[tuple[int, int, float]] | None = None
-    """Process rewards: (first token, token after the last, value) of each reasoning step, perhaps none.
+    """Process rewards: (first token, token after the last, value) of each reasoning step; may be empty.
     None: this reward does not judge steps."""
     detail: str = ""
-    """For people: what went wrong."""
+    """The reason for a failure, for people."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """For people: what the function passed to TRL's ``log_extra``, by column."""
+    """The texts that the function passed to TRL's ``log_extra``, by column, for people."""

@@ -1,4 +1,4 @@
-"""A user's own functions, `folder/file.py:function` or `package.module:function`: loading and naming them."""
+"""The loader of a user's own functions, `folder/file.py:function` or `package.module:function`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import ModuleType
 from covey_verify.errors import ConfigError
 
 SOURCE = "__covey_source__"
-"""Attribute of a module that was loaded here: what its file said then."""
+"""Attribute of a module that was loaded here: the content of its file at that time."""
 IMPORTING: list[Path] = []
-"""Files of the user that are being executed for their functions."""
+"""Files of the user that are being imported now."""
 
 
 def load_function(spec: str, folder: Path) -> Callable[..., object]:
-    """The function ``spec`` names, its file relative to ``folder`` (that of the config).
+    """Return the function that ``spec`` names, its file relative to ``folder`` (that of the config).
 
     Raises ConfigError naming the file, the function or the line that failed to import.
     """
@@ -40,7 +40,7 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
 
 
 def name_of(function: object) -> str:
-    """A function's name; that of an object's class, and of what a partial calls.
+    """Return a function's name; for an object its class's name, for a partial that of its function.
 
     >>> import functools
     >>> name_of(name_of), name_of(Path()), name_of(functools.partial(print, 1))
@@ -51,7 +51,7 @@ def name_of(function: object) -> str:
 
 
 def _imported(spec: str, module: str, folder: Path) -> ModuleType:
-    """A module by its import path, found from ``folder`` too."""
+    """Return a module by its import path, searched in ``folder`` first."""
     sys.path.insert(0, str(folder.resolve()))
     try:
         return importlib.import_module(module)
@@ -67,8 +67,8 @@ def _imported(spec: str, module: str, folder: Path) -> ModuleType:
 def _load(path: Path) -> ModuleType:
     source = path.read_bytes()
     for known in tuple(sys.modules.values()):
-        # What the program itself has imported, or is, shall not run a second time; what was loaded here and
-        # has been edited since, as between two runs of a notebook, shall.
+        # A module that the program itself has imported, or is, must not run a second time; a module that was
+        # loaded here and edited since, as between two runs of a notebook, must.
         about = getattr(known, "__dict__", {})
         file = about.get("__file__")
         same = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path

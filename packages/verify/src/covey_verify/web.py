@@ -1,4 +1,4 @@
-"""JSON over HTTP, with a bound on everything: bytes, seconds, redirects."""
+"""The client of JSON over HTTP, with limits on bytes and seconds and without redirects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A key is for the address in the config; another one is not followed to."""
+    """Refuses redirects: the key is meant for the address in the config only."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -23,13 +23,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 _DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
 MOST_SAID = 400
-"""Bytes that are kept of what a server says beside a status."""
+"""Number of bytes kept of a server's error message."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""This machine, which no proxy stands in front of."""
+"""Names of this machine, which are reached without a proxy."""
 
 
 def plain_address(url: str) -> str:
-    """The same. Raises ValueError, without the address, for one that holds a user name or password."""
+    """Return an address. Raises ValueError, without the address, if it has a user name or password."""
     if "@" in url.partition("//")[2].partition("/")[0]:
         raise ValueError(
             "an address with a user name or password would be printed and written down; keys "
@@ -39,7 +39,7 @@ def plain_address(url: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """A text in which addresses have no user names and passwords.
+    """Return a text without the user names and passwords of addresses.
 
     >>> without_password("see http://me:secret@there:80/v1")
     'see http://***@there:80/v1'
@@ -48,12 +48,12 @@ def without_password(text: str) -> str:
 
 
 def two_lengths(headers: Mapping[str, str]) -> bool:
-    """Whether a message says in two ways how long it is; a proxy may read it differently."""
+    """Return whether a message gives its length in two ways, which a proxy may read differently."""
     return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _kept(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
-    """The same without a connection, with the beginning of what was said."""
+    """Return the error without its connection, with the beginning of the server's message."""
     try:
         said = error.read(MOST_SAID)
     except (OSError, http.client.HTTPException, ValueError):
@@ -64,11 +64,11 @@ def _kept(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
 def ask(
     url: str, body: object = None, token: str = "", timeout: float = 60.0, largest: int = 1 << 20
 ) -> object:
-    """The JSON that a GET, or a POST of ``body``, is answered with.
+    """Return the JSON reply to a GET, or to a POST of ``body``.
 
-    ``timeout`` in seconds and ``largest`` in bytes bound the whole reply, however it trickles. Raises
-    urllib.error.HTTPError for a status that is not 2xx, OSError or http.client.HTTPException where nobody
-    answers, and ValueError for a reply that is no JSON or over a bound.
+    ``timeout`` in seconds and ``largest`` in bytes limit the whole reply, however slowly it arrives. Raises
+    urllib.error.HTTPError for a status other than 2xx, OSError or http.client.HTTPException if there is no
+    answer, and ValueError for a reply that is no JSON or exceeds a limit.
     """
     plain_address(url)
     if urlsplit(url).scheme not in ("http", "https"):
@@ -85,6 +85,7 @@ def ask(
     request = urllib.request.Request(url, data, headers)  # noqa: S310  the scheme is checked above
     try:
         with opener.open(request, timeout=timeout) as reply:
+            # urllib's timeout is for each read only, so the total is checked here.
             while part := reply.read1(1 << 16):
                 received += part
                 if len(received) > largest:
@@ -92,13 +93,13 @@ def ask(
                 if time.monotonic() > ends:
                     raise TimeoutError(f"no whole reply within {timeout:g} s")
     except urllib.error.HTTPError as error:
-        with error:  # here, because whoever catches it may forget to close its connection
+        with error:  # closed here, as a caller may forget to close it
             raise _kept(error) from None
     return json.loads(received) if received.strip() else None
 
 
 def reason_of(error: BaseException) -> str:
-    """What a server said or what went wrong on the way, in a line."""
+    """Return a server's error message, or that of a failed connection, in one line."""
     if isinstance(error, urllib.error.HTTPError):
         said = error.read().decode(errors="replace")
         return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()

@@ -1,1 +1,1 @@
-"""Answers that are numbers, formulas or words, and calculations on the way to them."""
+"""Rewards for answers that are numbers, formulas or words, and for the calculations that lead to them."""

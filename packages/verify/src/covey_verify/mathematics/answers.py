@@ -26,34 +26,35 @@ from covey_verify.types import Score, Share, Status
 SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey_verify.mathematics.symbolic"
 PER_PROCESS = 50
-"""Reference answers that one subprocess checks, in twice the time of one."""
+"""Number of reference answers that one subprocess checks, in twice the time of a single one."""
 ASKED: Once[Outcome] = Once(2048, kept=lambda result: result.kind != "lost")
-"""Outcomes of subprocesses: equal answers to a problem cost one subprocess, also when its time ran out."""
+"""Outcomes of subprocesses, timeouts included: equal answers to a problem cost one subprocess."""
 NO_ANSWER = frozenset(
     """nan|none|null|n/a|n.a|nil|tbd|tba|unknown|unspecified|varies|answers vary|answer varies|not available
     |not applicable|no answer|see solution|see figure|see above""".replace("\n    ", "").split("|")
 )
-"""What data sets say where they have no answer."""
+"""The words of data sets for a missing answer."""
 
 
 def reference_of(answer: object) -> str:
-    """The reference answer of a row; a worked solution that ends in `#### number` counts as that number."""
+    """Return the reference answer of a row: the number after `####`, if it is a worked solution."""
     text = str(answer)
     return hash4(text) or text.strip()
 
 
 def _example(row: Mapping[str, object], rule: Rule = "boxed", **_: object) -> str:
-    """A completion with the correct answer."""
+    """Return a completion with the correct answer."""
     return FORMS[rule].format(reference_of(row["answer"]))
 
 
 def bad_references(
     rows: Sequence[Mapping[str, object]], percent: Percent = "ignored", **_: object
 ) -> list[str | None]:
-    """Reference answers that no answer can equal: empty, or neither number nor word nor formula."""
+    """Return for each row why no answer can equal its reference: it is empty, a sentence or unreadable."""
     references = [reference_of(row["answer"]) for row in rows]
     read = [_read_reference(reference, percent) for reference in references]
     wrong = [found if isinstance(found, str) else None for found in read]
+    # Only formulas need SymPy, so only they are sent to a subprocess.
     formulas = [i for i, found in enumerate(read) if isinstance(found, Node) and not _is_plain(found)]
     if formulas and not has_algebra():
         needs = (
@@ -69,7 +70,7 @@ def bad_references(
 
 @lru_cache(4096)
 def _read_reference(reference: str, percent: Percent) -> Node | str:
-    """A reference answer's structure, or what is wrong with it."""
+    """Return a reference answer's structure, or its fault as a text."""
     shown = repr(reference[:60])
     if not reference:
         return "the reference answer is empty"
@@ -84,9 +85,10 @@ def _read_reference(reference: str, percent: Percent) -> Node | str:
 
 
 def _texts(node: Node) -> Iterator[str]:
-    """All that a structure says in words: texts, and units that are none of ours."""
+    """Yield the words in a structure: its texts, and its unknown units."""
     if node.kind == "text":
         yield node.text
+    # ``units.measure`` marks words that are no unit by "? ".
     if node.kind == "leaf" and node.marks and node.marks[0].startswith("? "):
         yield node.marks[0]
     for part in node.parts:
@@ -94,7 +96,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Three words or more; behind a number, any that are no name of a thing."""
+    """Return whether a text has three words or more, or behind a number a word that is no noun."""
     words = re.findall(r"[^\W\d_]+", text)
     if text.startswith("? "):
         return any(word in NO_NOUNS for word in words)
@@ -102,7 +104,10 @@ def _is_sentence(text: str) -> bool:
 
 
 def _readable(references: list[str]) -> list[bool]:
-    """Whether each can be parsed; one that takes its subprocess down is found by asking one by one."""
+    """Return whether each can be parsed.
+
+    If the subprocess ends early, they are asked one by one, which finds the reference that ended it.
+    """
     more = min(2, len(references))
     limits = Limits(SYMBOLIC_LIMITS.wall * more, SYMBOLIC_LIMITS.cpu * more, SYMBOLIC_LIMITS.memory)
     result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:readable", references, limits=limits)
@@ -114,7 +119,7 @@ def _readable(references: list[str]) -> list[bool]:
 
 
 def _counterexample(_: Mapping[str, object], rule: Rule = "boxed", **__: object) -> str:
-    """A completion whose answer is none."""
+    """Return a completion whose answer is always incorrect."""
     return FORMS[rule].format("canary")
 
 
@@ -134,23 +139,26 @@ def math_answer(
     percent: Percent = "ignored",
     second: Share = 0.0,
 ) -> Score:
-    """1 if the answer that ``rule`` finds equals the reference answer, else 0; None if that is no answer.
+    """Return 1 if the answer that ``rule`` finds equals the reference answer, else 0; None without a
+    reference.
 
-    Numbers are compared exactly, and tuples, sets, intervals, matrices and relations part by part;
-    what is left is algebra, done by SymPy in a killable subprocess. With ``percent`` `ignored` 50% equals 50,
-    with `hundredths` it equals 0.5. Of the fraction ``second`` of all answers math-verify is asked as well;
-    how often it disagrees is logged, its opinion never paid.
+    Numbers are compared exactly, and tuples, sets, intervals, matrices and relations part by part. Everything
+    else is algebra, which SymPy does in a killable subprocess. With ``percent`` `ignored` 50% equals 50, with
+    `hundredths` it equals 0.5. For the fraction ``second`` of all answers math-verify is asked as well; the
+    rate of its disagreement is logged and never changes the score.
     """
     reference = reference_of(answer)
     score = _judged(reference, extract(completion, rule, turns), percent)
     found = score.extracted
     asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
+    # The hash of both texts chooses the same answers in every process and every run.
     if (
         found is None
         or not asked
         or zlib.crc32(f"{reference}\0{found}".encode(errors="replace")) >= second * 2**32
     ):
         return score
+
     other = _ask("second_opinion", reference, found)
     if other.kind != "ok":
         return score
@@ -158,7 +166,7 @@ def math_answer(
 
 
 def _judged(reference: str, found: str | None, percent: Percent) -> Score:
-    """What an extracted answer is worth."""
+    """Return the score of an extracted answer, from the cheapest comparison to the dearest."""
     if found is None:
         return Score(0.0, "no_answer")
     if (
@@ -168,6 +176,7 @@ def _judged(reference: str, found: str | None, percent: Percent) -> Score:
         and reference.isdigit()
         and len(found) <= 400
     ):
+        # The most common case, without a parser: both are plain digits.
         return Score(float(int(found) == int(reference)), extracted=found)
     ours = _read_reference(reference, percent)
     if isinstance(ours, str):
@@ -175,9 +184,11 @@ def _judged(reference: str, found: str | None, percent: Percent) -> Score:
     if too_large(found) or monstrous(cleaned := clean(found, percent)):
         return Score(0.0, "too_large", found[:200])
     theirs = parse(cleaned)
+    # True or False by structure and exact numbers; None: only algebra can tell.
     equal = compare(ours, theirs, exact)
     if equal is not None:
         score = Score(float(equal), extracted=found)
+    # The reference is a plain number and the answer cannot be a formula: no need to ask SymPy.
     elif theirs.kind == "leaf" and not ours.parts and _is_plain(ours) and no_formula(theirs.text):
         score = Score(0.0, "unparsable", found)
     else:
@@ -188,13 +199,13 @@ def _judged(reference: str, found: str | None, percent: Percent) -> Score:
 
 
 def _hedges(reference: Node, answer: Node, found: str) -> bool:
-    """Whether an incorrect answer names several values for one, or takes back what it says."""
+    """Return whether an incorrect answer gives several values for one, or takes a value back."""
     several = answer.kind in ("list", "set") and reference.kind in ("leaf", "text", "chain")
     return several or any(word in HEDGES for word in re.findall(r"[^\W\d_]+", found.casefold()))
 
 
 def _ask(function: str, reference: str, found: str, *more: str) -> Outcome:
-    """What a function of ``symbolic`` returns for a pair. Each pair is asked about once."""
+    """Return the result of a function of ``symbolic`` for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
     question = (function, reference, found, *more)
     return ASKED.get(
@@ -222,7 +233,7 @@ def _by_algebra(reference: str, found: str, ours: Node, percent: Percent) -> Sco
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether the exact comparison knows all about it: numbers, words and what is made of them."""
+    """Return whether exact comparison suffices: numbers, words, letters, structures of them."""
     if node.parts:
         return all(map(_is_plain, node.parts))
     return node.kind == "text" or value(node.text) is not None or len(node.text) == 1
@@ -230,7 +241,7 @@ def _is_plain(node: Node) -> bool:
 
 @cache
 def has_algebra() -> bool:
-    """Whether the `math` extra is installed."""
+    """Return whether the `math` extra is installed."""
     return importlib.util.find_spec("latex2sympy2_extended") is not None
 
 
@@ -248,7 +259,10 @@ def exact_answer(
     rule: Rule = "answer_tag",
     fold: Literal["case", "none"] = "case",
 ) -> Score:
-    """1 if the extracted text equals the reference up to width, spaces and (unless ``fold`` is none) case."""
+    """Return 1 if the extracted text equals the reference, else 0.
+
+    Character width, spaces and (unless ``fold`` is none) case are ignored.
+    """
     found = extract(completion, rule, turns)
     if found is None:
         return Score(0.0, "no_answer")

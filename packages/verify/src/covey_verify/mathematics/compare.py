@@ -1,7 +1,7 @@
-"""Whether an answer equals the reference answer: by structure first, number by number, type by type.
+"""The comparison of an answer with the reference answer, by structure, part by part.
 
-Three-valued: None means that only algebra can tell. Who knows algebra (``symbolic``, in a subprocess)
-passes a ``leaf`` that decides; the exact one here knows numbers and words.
+It is three-valued: None means that only algebra can tell. ``symbolic``, in a subprocess, passes a ``leaf``
+that decides by algebra; the exact one here compares numbers and words.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from fractions import Fraction
 from covey_verify.mathematics.notation import END, Node, flat, value, without_spaces
 
 Leaf = Callable[[Node, Node], bool | None]
+# Relations as read from right to left.
 FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq", "=": "=", r"\neq": r"\neq"}
 INFINITY = Node("leaf", r"\infty"), Node("leaf", r"-\infty")
 APPLIED = re.compile(r"(?<=[a-zA-Z}]) ?\((?:[^()]|\([^()]*\))*\)$")
-"""What a function is of: f(2) can be given a value, whatever stands in the parentheses."""
+"""The argument of a function: f(2) can be assigned a value, whatever is in the parentheses."""
 DIFFERENCE = re.compile(r"\d+-\d+")
-"""As a reference answer, it is a range, a score or a telephone number: nobody leaves it to be subtracted."""
+"""As a reference answer this is a range, a score or a telephone number, never a subtraction left to do."""
 NO_FORMULA = re.compile(r"['⟨⟩⨯\ufffd\x00-\x1f\x7f]|\d ?_|(?<![_^])\d [.\d]|\.\d+\.|[-+*/^_=<>]$")
-"""What no formula contains, or ends with: what a model writes that has not learned to answer yet."""
+"""Text that no formula contains or ends with, but that an untrained model writes."""
+# Kinds whose parts have an order.
 ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
 
 
 def compare(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
-    """Whether two structures are equal; None if that needs algebra."""
+    """Return whether two structures are equal; None if that needs algebra."""
     reference, answer = _region(_plain(reference)), _region(_plain(answer))
+    # Lists of values of one variable: `x = 1 or x = 2` against `1, 2`, but not against `y = 1, 2`.
     names = _unknown(reference), _unknown(answer)
     if names[0] != names[1] if all(names) else not any(names) and _joined_otherwise(reference, answer):
         return False
@@ -48,6 +51,7 @@ def compare(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
         return _in_any_order(reference.parts, answer.parts, leaf)
     if "leaf" in kinds and kinds & {"matrix", "union"}:
         return leaf(reference, answer)  # a sum of matrices
+    # A last chance for `3,14`, which parses as the list 3 and 14.
     comma = next(
         (n for n in (reference, answer) if n.kind == "list" and re.fullmatch(r"\d+,\d+", n.text)), None
     )
@@ -58,10 +62,11 @@ def compare(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
 
 
 def exact(reference: Node, answer: Node) -> bool | None:
-    """The leaf that knows numbers and words, and gives up on the rest."""
+    """Return whether two leaves are equal as numbers or words; None for anything else."""
     a, b = value(reference.text), value(answer.text)
     if a is not None and b is not None:
         return close(reference.text, a, answer.text, b)
+    # Never None: algebra knows no words.
     if "text" in (reference.kind, answer.kind):
         return _folded(reference.text) == _folded(answer.text)
     same = without_spaces(reference.text) == without_spaces(answer.text)
@@ -69,10 +74,10 @@ def exact(reference: Node, answer: Node) -> bool | None:
 
 
 def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fraction) -> bool:
-    """Equal; or the one is a decimal to which the other rounds.
+    """Return whether two numbers are equal, or the one is a decimal to which the other rounds.
 
-    A decimal reference may be met more exactly if it has 3 digits or more; an answer's decimals stand for
-    an exact reference only if there are 10 or more.
+    A more precise answer equals a decimal reference if that has 3 significant digits or more. A decimal
+    answer equals an exact reference by rounding only if it has 10 or more.
 
     >>> close("3.14", Fraction("3.14"), "22/7", Fraction(22, 7))
     True
@@ -82,6 +87,7 @@ def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fr
     if reference == answer:
         return True
     ours, theirs = decimals(reference_text), decimals(answer_text)
+    # Decimal places at whose last digit half a unit of difference is allowed; None: no rounding.
     half = None
     if ours is not None and significant(reference_text) >= 3 and (theirs is None or theirs > ours):
         half = ours
@@ -91,23 +97,23 @@ def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fr
 
 
 def decimals(text: str) -> int | None:
-    """Digits after the point; None if there is no point."""
+    """Return the number of digits after the point; None if there is no point."""
     match = re.search(r"\.(\d+)$", text)
     return len(match[1]) if match else None
 
 
 def significant(text: str) -> int:
-    """Digits that count."""
+    """Return the number of significant digits."""
     return len(re.sub(r"\D", "", text).lstrip("0"))
 
 
 def balanced(text: str) -> bool:
-    """Whether the braces close; what was truncated is no formula."""
+    """Return whether as many brackets close as open; a truncated text is no formula."""
     return text.count("{") == text.count("}") and text.count("(") == text.count(")")
 
 
 def no_formula(text: str) -> bool:
-    """Whether a look is enough to tell that algebra cannot read a clean text.
+    """Return whether a cheap check already shows that algebra cannot read a clean text.
 
     >>> no_formula("4 4"), no_formula("3+"), no_formula("3+4")
     (True, True, False)
@@ -116,14 +122,14 @@ def no_formula(text: str) -> bool:
 
 
 def _plain(node: Node) -> Node:
-    """`A` for the options (A) and A)."""
+    """Return the option `A` for (A) and A)."""
     if node.kind in ("leaf", "text") and re.fullmatch(r"\(?[A-Z]\)", node.text):
         return Node(node.kind, node.text.strip("()"))
     return node
 
 
 def _unknown(node: Node) -> str:
-    """The one variable that all values of a list are for, as in `x = 1 or x = 2` and `x = 1, 2`."""
+    """Return the one variable of all values of a list, as in `x = 1 or x = 2` and `x = 1, 2`, or ""."""
     if node.kind != "list" or _assigned(node.parts[0]) is None:
         return ""
     names = {_name(part) for part in node.parts if part.kind == "chain"}
@@ -132,9 +138,9 @@ def _unknown(node: Node) -> str:
 
 
 def _region(node: Node) -> Node:
-    """Relations of one variable with `or` or `and` between, as the set that they describe together.
+    """Return the set that relations of one variable describe together, if `or`, `and` or a comma joins them.
 
-    Where a comma stands, two half-lines that meet are taken for `and`, others for `or`.
+    A comma between two half-lines that overlap means `and`, otherwise `or`.
     """
     if node.kind != "list" or any(p.kind != "chain" for p in node.parts) or len(node.marks) > 1:
         return node
@@ -153,17 +159,18 @@ def _region(node: Node) -> Node:
 
 
 def _between(ranges: Sequence[Node]) -> Node | None:
-    """What two half-lines have in common, one without an upper and one without a lower end."""
+    """Return the intersection of two half-lines, of which one has no upper and the other no lower end."""
     above = [r for r in ranges if r.parts[1:] == INFINITY[:1]]
     below = [r for r in ranges if r.parts[:1] == INFINITY[1:]]
     if not len(ranges) == 2 == len(above) + len(below) or len(above) == 2 or len(below) == 2:
         return None
     (low,), (high,) = above, below
+    # The kind is the pair of brackets: `(` or `[` of the lower end, `)` or `]` of the upper.
     return Node(low.kind[0] + high.kind[1], low.text, (low.parts[0], high.parts[1]))
 
 
 def _joined_otherwise(reference: Node, answer: Node) -> bool:
-    """Whether one says `or` where the other says `and`, of relations; a comma may be meant as either."""
+    """Return whether one joins relations by `or` and the other by `and`; a comma may mean either."""
     if not reference.kind == answer.kind == "list" or all(p.kind != "chain" for p in answer.parts):
         return False
     if "or" in answer.marks:
@@ -172,7 +179,7 @@ def _joined_otherwise(reference: Node, answer: Node) -> bool:
 
 
 def _solutions(node: Node, unknown: str) -> Node:
-    """Several values of one variable, or values with an `or` between, as a set: they have no order."""
+    """Return several values of one variable, or values joined by `or`, as a set, which has no order."""
     if not unknown and not (node.kind == "list" and "or" in node.marks):
         return node
     found = ((_assigned(p) or p) if unknown else p for p in node.parts)
@@ -180,13 +187,14 @@ def _solutions(node: Node, unknown: str) -> Node:
 
 
 def _name(chain: Node) -> str:
-    """What is given a value: `f` for `f(x) = 3`, but `f(2)` for `f(2) = 3`."""
+    """Return the name that gets a value: `f` for `f(x) = 3`, but `f(2)` for `f(2) = 3`."""
     return re.sub(r"\(\D*\)$", "", chain.parts[0].text.replace(" ", ""))
 
 
 def _marks_agree(reference: Node, answer: Node) -> bool:
-    """Units and bases: `5` for `5 cm`, but no `m` for `cm`; a base has to be there, as have phrases."""
+    """Return whether units agree (`5` may answer `5 cm`, `m` not `cm`), and bases and phrases are equal."""
     ours, theirs = reference.marks, answer.marks
+    # A phrase ("? or so") or the base of a reference ("base 2") contains a space, a unit does not.
     strict = any(" " in mark for mark in (*theirs, *(m for m in ours if m.startswith("base "))))
     return ours == theirs or not (strict or (ours and theirs))
 
@@ -209,8 +217,10 @@ def _in_order(references: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -
 
 
 def _in_any_order(references: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
-    """Every one of them has an equal on the other side."""
+    """Return whether every element has an equal on the other side."""
     table = [[compare(reference, answer, leaf) for answer in answers] for reference in references]
+    # Rows of the table and of its transpose: an element has an equal if its row has a True, perhaps if it
+    # has a None.
     rows = (*table, *zip(*table, strict=True))
     return _all([True if True in row else None if None in row else False for row in rows])
 
@@ -220,10 +230,11 @@ def _all(results: Sequence[bool | None]) -> bool | None:
 
 
 def _is_name(node: Node) -> bool:
-    """x, f(x), |AB|, A:B, (p,q): something that can be given a value."""
+    """Return whether a node is a name that can be assigned a value: x, f(x), |AB|, A:B, (p,q)."""
     if node.kind in ("()", "list", ":"):
         return all(map(_is_name, node.parts))
     named = re.sub(r"\^ ?\{-1\} ?(?=\()", "", node.text)  # an inverse function
+    # Without indices, \frac (as in dy/dx) and arguments, a name has letters, but no operators and no digits.
     bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", APPLIED.sub("", named))
     return (
         node.kind in ("leaf", "text")
@@ -233,21 +244,22 @@ def _is_name(node: Node) -> bool:
 
 
 def _assigned(node: Node) -> Node | None:
-    """The value in `name = value`, with or without an approximation behind it."""
+    """Return the value in `name = value`, with or without an approximation behind it, or None."""
     if node.kind != "chain" or not set(node.marks) <= {"=", r"\approx"} or not _is_name(node.parts[0]):
         return None
+    # The last one of `x = 2/4 = 1/2`; an approximation only if there is nothing else.
     exact_parts = [p for p, mark in zip(node.parts[1:], node.marks, strict=True) if mark == "="]
     return exact_parts[-1] if exact_parts else node.parts[1]
 
 
 def _consistent(node: Node, leaf: Leaf) -> bool | None:
-    """Whether all values of `name = a = b` are equal: 2 = 3 = 5 is no way of writing 5."""
+    """Return whether all values of `name = a = b` are equal: `x = 2 = 3` is no answer, neither 2 nor 3."""
     parts = [p for p, mark in zip(node.parts[1:], node.marks, strict=True) if mark == "="]
     return _in_order(parts[1:], parts[:-1], leaf)
 
 
 def _against_chain(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
-    """A value or an interval against relations."""
+    """Compare a value or an interval with a chain of relations."""
     if answer.kind == "chain":
         if (found := _assigned(answer)) is not None:
             return _all([compare(reference, found, leaf), _consistent(answer, leaf)])
@@ -267,6 +279,7 @@ def _chains(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
     ranges = as_interval(reference), as_interval(answer)
     if ranges[0] and ranges[1] and not ours and _variable(reference) == _variable(answer):
         return compare(ranges[0], ranges[1], leaf)
+    # `1 < x` says the same as `x > 1`.
     backwards = Node("chain", "", answer.parts[::-1], tuple(FLIPPED.get(m, m) for m in answer.marks[::-1]))
     results = [
         _in_order(reference.parts, a.parts, leaf) for a in (answer, backwards) if a.marks == reference.marks
@@ -287,7 +300,7 @@ def _variable(chain: Node) -> str:
 
 
 def as_interval(chain: Node) -> Node | None:
-    r"""`1 < x \leq 2`, `x > 1` and `x \in S` as the set they describe."""
+    r"""Return the set that `1 < x \leq 2`, `x > 1` or `x \in S` describes, or None."""
     parts, marks = chain.parts, chain.marks
     if marks == (r"\in",):
         return parts[1] if _is_name(parts[0]) else None
@@ -295,6 +308,7 @@ def as_interval(chain: Node) -> Node | None:
         parts, marks = parts[::-1], tuple(FLIPPED.get(m, m) for m in marks[::-1])
     if not set(marks) <= {"<", r"\leq"} or sum(map(_is_name, parts)) != 1:
         return None
+    # The variable is first (x < 1), last (1 < x) or between two ends (1 < x < 2).
     place = next(i for i, p in enumerate(parts) if _is_name(p))
     if (len(parts), place) not in ((2, 0), (2, 1), (3, 1)):
         return None

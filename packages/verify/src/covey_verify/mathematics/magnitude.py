@@ -1,9 +1,9 @@
-"""How large the numbers are that a formula asks for, found without computing one of them.
+"""The magnitude of the numbers in a formula, estimated without computing any of them.
 
-A short formula can ask for more digits than a computer has: powers of powers, factorials of
-factorials, binomials. This reader follows the formula with floating-point numbers only, and gives
-up where an exponent, a factorial or a number of digits is beyond all real answers. What it does not
-know (variables, most functions) is NaN, which is beyond nothing.
+A short formula can ask for more digits than a computer can store: powers of powers, factorials of factorials,
+binomials. This reader follows the formula in floating point only, and stops at an exponent, a factorial or a
+number of digits larger than in any real answer. Anything unknown (variables, most functions) is NaN, which
+exceeds no limit.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import math
 import re
 
 MAX_EXPONENT, MAX_FACTORIAL, MAX_NUMBER = 10_000, 2_000, 100_000
-"""The last one counts digits."""
+"""Limits of an exponent, of the argument of a factorial, and of the digits of a number."""
+# Without one of these a formula has no number much larger than those written in it.
 SUSPECT = re.compile(r"[!^]|choose|binom|Gamma|Γ")
 TERM = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|\S")
+# Opening tokens and their closing ones; \ue001 and \ue002 are OPEN and CLOSE of ``notation``.
 OPENING = {"{": "}", "(": ")", "[": "]", "\ue001": "\ue002", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 CONSTANTS = {"e": math.e, r"\pi": math.pi}
 TIMES, OVER = {"*", r"\cdot", r"\times", r"\ast"}, {"/", r"\div"}
@@ -22,17 +24,18 @@ UNKNOWN_SIZE = math.nan
 
 
 class _Beyond(Exception):
-    """A number is larger than any real answer's."""
+    """A number is larger than in any real answer."""
 
 
 def monstrous(cleaned: str) -> bool:
-    r"""Whether a clean text asks for a number that nobody should compute.
+    r"""Return whether a clean text contains a number that is too large to compute.
 
     >>> [monstrous(t) for t in (r"9^{9^{9}}", r"((9!)!)!", r"\binom{10^9}{5*10^8}", r"2^{2025}", "x^2")]
     [True, True, True, False, False]
     """
     if SUSPECT.search(cleaned) is None:
         return False
+    # Without separators of thousands.
     digits = re.sub(r"\ue000|(?<=\d),(?=\d{3}(?!\d))", "", cleaned)
     reader = _Reader(TERM.findall(digits))
     try:
@@ -45,9 +48,10 @@ def monstrous(cleaned: str) -> bool:
 
 
 class _Reader:
-    """Reads a formula's tokens from left to right."""
+    """A recursive-descent reader of a formula's tokens; each method returns the value of its part, or NaN."""
 
     def __init__(self, tokens: list[str]) -> None:
+        # Reversed, so that `pop` takes the next token in constant time.
         self.left = tokens[::-1]
 
     def next(self) -> str:
@@ -57,11 +61,12 @@ class _Reader:
         return self.left.pop() if self.left else ""
 
     def sum(self) -> float:
-        """Up to a closing bracket or a separator."""
+        """Read a sum up to a closing bracket or a separator."""
         total, product = 0.0, self.signed()
         while piece := self.next():
             if piece in "+-":
                 total, product = total + product, self.signed()
+            # `n \choose k` divides its whole group in two.
             elif piece == r"\choose":
                 self.take()
                 return _binomial(total + product, self.sum())
@@ -72,7 +77,7 @@ class _Reader:
         return total + product
 
     def signed(self) -> float:
-        """The sign of a term."""
+        """Take the signs before a term and return their product."""
         sign = 1.0
         while self.next() and self.next() in "+-":
             sign = -sign if self.take() == "-" else sign
@@ -90,7 +95,7 @@ class _Reader:
         return _divided(product, factor) if divide else product * factor
 
     def factor(self) -> float:
-        """An atom with its factorials and powers."""
+        """Read an atom with its factorials, powers and indices."""
         found = self.atom()
         while (piece := self.next()) in ("!", "^", "_"):
             self.take()
@@ -101,11 +106,12 @@ class _Reader:
                 self.atom()
                 found = UNKNOWN_SIZE
             else:
+                # factor() calls itself here, so that powers associate to the right.
                 found = _power(found, self.signed() * self.factor())
         return found
 
     def atom(self) -> float:
-        """A number, a group in brackets, or a command with its arguments."""
+        """Read a number, a group in brackets, or a command with its arguments."""
         piece = self.take()
         if piece in OPENING:
             found = self.sum()
@@ -123,6 +129,7 @@ class _Reader:
             degree = self.atom() if self.next() == "[" else 2.0
             return _power(self.atom(), _divided(1.0, degree))
         if piece in (r"\Gamma", "Γ"):
+            # Gamma(n) = (n - 1)!
             return _factorial(self.atom() - 1)
         if piece[:1].isdigit() or (piece[:1] == "." and len(piece) > 1):
             return float(piece)
@@ -139,6 +146,7 @@ def _power(base: float, exponent: float) -> float:
     size = abs(base)
     if not size or math.isnan(size) or math.isnan(exponent):
         return UNKNOWN_SIZE if size else 0.0
+    # Number of digits of the power.
     if math.isfinite(size) and abs(exponent) * abs(math.log10(size)) > MAX_NUMBER:
         raise _Beyond
     if math.isinf(size) and abs(exponent) > 1:  # more than 300 digits, and again to a power
@@ -167,5 +175,6 @@ def _binomial(n: float, k: float) -> float:
         raise _Beyond
     if math.isnan(fewer) or fewer < 0:
         return UNKNOWN_SIZE
+    # log10 of n! / (k! (n - k)!).
     digits = (math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1)) / math.log(10)
     return 10**digits if digits < 300 else math.inf

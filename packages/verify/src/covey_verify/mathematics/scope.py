@@ -1,9 +1,9 @@
-r"""How far the argument of a function goes: `\ln 2 \cdot 3` is 3 ln 2, `\sin 2x` is sin(2x).
+r"""The extent of a function's argument: `\ln 2 \cdot 3` is 3 ln 2, `\sin 2x` is sin(2x).
 
-The grammar behind ``symbolic`` lets an argument without parentheses swallow every factor that follows,
-also across an operator, so every argument gets its parentheses before. The rule is the one of print: an
-argument in parentheses or braces ends with them; any other ends at an operator, at a relation, at
-another function, and at parentheses behind a name, as in `\sin x(1+\cos x)`.
+The grammar behind ``symbolic`` lets an argument without parentheses include every factor that follows, even
+across an operator, so every argument is put in parentheses before. The rule is that of printed mathematics:
+an argument in parentheses or braces ends with them; any other ends at an operator, at a relation, at another
+function, and at parentheses behind a name, as in `\sin x(1+\cos x)`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|\s+|.", re.DOTALL)
 CIRCULAR = ["sin", "cos", "tan", "cot", "sec", "csc"]
 HYPERBOLIC = ["sinh", "cosh", "tanh", "coth", "sech", "csch"]
+# Names for the power -1: \sin^{-1} x is arcsin x.
 INVERSE = {
     **{name: "arc" + name for name in CIRCULAR},
     **{name: "ar" + name for name in HYPERBOLIC},
@@ -34,7 +35,7 @@ SYNONYMS = {
     "arccosec": "arccsc",
     **{f"arc{name}": f"ar{name}" for name in HYPERBOLIC},
 }
-"""Other names of functions, in TeX and in `\\operatorname`."""
+"""Other names of functions, in TeX and in `\\operatorname`, and the names used here."""
 QUOTIENTS = {
     "sech": r"\frac{{1}}{{\cosh({0})}}",
     "csch": r"\frac{{1}}{{\sinh({0})}}",
@@ -44,10 +45,11 @@ QUOTIENTS = {
     "arcoth": r"\artanh(\frac{{1}}{{{0}}})",
     "lg": r"\log_{{10}}({0})",
 }
-"""What the grammar does not know, by what it does: it takes `\\coth` for the cotangent of h."""
+"""Functions that the grammar lacks, as formulas of others: it reads `\\coth` as the cotangent of h."""
 FUNCTIONS = frozenset(
     ["\\" + name for name in (*INVERSE, *INVERSE.values(), *SYNONYMS, *QUOTIENTS, "ln", "log", "exp")]
 )
+# Opening tokens and their closing ones.
 GROUPS = {
     "(": ")",
     "[": "]",
@@ -64,13 +66,13 @@ WORDS = """
     end begin ldots
 """
 OPERATORS = frozenset("*/+-=<>,;:&|)]}") | {"\\" + word for word in WORDS.split()}
-"""What ends an argument that has no parentheses."""
+"""Tokens that end an argument without parentheses."""
 APPLIED = frozenset("fgh")
-"""Names of functions in their own right: the parentheses behind them are their argument."""
+"""Names of unknown functions, whose parentheses contain their argument."""
 
 
 def scoped(text: str) -> str:
-    r"""A clean formula in which every function has its argument in parentheses.
+    r"""Return a clean formula in which every function has its argument in parentheses.
 
     >>> scoped(r"\ln 2*3"), scoped(r"\sin^2 2x\cos x"), scoped(r"\log_28")
     ('\\ln(2)*3', '{\\sin(2x)}^{2}\\cos(x)', '\\log_{2}(8)')
@@ -81,9 +83,10 @@ def scoped(text: str) -> str:
 
 
 class _Scopes:
-    """Reads tokens from left to right and writes them with parentheses."""
+    """A recursive-descent reader of tokens; each method takes tokens and returns them with parentheses."""
 
     def __init__(self, text: str) -> None:
+        # Reversed, so that `pop` takes the next token.
         self.left = TOKEN.findall(text)[::-1]
         self.integral = r"\int" in text
 
@@ -94,7 +97,7 @@ class _Scopes:
         return self.left.pop() if self.next().isspace() else ""
 
     def upto(self, closing: str) -> str:
-        """Everything before a closing bracket, which is taken too; a missing one is forgiven here."""
+        """Read up to a closing bracket, which is taken too; a missing one is no error here."""
         written = ""
         while self.left:
             piece = self.left.pop()
@@ -104,7 +107,7 @@ class _Scopes:
         return written
 
     def thing(self, piece: str) -> str:
-        """A piece that has been taken, with all that belongs to it."""
+        """Return a token that has been taken, with everything that belongs to it."""
         if piece in FUNCTIONS:
             return self.function(piece[1:])
         if piece in GROUPS and not (piece == "|" and "|" not in self.left):
@@ -114,8 +117,9 @@ class _Scopes:
         return piece
 
     def function(self, written: str) -> str:
-        """A call, its base and its power where they belong."""
+        """Read a function's base, power and argument, and return the call."""
         name, scripts = SYNONYMS.get(written, written), {"_": "", "^": ""}
+        # `\log_2^3 x` and `\log^3_2 x`, each mark at most once.
         while (mark := self._script_mark()) and not scripts[mark]:
             scripts[mark] = self.script(mark)
         base, power = scripts["_"], scripts["^"]
@@ -131,7 +135,7 @@ class _Scopes:
         return f"{{{call}}}^{{{power}}}" if power else call
 
     def _script_mark(self) -> str:
-        """`_` or `^` if that comes next, taken."""
+        """Take `_` or `^` if it is next; else return "" and keep the space before."""
         gap = self.spaces()
         if self.next() in ("_", "^"):
             return self.left.pop()
@@ -140,9 +144,9 @@ class _Scopes:
         return ""
 
     def script(self, mark: str) -> str:
-        """What is raised or lowered: a group, or one character, as in print.
+        """Read a superscript or subscript: a group, or one character, as TeX does.
 
-        A base of several digits is one where print would make no sense: no base is 1.
+        A base has several digits if a single one would make no sense: no base is 1, as in log_10 x.
         """
         self.spaces()
         piece = self.left.pop() if self.left else ""
@@ -155,12 +159,13 @@ class _Scopes:
         return piece
 
     def argument(self, name: str) -> str:
-        """What a function is of, without its parentheses."""
+        """Read a function's argument and return it without its parentheses."""
         self.spaces()
         if self.next() in ("(", "["):
             return self.upto(GROUPS[self.left.pop()])
         if self.next() in GROUPS:
             return self.factor()
+        # A sign directly behind the function belongs to the argument: \sin -x.
         argument = self.left.pop() if self.next() and self.next() in "+-" else ""
         self.spaces()
         if self.next() in FUNCTIONS:
@@ -172,20 +177,22 @@ class _Scopes:
         return argument + self._angle(name, argument)
 
     def _ends(self, before: str) -> bool:
-        """Whether the next piece is no more part of an argument whose last factor is ``before``."""
+        """Return whether the next token ends an argument whose last factor is ``before``."""
         gap = self.spaces()
         piece, after = self.next(), self.left[-2] if len(self.left) > 1 else ""
         if gap:
             self.left.append(gap)
         if piece in OPERATORS or piece in FUNCTIONS or not piece:
             return True
+        # The dx of an integral is no factor of the argument.
         if self.integral and piece == "d" and after.isalpha():
             return True
+        # `\sin x(1+y)` ends before the parentheses, `\sin 2(x+y)` and `\sin f(x)` do not.
         named = before[-1:].isalpha() or before[-1:] in "}'"
         return piece == "(" and named and before.strip() not in APPLIED
 
     def factor(self) -> str:
-        """A number, a name, a command with its arguments or a group, with powers and factorials."""
+        """Read a number, a name, a command with its arguments or a group, with powers and factorials."""
         written = self.spaces()
         piece = self.left.pop()
         written += self.thing(piece)
@@ -199,7 +206,7 @@ class _Scopes:
         return written
 
     def _angle(self, name: str, argument: str) -> str:
-        r"""The rest of an angle like `\pi/6`: nobody asks for the sixth part of a sine of 180 degrees."""
+        r"""Read the rest of an angle like `\pi/6`, since `\sin \pi/6` never means a sixth of sin(pi)."""
         if name not in CIRCULAR or not re.fullmatch(r"[-+]? ?\d* ?\\pi ?", argument) or self.next() != "/":
             return ""
         if len(self.left) < 2 or not self.left[-2].isdigit():

@@ -1,7 +1,7 @@
-"""Process rewards: where the steps of a completion end, in characters and in tokens, and two verifiers.
+"""Process rewards: the ends of a completion's steps, in characters and in tokens, and two verifiers.
 
-A reward that asks for ``token_ends`` gets, for each token, where its text ends in the completion. With
-it spans of characters become spans of tokens, whatever the tokenizer does with spaces and bytes.
+A reward that asks for ``token_ends`` gets for each token the place in the completion where its text ends.
+This turns spans of characters into spans of tokens, whatever the tokenizer does with spaces and bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from covey_verify.mathematics.compare import decimals
 from covey_verify.mathematics.notation import number
 from covey_verify.types import Score
 
+# [begin, end), in characters or in tokens.
 Span = tuple[int, int]
 SplitRule = Literal["paragraphs", "lines", "numbered", "tool_calls", "code_blocks"]
 Total = Literal["min", "mean", "last"]
@@ -29,15 +30,15 @@ STARTS: Mapping[SplitRule, re.Pattern[str]] = {
     "tool_calls": re.compile(r"(?<=</tool_call>)"),
     "code_blocks": re.compile(r"^(?=```\w)|^```[ \t]*\n", re.MULTILINE),
 }
-"""What stands between two steps."""
+"""The separators of steps: a step begins where the pattern's match ends."""
 MOST_STEPS = 200
-"""Steps of a completion; what follows belongs to the last one."""
+"""Largest number of steps of a completion; the rest belongs to the last one."""
 ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
 ARITHMETIC_TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
 
 
 def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
-    r"""Character spans of the steps; together they cover the text.
+    r"""Return the character spans of the steps, which together cover the text.
 
     >>> text = "1. add\n2. divide"
     >>> [text[a:b] for a, b in split(text, "numbered")]
@@ -49,13 +50,14 @@ def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
 
 
 def token_spans(spans: Sequence[Span], token_ends: Sequence[int]) -> list[Span]:
-    """Character spans as token spans, [first, last + 1); a token belongs to the step it ends in.
+    """Return character spans as token spans, [first, last + 1); a token belongs to the step it ends in.
 
-    Steps without a token of their own are left out as (n, n).
+    A step without a token of its own is empty, (n, n).
 
     >>> token_spans([(0, 3), (3, 9)], [2, 4, 9])  # the second token reaches into the second step
     [(0, 1), (1, 3)]
     """
+    # The first token that ends after a step's end begins the next step.
     edges = [0, *(bisect_left(token_ends, end + 1) for _, end in spans)]
     if spans:
         edges[-1] = len(token_ends)  # an end-of-sequence token has no text
@@ -66,9 +68,9 @@ def token_spans(spans: Sequence[Span], token_ends: Sequence[int]) -> list[Span]:
 def calculations(
     completion: TextOrMessages, token_ends: list[int], *, split_by: SplitRule = "lines", total: Total = "min"
 ) -> Score:
-    r"""Whether the annotations `<<48/2=24>>` of a completion, as GSM8K has them, are right.
+    r"""Return whether the annotations `<<48/2=24>>` of a completion, as in GSM8K, are correct.
 
-    A step is right if all of its annotations are; ``total`` as in ``score_steps``.
+    A step is correct if all of its annotations are; ``total`` is that of ``score_steps``.
 
     >>> calculations("48/2 = <<48/2=24>>24\n24+1 = <<24+1=26>>26", []).value
     0.0
@@ -97,10 +99,10 @@ def step_labels(
     split_by: SplitRule = "lines",
     total: Total = "min",
 ) -> Score:
-    r"""Labels that people gave to steps, from a column: {text of a step: -1 incorrect, 0 neutral, 1 correct}.
+    r"""Score steps by human labels of a column: {text of a step: -1 incorrect, 0 neutral, 1 correct}.
 
-    A step is looked up by its text, white space aside. One that nobody has labelled says nothing, and a
-    completion without a labelled one is not judged.
+    A step is looked up by its text, ignoring white space. Unlabelled steps are unknown, and a
+    completion without a labelled step is not judged.
 
     >>> step_labels("2+2 = 4\n4+1 = 6", {"2+2 = 4": 1, "4+1 = 6": -1}, [], total="mean").value
     0.5
@@ -116,10 +118,10 @@ def step_labels(
 def score_steps(
     spans: Sequence[Span], values: Sequence[float | None], token_ends: Sequence[int], total: Total
 ) -> Score:
-    """Steps from 0, incorrect, to 1, correct, None where nothing is known -> what a process reward returns.
+    """Return the score of a process reward from values of its steps: 0 incorrect, 1 correct, None unknown.
 
-    Its value is the least of the known ones (`min`), their mean or the `last`. As step rewards they
-    lie between -1 and 1, unknown ones at 0.
+    The score's value is the least of the known values (`min`), their mean or the `last`. As step rewards they
+    are mapped to -1 .. 1, unknown ones to 0.
     """
     known = [v for v in values if v is not None]
     if not known:
@@ -131,7 +133,7 @@ def score_steps(
 
 
 def is_correct(expression: str, result: str) -> bool:
-    """Whether a calculation gives what is written, up to the decimals it is written with.
+    """Return whether a calculation gives the written result, up to the decimals of that.
 
     >>> is_correct("1/3", "0.33"), is_correct("20%*50", "10"), is_correct("1/0", "1")
     (True, True, False)
@@ -144,8 +146,9 @@ def is_correct(expression: str, result: str) -> bool:
 
 
 def calculated(expression: str) -> Fraction | None:
-    """The value of + - * / and parentheses over decimal numbers; None for anything else."""
+    """Return the value of + - * / and parentheses over decimal numbers; None for anything else."""
     found = ARITHMETIC_TOKEN.findall(expression)
+    # Characters that are no token would be skipped by findall.
     if "".join(found) != "".join(expression.split()) or len(found) > 60:
         return None
     tokens = [t for t in found if t != "$"]
@@ -159,6 +162,7 @@ def calculated(expression: str) -> Fraction | None:
 def _sum(tokens: list[str]) -> Fraction:
     value = _product(tokens)
     while tokens and tokens[0] in "+-":
+        # The condition is evaluated first, so the sign is taken before the product.
         value += _product(tokens) if tokens.pop(0) == "+" else -_product(tokens)
     return value
 

@@ -1,9 +1,9 @@
-"""Algebra, in a killable subprocess only: SymPy objects made by a LaTeX grammar, never by evaluation.
+"""Algebra in a killable subprocess: SymPy objects made by a LaTeX grammar, never by evaluation.
 
-Two expressions are equal if they agree wherever they are tried, to 200 digits and after expansion; where
-their difference is a rational function, its numerator has to be zero as well. That is much faster than
-simplification, and tiny differences stay differences. Where they are tried follows from the two of them,
-so no answer can be made to agree there and nowhere else.
+Two expressions are equal if they agree at every point where they are tried, to 200 digits and after
+expansion; if their difference is a rational function, its numerator has to be zero as well. This is much
+faster than simplification, and tiny differences stay differences. The points follow from a hash of both
+expressions, so no answer can be made to agree at these points only.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from covey_verify.mathematics.notation import CLOSE, OPEN, ROW, THOUSANDS, Node,
 from covey_verify.mathematics.scope import scoped
 
 Formula: TypeAlias = Any
-"""One of sympy, which declares no types: an expression, a relation or a matrix."""
+"""An object of SymPy, which declares no types: an expression, a relation or a matrix."""
 RANGES = ((1, 2), (2, 3), (-3, -2), (0, 1), (-2, -1), (6, 8), (-1, 0), (3, 4))
-"""Where a variable is tried: on both sides of 0, 1 and -1, and small enough for powers of powers."""
+"""Ranges from which a variable's values are drawn: on both sides of 0, 1 and -1, small enough for powers."""
 GRAIN = 1 << 61
-"""Denominators of points are of this size, so that no sine of a multiple of pi has its zeros there."""
+"""Denominators of points have this size, so that no sine of a multiple of pi is zero at a point."""
 DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
+# A number or a closing parenthesis directly before an opening bracket: a product.
 FACTORS = re.compile(r"((?:^|(?<=[-+*/=(,{\s]))\d+|\)) ?(?=[({])")
 TRANSPOSED = re.compile(r"(?<!matrix\})\^ ?(?:T|\{ ?T ?\})")
-"""The grammar transposes whatever has T as an exponent, and a number transposed is itself: 2^T was 2."""
+"""The exponent T of anything but a matrix: the grammar would transpose, and 2 transposed is 2."""
 CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
+# Typical pairs: reading and comparing them fills the caches of ``warm_up``.
 WARM = r"""
 \frac{1}{2} = \frac{2}{4}; 1-\frac{1}{e} = \frac{e-1}{e}; 2^{-9}\sqrt{2} = \frac{\sqrt{2}}{512}
 2.25\pi = \frac{9}{4} \pi; (x+3)^2 = x^2+6x+9; (x-1)(x+1) = x^2-1; x(x+2) = x^2+2x
@@ -47,11 +49,11 @@ e^{2x} = (e^x)^2; \sqrt[3]{8} = 2; \frac{1}{\sqrt{2}} = \frac{\sqrt{2}}{2}
 
 
 class Unreadable(ValueError):
-    """A text that is no formula."""
+    """The text is no formula."""
 
 
 def equal(reference: str, answer: str, percent: Percent = "ignored") -> str:
-    """`equal`, `different`, or which side is `unreadable`: `reference` or `answer`."""
+    """Return `equal` or `different`, or the side that is unreadable: `reference` or `answer`."""
     unreadable: list[str] = []
 
     def leaf(ours: Node, theirs: Node) -> bool | None:
@@ -70,7 +72,7 @@ def equal(reference: str, answer: str, percent: Percent = "ignored") -> str:
 
 
 def second_opinion(reference: str, answer: str) -> bool:
-    """What math-verify says. Its own time limits are off: they rely on signals, and this is a child."""
+    """Return math-verify's verdict, without its time limits: they use signals, and this is a child."""
     from math_verify import parse, verify
 
     references, answers = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))
@@ -78,7 +80,7 @@ def second_opinion(reference: str, answer: str) -> bool:
 
 
 def readable(references: Sequence[str]) -> list[bool]:
-    """Which references are numbers, words or formulas."""
+    """Return for each reference whether it is a number, a word or a formula."""
     return [_readable(read(reference)) for reference in references]
 
 
@@ -95,7 +97,7 @@ def _readable(node: Node) -> bool:
 
 
 def expression(text: str) -> Formula:
-    """A clean text as a SymPy object. Raises Unreadable."""
+    """Return a clean text as a SymPy object. Raises Unreadable."""
     if (known := value(text)) is not None:
         return sympy.Rational(known)
     if no_formula(text):
@@ -108,11 +110,13 @@ def expression(text: str) -> Formula:
         raise Unreadable(text) from error
     latex = FACTORS.sub(r"\1*", latex)  # the grammar takes 3(4) for a mixed number
     latex = TRANSPOSED.sub("^{(T)}", latex)
+    # Decimals as fractions: SymPy would make floats of them, which are not exact.
     latex = DECIMAL.sub(lambda m: rf"{{\frac{{{m[1]}{m[2]}}}{{{10 ** len(m[2])}}}}}", latex)
     try:
         found = latex2sympy(latex, normalization_config=None, conversion_config=CONVERSION)
     except Exception as error:
         raise Unreadable(text) from error
+    # ``zoo`` is complex infinity, the value of a division by zero.
     if found.has(sympy.zoo, sympy.nan):
         raise Unreadable(text)
     if not found.has(sympy.Derivative):
@@ -121,14 +125,15 @@ def expression(text: str) -> Formula:
 
 
 def _is_quotient(part: Formula) -> bool:
-    """dy/dx where nothing is known of y: a name, and not the 0 that SymPy computes."""
+    """Return whether a part is dy/dx of an unknown y, to be kept as a name: SymPy would compute 0."""
     return isinstance(part, sympy.Derivative) and part.expr.is_Symbol and part.expr not in part.variables
 
 
 def agree(reference: Formula, answer: Formula, reference_text: str = "", answer_text: str = "") -> bool:
-    """Whether two SymPy objects are the same thing."""
+    """Return whether two SymPy objects are equal; texts of decimals allow for rounding."""
     kinds = (sympy.core.relational.Relational, sympy.MatrixBase, sympy.Expr)
     if hasattr(reference, "doit") and not isinstance(reference, kinds[0]):
+        # Sums, integrals and derivatives are computed now.
         reference, answer = reference.doit(), answer.doit()
     kind = next((k for k in kinds if isinstance(reference, k)), None)
     if kind is None or not isinstance(answer, kind):
@@ -139,12 +144,16 @@ def agree(reference: Formula, answer: Formula, reference_text: str = "", answer_
         return reference.shape == answer.shape and all(map(agree, reference, answer))
     if reference == answer:
         return True
+    # Values decide; simplification only if there are too few points at which both have one.
     ratio = _compare_values(reference, answer, _tolerance(reference_text, answer_text))
     return ratio if ratio is not None else bool(sympy.simplify(reference - answer) == 0)
 
 
 def _tolerance(reference: str, answer: str) -> Fraction:
-    """Half a unit of the last digit where the reference is a decimal number with 3 digits or more."""
+    """Return half a unit of the last digit of a decimal reference with 3 digits or more, else 0.
+
+    A decimal answer counts from 10 digits on, as in ``compare.close``.
+    """
     for text, least in ((reference, 3), (answer, 10)):
         places = decimals(text)
         if places is not None and re.fullmatch(r"-?[\d.]+", text) and significant(text) >= least:
@@ -153,20 +162,24 @@ def _tolerance(reference: str, answer: str) -> Fraction:
 
 
 def _compare_values(reference: Formula, answer: Formula, tolerance: Fraction) -> bool | None:
-    """Agreement at every point that both have a value at; None if there are too few."""
+    """Return whether both agree wherever both have a value; None if there are too few such points."""
     names = sorted({s.name for s in reference.free_symbols | answer.free_symbols})
     difference, tried = reference - answer, 0
+    # Variables that occur in an exponent get other points, see ``_point``.
     raised = {s.name for power in difference.atoms(sympy.Pow) for s in power.exp.free_symbols}
     for place in range(len(RANGES) if names else 1):
         at: dict[str, Formula] = {}
         for k, name in enumerate(names):
             at[name] = _point(f"{place}\0{name}\0{reference}\0{answer}", place + k, name in raised)
+        # The grammar reads i as a symbol.
         at["i"] = sympy.I
         a, b, apart = (_value(formula, at) for formula in (reference, answer, difference))
         if a is None or b is None or apart is None:
+            # Without variables there is one point: a number is not equal to something without a value.
             if not names and (a is None) != (b is None):
                 return False
             continue
+        # A difference may be a rounding error of 15 digits: 200 digits tell.
         if abs(apart) > tolerance and not _vanishes(difference, at, min(abs(a), abs(b), 1)):
             return False
         tried += 1
@@ -176,9 +189,10 @@ def _compare_values(reference: Formula, answer: Formula, tolerance: Fraction) ->
 
 
 def _point(key: str, place: int, raised: bool) -> Formula:
-    """A number in the range of a place, drawn by a hash of what is compared.
+    """Return a number in the range of a place, drawn by a hash of the compared expressions.
 
-    Of an exponent (``raised``) SymPy tries to take the root that its denominator says: it gets none.
+    For a rational exponent (``raised``) SymPy would try to take the root of its denominator, so such a point
+    is irrational.
     """
     digest = sha256(key.encode(errors="replace")).digest()
     low, high = RANGES[place % len(RANGES)]
@@ -190,19 +204,19 @@ def _point(key: str, place: int, raised: bool) -> Formula:
 
 
 def _is_zero(difference: Formula) -> bool:
-    """Whether a difference that vanishes wherever it was tried is 0: exact for rational functions."""
+    """Return whether a difference that vanishes at all points is 0; exact for rational functions."""
     symbols = sorted(difference.free_symbols, key=str)
     if not symbols or not difference.is_rational_function(*symbols):
         return True
     above = sympy.fraction(sympy.together(difference))[0]
     try:
         return bool(sympy.Poly(above, *symbols, domain="QQ").is_zero)
-    except (sympy.CoercionFailed, sympy.PolynomialError):  # roots and pi among its coefficients
+    except (sympy.CoercionFailed, sympy.PolynomialError):  # its coefficients contain roots or pi
         return True
 
 
 def _vanishes(difference: Formula, at: Mapping[str, Formula], scale: Formula) -> bool:
-    """Whether 200 digits of a difference leave nothing of it, before and after it is expanded."""
+    """Return whether a difference is 0 to 200 digits, before and after it is expanded."""
     there = difference.subs({s: at[s.name] for s in difference.free_symbols})
     for form in (there, sympy.expand(there)):
         left = sympy.N(form, 15, maxn=200)
@@ -213,7 +227,7 @@ def _vanishes(difference: Formula, at: Mapping[str, Formula], scale: Formula) ->
 
 
 def _value(formula: Formula, at: Mapping[str, Formula]) -> Formula:
-    """A formula's value at a point; None where it has none."""
+    """Return a formula's value at a point; None if it has none."""
     try:
         found = sympy.N(formula.subs({s: at[s.name] for s in formula.free_symbols}), 15, maxn=200)
     except (TypeError, ValueError, ArithmeticError, AttributeError):
@@ -222,7 +236,7 @@ def _value(formula: Formula, at: Mapping[str, Formula]) -> Formula:
 
 
 def _relations_agree(reference: Formula, answer: Formula) -> bool:
-    """`a < b` and `c < d` say the same if b - a is a positive multiple of d - c."""
+    """Return whether relations are equivalent: `a < b`, `c < d` if b - a is a positive multiple of d - c."""
     sides = [r.lhs - r.rhs for r in (reference, answer)]
     if sides[0] == 0 or sides[1] == 0:
         return bool(reference == answer)
@@ -235,7 +249,7 @@ def _relations_agree(reference: Formula, answer: Formula) -> bool:
 
 
 def warm_up() -> None:
-    """Fill the tables of the parser and of SymPy, which the children then share."""
+    """Fill the caches of the parser and of SymPy, which forked children then share."""
     for pair in re.split("[;\\n]", WARM.strip()):
         left, right = map(expression, pair.split(" = "))
         agree(left, right)

@@ -1,7 +1,7 @@
-"""The words behind a number: its unit (`3 cm`), its size (`3 thousand`), or something that is neither.
+"""The words behind a number: its unit (`3 cm`), its size (`3 thousand`), or something else.
 
 A unit is on a closed list, or it is one plain noun (`3 apples`). Everything else (`3 or so`, `3 maybe`,
-`3 halves`, whole phrases) may change what the number says, so it has to be in the reference answer as well.
+`3 halves`, whole phrases) may change the meaning of the number, so it has to be in the reference answer too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+# Each group, between semicolons or line ends, lists a short name and its synonyms: word -> short name.
 UNITS = {
     word: words.split()[0]
     for words in """
@@ -23,7 +24,7 @@ UNITS = {
     for word in words.split()
 }
 SYMBOLS = sorted((w for w in UNITS if 1 < len(w) < 4 and w.isascii() and w.isalpha()), key=len, reverse=True)
-"""Units that people write right behind the number; a single letter may be a variable."""
+"""Units that people write directly behind the number; a single letter may be a variable. Longest first."""
 SIZES = {
     "dozen": 12,
     "hundred": 100,
@@ -36,7 +37,8 @@ HEDGE_WORDS = """
     or either maybe perhaps possibly probably likely presumably not no never neither nor isn unsure
     uncertain guess guessing oder ou nicht pas или не
 """
-"""They take a number back or add another one."""
+"""Words that take a number back or add another one."""
+# Words that are no nouns, or change the number before them.
 OTHER_WORDS = """
     and but except without versus vs alternatively otherwise instead rather however
     non none nothing nil zero one two three four five six seven eight nine ten eleven twelve twenty thirty
@@ -58,13 +60,13 @@ NO_NOUNS = HEDGES | frozenset(OTHER_WORDS.split())
 NOUNS_IN_LY = {"family", "fly", "butterfly", "lily", "assembly"}
 POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
 LAST_LETTER = "\u052f"
-"""Of Latin, Greek and Cyrillic; in other scripts a few characters can be a sentence."""
+"""The last letter of Latin, Greek and Cyrillic; in other scripts a few characters can be a sentence."""
 
 
 def measure(words: str) -> tuple[int, str]:
-    """The factor and the unit that words behind a number stand for.
+    """Return the factor and the unit that the words behind a number mean.
 
-    What is no unit of ours comes back with a space in it: only the same words equal it.
+    Unknown words are returned with a "? " before them: only the same words equal them.
 
     >>> measure("million square feet"), measure("miles per hour"), measure("maybe")
     ((1000000, 'ft2'), (1, 'mi/h'), (1, '? maybe'))
@@ -79,7 +81,8 @@ def measure(words: str) -> tuple[int, str]:
 
 
 def _unit(words: Sequence[str]) -> str | None:
-    """The short name of a unit, or None."""
+    """Return the short name of a unit, or None."""
+    # "square feet" or "feet squared"; a single word is no power.
     power = next((POWERS[w] for w in (words[0], words[-1]) if w in POWERS), "") if len(words) > 1 else ""
     bare = " ".join(w for w in words if not (power and w in POWERS))
     parts = [_plain(part.strip()) for part in re.split(r"/| per ", bare)]
@@ -88,7 +91,7 @@ def _unit(words: Sequence[str]) -> str | None:
 
 
 def _plain(word: str) -> str | None:
-    """One word as a unit of the list, or as a noun."""
+    """Return one word as a unit of the list or as a noun, or None."""
     for known in (word, word.removesuffix("s")):
         if known in UNITS:
             return UNITS[known]

@@ -1,1 +1,1 @@
-"""Programs, proofs and formulas for a solver: run or checked where they can touch nothing."""
+"""Rewards for programs, proofs and solver formulas, which are run or checked in a sandbox."""

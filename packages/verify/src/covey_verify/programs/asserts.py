@@ -1,4 +1,4 @@
-"""Tests as a list of asserts, which is how MBPP and its kin are published."""
+"""Tests as a list of asserts, the format of MBPP and similar data sets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 
 def asserts_of(tests: object) -> list[str]:
-    """The asserts of a column, or [] if it holds something else, such as {input, output}.
+    """Return the asserts of a column, or [] if it holds something else, such as {input, output}.
 
-    Raises ValueError for a list of texts of which one is no assert, or is not Python.
+    Raises ValueError for a list of texts if one of them has no assert or is not Python.
     """
     if isinstance(tests, str):
         try:
@@ -31,14 +31,15 @@ def asserts_of(tests: object) -> list[str]:
 
 
 def function_of(asserts: Sequence[str], setup: str = "") -> str:
-    """The function that every assert calls and neither Python nor the setup defines.
+    """Return the function that every assert calls and neither Python nor the setup defines.
 
-    Raises ValueError where none is, or more than one.
+    Raises ValueError if there is none or more than one.
 
     >>> function_of(["assert set(f([1])) == {1}", "assert f([]) == g(0)"])
     'f'
     """
     known = {*vars(builtins), *_bound(setup)}
+    # One set of called names per assert: helpers such as `g` are rarely in all of them.
     called = [_called(ast.parse(test)) - known for test in asserts]
     found = sorted(set.intersection(*called))
     if len(found) != 1:
@@ -53,7 +54,7 @@ def _called(tree: ast.AST) -> set[str]:
 
 
 def _bound(setup: str) -> set[str]:
-    """Names that code imports or defines."""
+    """Return the names that code imports or defines."""
     found = set[str]()
     for node in ast.walk(ast.parse(setup)):
         if isinstance(node, ast.Import | ast.ImportFrom):

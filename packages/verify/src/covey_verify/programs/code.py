@@ -1,7 +1,7 @@
-"""Rewards for programs: hidden tests decide, in a sandbox that never sees what is expected.
+"""Rewards for programs, judged by hidden tests in a sandbox that never sees the expected results.
 
-Inputs go in, values come out, and the comparison happens here. Tests written as code run in a
-process apart from the candidate's, and only plain values pass between the two.
+Inputs go in, values come out, and the comparison happens here. Tests written as code run in another process
+than the candidate, and only plain values pass between the two.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ Points = Literal["all", "fraction", "weighted"]
 SUSPICIOUS = re.compile(
     r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
 )
-"""Signs of a program that plays with its tester. Logged, never paid or punished."""
+"""Signs of a program that manipulates its tester; they are logged and never change the score."""
 MOST_SECONDS = 300.0
-"""Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
+"""Longest check in seconds: well below the reward's own limit, so a program that hangs gets 0, never None."""
 MOST_SOLUTIONS = 1_000
-"""Solutions that are tried before a run: seconds, and not minutes."""
+"""Number of solutions that are tried before a run, so that it takes seconds and not minutes."""
 NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
-"""Comments of C, and lines for its preprocessor."""
+"""Comments of C, and lines of its preprocessor."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test: what goes in and what has to come out."""
+    """A test: its input and the expected result."""
 
     args: Sequence[object]
     settings: Mapping[str, object]
     expected: object
-    """Encoded (``wire``); for `stdio` the text of the output."""
+    """The expected value, encoded (``wire``); for `stdio` the text of the output."""
     weight: float = 1.0
     visible: bool = False
 
 
 def cases_of(tests: object, mode: Mode) -> list[Case]:
-    """The tests of a row. Raises ValueError saying which one is wrong and why."""
+    """Return the tests of a row. Raises ValueError naming the first faulty one."""
     rows = json.loads(tests) if isinstance(tests, str) else tests
     if not isinstance(rows, Sequence) or not rows:
         raise ValueError("column 'tests' has to be a list of {input, output}, not pickled, not empty")
@@ -73,8 +73,10 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
         if mode == "function" and not isinstance(given, list | Mapping):
             raise ValueError(f"test {number}: 'input' is the list of arguments, or a mapping by name")
         encoded = expected if mode == "stdio" else encode_value(expected)
+        # NaN and objects of unknown types never compare equal, so such a test could not be passed.
         if not same(encoded, encoded) and mode == "function":
             raise ValueError(f"test {number}: the expected output does not equal itself (NaN?)")
+        # A list holds positional arguments, a mapping keyword arguments.
         args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
         args = [given] if mode == "stdio" else args
         weight, visible = float(row.get("weight", 1.0)), row.get("visible", False)
@@ -90,11 +92,12 @@ def bad_tests(
     sandbox: SandboxBackend | None = None,
     **settings: Any,
 ) -> list[str | None]:
-    """Rows whose tests cannot decide anything, or refuse the row's own solution."""
+    """Return for each row the fault of its tests: they decide nothing, or refuse the row's own solution."""
     complaints: list[str | None] = []
     for row in rows:
         try:
             if asserts := asserts_of(row.get("test_list") or row.get("tests")):
+                # Only to see whether it raises.
                 _ = row.get("entry_point") or function_of(asserts, row.get("setup") or "")
                 if settings.get("points", "all") != "all":
                     raise ValueError("asserts all have to hold: they go with points: all")
@@ -111,6 +114,7 @@ def bad_tests(
             complaints.append(None)
         except (ValueError, TypeError, SyntaxError, RecursionError) as error:
             complaints.append(str(error)[:200])
+    # Without a sandbox the tests' form is all that can be checked.
     if sandbox is None:
         return complaints
     solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MOST_SOLUTIONS]
@@ -122,7 +126,7 @@ def bad_tests(
 
 
 def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row whose own solution does not pass its own tests."""
+    """Return the fault of a row whose own solution does not pass its own tests, or None."""
     known = ("tests", "test_list", "test", "setup", "entry_point")
     columns = {name: row[name] for name in known if row.get(name)}
     score = code_tests(str(_example(row, **settings)), **columns, **settings)
@@ -132,7 +136,7 @@ def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None
 
 
 def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> str | None:
-    """The row's own solution, if it has one."""
+    """Return the row's own solution, if it has one, as a completion."""
     solution = row.get("solution") or row.get("canonical_solution")
     if not isinstance(solution, str):
         return None
@@ -140,7 +144,7 @@ def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> st
 
 
 def _counterexample(row: Mapping[str, object], form: Form = "block", **_: object) -> str:
-    """A program that passes no test."""
+    """Return a completion with a program that passes no test."""
     if form == "continue":
         return "    return 'canary'\n"
     name = str(row.get("entry_point") or "f").partition(".")[0]
@@ -172,13 +176,13 @@ def code_tests(
     total_seconds: Annotated[float, Gt(0), Le(MOST_SECONDS)] = 30.0,
     memory_mb: Annotated[int, Gt(0)] = 1024,
 ) -> Score:
-    """1 if the program passes all tests (``points``: or a fraction of them), 0 otherwise.
+    """Return 1 if the program passes all tests, 0 otherwise; ``points`` may give a fraction instead.
 
     `function` calls ``entry_point`` with each input of ``tests``, `stdio` runs the program on each,
-    `check` runs the code in ``test`` against it. Where ``tests``, or ``test_list``, is a list of asserts, all
-    have to hold, whatever the mode. If some tests are marked `visible`, only the others
-    count, and what the visible ones say beyond them is logged as `gap`. The whole check takes at most
-    ``total_seconds``; tests that it does not come to are not passed.
+    `check` runs the code in ``test`` against it. If ``tests`` or ``test_list`` is a list of asserts, all of
+    them have to hold, whatever the mode. If some tests are marked `visible`, only the others count, and the
+    visible minus the hidden fraction is logged as `gap`. The whole check takes at most ``total_seconds``;
+    tests that it does not reach count as failed.
     """
     asserts = [] if test else asserts_of(test_list or tests)
     if asserts:
@@ -186,6 +190,7 @@ def code_tests(
     code = setup + text_of(completion) if form == "continue" else program(completion, "python")
     if code is None:
         return Score(0.0, "no_answer")
+    # Imports of the setup are at hand for the candidate too; with `continue` they are there already.
     if mode == "check" and form == "block":
         code = f"{setup}\n{code}"
     limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=memory_mb << 20)
@@ -195,6 +200,7 @@ def code_tests(
             raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
         result = sandbox.check(code, entry_point, setup, test, limits)
         if result.kind == "ok" and not result.value:
+            # A test that passes without a call would pay every program.
             return Score(None, "bad_reference", detail="the test never calls the function")
         return score_of(result, float(result.kind == "ok"), code, suspicious)
     cases = cases_of(tests, mode)
@@ -211,6 +217,7 @@ def code_tests(
                 else _scripts(sandbox, code, some, limits, ends, tolerance)
             )
             fractions[name], result = _tally(run, some, points)
+            # The first problem is reported, visible tests first.
             worst = result if worst.kind == "ok" else worst
     if len(fractions) == 2:
         fractions["gap"] = fractions["visible"] - fractions["hidden"]
@@ -219,7 +226,7 @@ def code_tests(
 
 
 def program(completion: TextOrMessages, language: str) -> str | None:
-    """The last complete fenced block after the reasoning."""
+    """Return the last complete fenced block after the reasoning, or None."""
     answer = after_reasoning(text_of(completion))
     return None if answer is None else code_block(answer, language)
 
@@ -254,13 +261,14 @@ def _scripts(
 def _tally(
     outcomes: Iterator[tuple[bool, Outcome]], cases: Sequence[Case], points: Points
 ) -> tuple[float, Outcome]:
-    """What the passed tests are worth, and the first thing that went wrong with the machinery or limits."""
+    """Return the fraction earned by the passed tests, and the outcome of the first test that failed."""
     weights = [c.weight if points == "weighted" else 1.0 for c in cases]
     earned, worst = 0.0, Outcome("ok")
     for (passed, result), weight in zip(outcomes, weights, strict=False):
         earned += weight * passed
         if not passed and worst.kind == "ok":
             worst = result._replace(value=None, text=result.text or "a wrong answer")
+        # Stop at the first failure if it decides; the generator then runs no further test.
         if (points == "all" and not passed) or result.kind == "lost":
             break
     whole = earned >= sum(weights)
@@ -268,7 +276,7 @@ def _tally(
 
 
 def score_of(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:
-    """What a program gets: its value, or what its end says of it or of the machine."""
+    """Return a program's score: its value with the status of its end, or None if the machinery failed."""
     if result.kind == "lost":
         return Score(None, "infra_error", code[:2000], detail=result.text)
     status = fault(result) if result.kind not in ("ok", "error") else "ok"
@@ -276,7 +284,7 @@ def score_of(result: Outcome, value: float, code: str, metrics: Mapping[str, flo
 
 
 def same_output(expected: str, got: str, tolerance: float = 0.0) -> bool:
-    r"""Whether two outputs have the same words in all lines; numbers up to a relative tolerance.
+    r"""Return whether two outputs have the same words in all lines; numbers up to a relative tolerance.
 
     >>> same_output("1 2\n3.0", "1 2 \n3.0000000001\n", 1e-9), same_output("1\n2", "1")
     (True, False)
@@ -289,6 +297,7 @@ def same_output(expected: str, got: str, tolerance: float = 0.0) -> bool:
 
 
 def _close(expected: str, got: str, tolerance: float) -> bool:
+    # Integers have to be equal as text; float() of a very long text would be slow.
     if "." not in expected or len(got) > 400:
         return False
     try:
@@ -301,7 +310,7 @@ def _close(expected: str, got: str, tolerance: float) -> bool:
 def compiles(
     completion: TextOrMessages, *, sandbox: SandboxBackend, language: Literal["python", "c"] = "python"
 ) -> Score:
-    """1 if the last code block is accepted by a compiler, 0 otherwise. It is never run."""
+    """Return 1 if a compiler accepts the last code block, 0 otherwise. The code is never run."""
     code = program(completion, language)
     if code is None:
         return Score(0.0, "no_answer")
@@ -317,6 +326,6 @@ def compiles(
         gcc = [str(shutil.which("gcc")), "-fsyntax-only", "-x", "c", "-"]
         result = sandbox.compile(gcc, code, limits)
         value = float(result.kind == "ok")
-        if result.kind == "crashed":  # how a compiler says no
+        if result.kind == "crashed":  # a compiler refuses a text by its exit status
             result = Outcome("error", text=str(result.value)[:500])
     return score_of(result, value, code, {})

@@ -1,6 +1,6 @@
-"""A reward for proofs: the row states the theorem, the completion is the proof and nothing else.
+"""The reward for proofs: the row states the theorem, the completion is the proof and nothing else.
 
-Each file of a check (``provers``) is made in a sandbox of its own, and only what was compiled passes on.
+Each file of a check (``provers``) is compiled in a sandbox of its own, and only compiled files are passed on.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.types import Score
 
 MOST_PROOF_SECONDS = 120.0
-"""Of each of the four steps of a check, which together stay below the reward's own limit."""
+"""Longest time in seconds of each of the four steps of a check, together below the reward's limit."""
 MOST_TRIED = 16
-"""Headers, and theorems, that are compiled before a run begins."""
+"""Number of headers, and of theorems, that are compiled before a run begins."""
 TRIVIAL = "True"
-"""What is stated to try a header."""
+"""The theorem that is stated to try a header alone."""
+# (how the build ended, the compiled file).
 Made = tuple[Outcome, bytes]
 Question = tuple[str, str, tuple[str, ...], str]
-"""Prover, header, permitted axioms, theorem."""
+"""(prover, header, permitted axioms, theorem)."""
 STATEMENTS = Once[Made](256, lambda made: made[0].kind in ("ok", "error"))
-"""A group has one statement."""
+"""Compiled statements: all completions of a group have the same one."""
 ANSWERS = Once[Outcome](4096, lambda outcome: outcome.kind in ("ok", "error"))
-"""Each proof of a statement is checked once, however many completions give it."""
+"""Outcomes of proofs: each is checked once, however many completions give it."""
 CONTEXT = r"^(?:open|universe|variable|set_option)\b.*$"
-"""Of a header of Lean what holds for its file only, and is said again in the proof's."""
+"""Lines of a Lean header that hold for their file only, so they are repeated in the proof's file."""
 
 
 def _bad_theorems(
@@ -50,7 +51,10 @@ def _bad_theorems(
     memory_mb: int = 2048,
     **_: object,
 ) -> list[str | None]:
-    """Rows that state nothing, or whose header the prover refuses; of the first ones the theorem too."""
+    """Return for each row its fault: it states nothing, or the prover refuses its header or its theorem.
+
+    Only the first MOST_TRIED headers and theorems are compiled.
+    """
     full = [{"prover": prover, "axioms": axioms, "header": "", **row} for row in rows]
     texts = [
         all(isinstance(text, str) for text in (r.get("theorem"), r["header"], r["prover"]))
@@ -64,6 +68,7 @@ def _bad_theorems(
         else None
         for r, is_text in zip(full, texts, strict=True)
     ]
+    # One trial per distinct (prover, header, axioms), as most rows share a few headers.
     headers = dict.fromkeys((*question[:3], TRIVIAL) for question in asked if question)
     tried = [*islice(headers, MOST_TRIED), *(q for q in asked[:MOST_TRIED] if q)]
 
@@ -73,6 +78,7 @@ def _bad_theorems(
     with ThreadPoolExecutor(available_cpus()) as pool:
         found = dict(zip(tried, pool.map(refusal, tried), strict=True))
     return [
+        # The header's fault first; questions that were not tried are not in `found`.
         found.get((*question[:3], TRIVIAL)) or found.get(question)
         if question
         else "column 'theorem' has to be a proposition, 'header' and 'prover' texts, 'axioms' a list of names"
@@ -83,7 +89,7 @@ def _bad_theorems(
 def _proof(
     row: Mapping[str, object], prover: object = "coq", form: Form = "block", **_: object
 ) -> str | None:
-    """The row's own proof, if it has one."""
+    """Return the row's own proof, if it has one, as a completion."""
     proof = row.get("proof")
     if not isinstance(proof, str) or form == "continue":
         return proof if isinstance(proof, str) else None
@@ -110,10 +116,10 @@ def proves(
     seconds: Annotated[float, Gt(0), Le(MOST_PROOF_SECONDS)] = 20.0,
     memory_mb: Annotated[int, Gt(0)] = 2048,
 ) -> Score:
-    """1 if the last code block is a proof of ``theorem``, as tactics for Coq or Lean 4, 0 otherwise.
+    """Return 1 if the last code block proves ``theorem`` with tactics of Coq or Lean 4, 0 otherwise.
 
-    ``header`` comes before the theorem: imports, definitions, notations. ``axioms`` names those that a proof
-    may use; what the theorem itself speaks of, and the axioms of Lean's logic, need no permission.
+    ``header`` precedes the theorem: imports, definitions, notations. ``axioms`` names those that a proof may
+    use; axioms in the theorem itself, and those of Lean's logic, need no permission.
     """
     kind, place = _kind(prover, axioms), _place(sandbox)
     proof = text_of(completion) if form == "continue" else program(completion, prover)
@@ -139,7 +145,7 @@ def proves(
 
 
 def _kind(prover: str, axioms: Sequence[str]) -> Prover:
-    """A prover that is installed. Raises ConfigError before anything is judged."""
+    """Return an installed prover. Raises ConfigError, which check_references meets before the run."""
     named = isinstance(axioms, Sequence) and not isinstance(axioms, str)
     if prover not in PROVERS or not named or not all(AXIOM.fullmatch(str(a)) for a in axioms):
         raise ConfigError(f"proves: prover is coq or lean and axioms a list of names: {prover!r}, {axioms!r}")
@@ -154,7 +160,7 @@ def _place(sandbox: SandboxBackend | None) -> ProcessSandbox:
 
 
 def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Made:
-    """A row's statement as its prover reads it."""
+    """Return a row's statement, compiled."""
     prover, header, axioms, theorem = question
     kind, place = _kind(prover, axioms), _place(sandbox)
     permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
@@ -164,7 +170,7 @@ def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) 
 
 
 def _refusal(result: Outcome, question: Question) -> str | None:
-    """What is wrong with a statement that was not accepted."""
+    """Return why a statement was not accepted, or None."""
     if result.kind in ("ok", "lost"):
         return None
     what = "header" if question[3] == TRIVIAL else f"theorem {question[3][:80]!r}"
@@ -174,6 +180,7 @@ def _refusal(result: Outcome, question: Question) -> str | None:
 def _filled(template: str, header: str, **texts: str) -> str:
     context = "\n".join(re.findall(CONTEXT, header, re.MULTILINE))
     words = {"header": header, "context": context, **texts}
+    # Not str.format: the texts of Coq and Lean are full of braces.
     return re.sub(r"{(\w+)}", lambda name: words[name[1]], template)
 
 
@@ -191,7 +198,9 @@ def _compile(
 def _judge(
     sandbox: ProcessSandbox, kind: Prover, axioms: Sequence[str], limits: Limits, statement: bytes, text: str
 ) -> Outcome:
-    """Whether an answer proves the statement: what decides are files in which no model has written."""
+    """Return whether an answer proves the statement, decided by files that contain no model text."""
+    # Three steps: the answer compiles; the verdict accepts it as a proof of the statement and lists its
+    # axioms; for Coq a second kernel (coqchk) checks the compiled files.
     result, answer = _compile(sandbox, kind, "Answer", text, limits, Statement=statement)
     beyond, tools, made = list[str](), kind.tools(), {"Statement": statement, "Answer": answer}
     if result.kind == "ok":
@@ -208,7 +217,7 @@ def _judge(
 
 
 def _refused(result: Outcome) -> Outcome:
-    """A prover says no by its exit status; where a signal has ended it, it has said nothing."""
+    """Return an exit status as a refusal; a prover that a signal has ended has refused nothing."""
     if result.kind != "crashed" or result.text.startswith("exit status -"):
         return result
     return Outcome("error", text=str(result.value)[:500].strip() or result.text)

@@ -1,10 +1,10 @@
-"""Coq and Lean as judges of proofs: how each is found, what it is given to read and how its words are read.
+"""Coq and Lean as judges of proofs: their commands, their input files and the parsers of their output.
 
 A check has three files. `Statement` holds the row's header and theorem, `Answer` the proof. `Verdict` is
-ours alone: it loads both, has the kernel take the answer for a proof of the statement as it was read before
+ours alone: it loads both, lets the kernel check the answer against the statement as it was compiled before
 there was a proof, and lists the axioms. Nothing that a proof can declare (notations, axioms, options,
-commands) has a place from which it could act on that; that its text may hold tactics only, and is read
-without comments and strings, is the second wall and not the first.
+commands) can affect that. The restriction of its text to tactics, without comments and strings, is a second
+line of defence.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from covey_verify.sandbox.process import PROCESSES
 
 @dataclass(frozen=True)
 class Tools:
-    """An installed prover: the command that compiles a file, and what it has to see."""
+    """An installed prover: the command that compiles a file, and the paths that it has to read."""
 
     compiler: Sequence[str]
-    """`{}` is the name of the file."""
+    """The command; `{}` is the name of the file."""
     checker: Sequence[str]
-    """A second kernel that reads what was compiled; none for Lean, whose `Verdict` asks it once more."""
+    """The command of a second kernel for the compiled files; empty for Lean, whose `Verdict` replays them."""
     readable: tuple[str, ...]
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Prover:
-    """What differs between provers: the three files, and how their words are read."""
+    """The differences between provers: the three files, and the parsers of their output."""
 
     tools: Callable[[], Tools]
     tactics: Callable[[str], str]
-    """The tactics of a proof. Raises ValueError at what is none."""
+    """Returns the tactics of a proof. Raises ValueError at anything else."""
     beyond: Callable[[str, Sequence[str]], list[str]]
-    """(output of `Verdict`, permitted axioms) -> those that the proof uses without permission."""
+    """(output of `Verdict`, permitted axioms) -> the axioms that the proof uses without permission."""
     source: str
     compiled: str
     statement: str
@@ -59,7 +59,7 @@ def _installed(program: str, install: str) -> str:
 
 
 def _asked(*command: str) -> str:
-    """What an installed program says of itself. Raises ConfigError."""
+    """Return what an installed program prints about itself. Raises ConfigError."""
     try:
         return subprocess.run(  # noqa: S603 - its name is fixed and its path the user's own
             command, capture_output=True, text=True, timeout=60, check=True
@@ -70,7 +70,7 @@ def _asked(*command: str) -> str:
 
 @cache
 def coq() -> Tools:
-    """Coq as it is installed, with the libraries of COQPATH."""
+    """Return the installed Coq, with the libraries of COQPATH."""
     install = "apt-get install coq, or opam install coq"
     coqc, coqchk = (_installed(name, install) for name in ("coqc", "coqchk"))
     library = re.search(r"^COQLIB=(.+)$", _asked(coqc, "-config"), re.MULTILINE)
@@ -88,7 +88,7 @@ def coq() -> Tools:
 
 @cache
 def lean() -> Tools:
-    """Lean 4 as it is installed, with the libraries of LEAN_PATH (`lake env` sets it)."""
+    """Return the installed Lean 4, with the libraries of LEAN_PATH (`lake env` sets it)."""
     program = _installed("lean", "install Lean 4 with elan, https://lean-lang.org/install")
     root, more = _asked(program, "--print-prefix").strip(), os.environ.get("LEAN_PATH", "")
     path = os.pathsep.join([".", *filter(None, [more])])
@@ -102,15 +102,17 @@ def _existing(*paths: str | Path) -> tuple[str, ...]:
 
 
 def without_comments(text: str, opening: str, closing: str, line: str = "") -> str:
-    """A proof's text without comments, which may be nested. Raises ValueError; a string may hide one.
+    """Return a proof's text without comments, which may be nested. Raises ValueError, also at a string.
 
     >>> without_comments("auto. (* (* a *) b *) lia.", "(*", "*)")
     'auto.   lia.'
     """
+    # A string could contain a comment mark, and so hide text from this reader or from the prover.
     if '"' in text:
         raise ValueError("a quotation mark; a proof has to do without strings")
     marks = f"({re.escape(opening)}|{re.escape(closing)}{f'|{line}[^{chr(10)}]*' if line else ''})"
     depth, kept = 0, []
+    # The pattern has a group, so the marks themselves are parts too.
     for part in re.split(marks, text):
         depth += (part == opening) - (part == closing)
         if depth < 0:
@@ -124,15 +126,16 @@ def without_comments(text: str, opening: str, closing: str, line: str = "") -> s
 
 AXIOM = re.compile(r"[^\W\d][\w']*(?:\.[^\W\d][\w']*)*")
 BEFORE_TACTIC = re.compile(r"(?:[\s{}+*-]|(?:all|par|!|\d[\d\s,-]*|\[\s*[^\W\d][\w']*\s*\])\s*:)*")
-"""Before the tactic of a sentence: bullets, braces, selected goals."""
+"""The text before the tactic of a sentence: bullets, braces, selected goals."""
 
 
 def coq_tactics(proof: str) -> str:
-    """The tactics of a Coq proof. Raises ValueError at a sentence that is none: commands are capitalised.
+    """Return the tactics of a Coq proof. Raises ValueError at a command, which begins with a capital.
 
     >>> coq_tactics("Proof. intros n. - lia. Qed.")
     ' intros n. - lia. '
     """
+    # A sentence ends with a period before white space; `Nat.add` has none.
     *sentences, rest = re.split(r"\.(?=\s|$)", without_comments(proof, "(*", "*)"))
     if sentences and sentences[0].strip() == "Proof":
         del sentences[0]
@@ -153,11 +156,11 @@ NO_TACTIC = re.compile(
     r"|prefix|prelude|private|protected|register_\w+|run_\w+|scoped|section|set_option|simproc|sorry|sorryAx"
     r"|stop|structure|syntax|theorem|universe|unsafe|unseal|variable)\b"
 )
-"""What begins a command of Lean, makes one of a tactic, or gives the goal up."""
+"""Words that begin a command of Lean, turn a tactic into one, or give the goal up."""
 
 
 def lean_tactics(proof: str) -> str:
-    """The tactics of a Lean proof, indented. Raises ValueError at a word that none has."""
+    """Return the tactics of a Lean proof, indented. Raises ValueError at a word that no tactic has."""
     plain = re.sub(r"^\s*(?::=\s*)?by\b", "", without_comments(proof, "/-", "-/", "--"))
     if found := NO_TACTIC.search(plain):
         raise ValueError(f"{found[0]!r}; a proof consists of tactics only")
@@ -165,12 +168,13 @@ def lean_tactics(proof: str) -> str:
 
 
 def coq_beyond(output: str, _: Sequence[str]) -> list[str]:
-    """What `Print Assumptions` names for the proof and not for the statement and what is permitted.
+    """Return the axioms that `Print Assumptions` lists for the proof but not for statement and permission.
 
-    Coq gives no two axioms the same name in one file. What is not understood is not permitted.
+    Coq gives no two axioms the same name in one file. Output that cannot be parsed is not permitted.
     """
     blocks: list[set[str]] = []
     for line in output.split("\n"):
+        # Each of the two `Print Assumptions` of the verdict begins a block with one of these lines.
         if line in ("Axioms:", "Closed under the global context"):
             blocks.append(set())
         elif line and not line.startswith(" "):
@@ -181,7 +185,7 @@ def coq_beyond(output: str, _: Sequence[str]) -> list[str]:
 
 
 def coqchk_beyond(output: str) -> list[str]:
-    """What coqchk lists (axioms, definitions that were not checked) of a proof and not of its header."""
+    """Return the axioms and unchecked definitions that coqchk lists for a proof but not for its header."""
     lines = {line.strip() for line in output.split("\n")}
     if "* Theory: Set is predicative" not in lines:
         return ["a summary of coqchk that cannot be read"]
@@ -190,7 +194,7 @@ def coqchk_beyond(output: str) -> list[str]:
 
 
 def lean_beyond(output: str, axioms: Sequence[str]) -> list[str]:
-    """The axioms that `Verdict.lean` lists, besides the three of Lean's logic and the permitted."""
+    """Return the axioms that `Verdict.lean` lists besides those of Lean's logic and the permitted ones."""
     found = re.fullmatch(r"axioms \[(.*)\]\s*", output)
     if found is None:
         return ["a list of axioms that cannot be read"]
@@ -219,7 +223,7 @@ Definition covey_checked : covey_goal := Covey.Answer.covey_answer.
 Print Assumptions covey_permitted.
 Print Assumptions covey_checked.
 """
-"""The statement's names are resolved before the answer is loaded, and nothing of that is ever imported."""
+"""The statement's names are resolved before the answer is loaded, and the answer is never imported."""
 LEAN_STATEMENT = """{header}
 def _root_.Covey.goal : Prop :=
   {theorem}
@@ -249,8 +253,8 @@ open Lean
   let axioms ← withEnv environment (collectAxioms `Covey.checked)
   IO.println s!"axioms {axioms.toList}"
 """
-"""The answer is no import, whose macros would be in force here: its constants are data, and the kernel is
-given each of them again."""
+"""The answer is not imported, as its macros would be in force here: its constants are read as data, and the
+kernel checks each of them again."""
 PROVERS: Mapping[str, Prover] = {
     "coq": Prover(coq, coq_tactics, coq_beyond, ".v", ".vo", COQ_STATEMENT, COQ_ANSWER, COQ_VERDICT),
     "lean": Prover(

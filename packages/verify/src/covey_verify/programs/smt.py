@@ -1,4 +1,4 @@
-"""Formulas judged by Z3, in a killable subprocess: equivalent to a given one, or a witness of it."""
+"""The reward for formulas, judged by Z3 in a killable subprocess: equivalence, or a witness."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from covey_verify.types import Score, Status
 
 HERE = "covey_verify.programs.smt"
 PER_PROCESS = 50
-"""Rows that one subprocess looks at before a run."""
+"""Number of rows that one subprocess checks before a run."""
 BOOLEANS = {"true": True, "false": False}
 Ask = Literal["equivalent", "witness"]
 SCORES: Mapping[str, tuple[float | None, Status]] = {
     "yes": (1.0, "ok"), "no": (0.0, "ok"), "unreadable": (0.0, "unparsable"),
     "undecided": (0.0, "timeout"), "bad reference": (None, "bad_reference"),
 }  # fmt: skip
+# `name = value` with a truth, an integer, a fraction or a decimal, up to a separator or the end.
 ASSIGNMENT = re.compile(
     r"\s*([A-Za-z_]\w*)\s*=\s*(true|false|-?\d{1,300}(?:/[1-9]\d*|\.\d+)?)\s*(?:[,;\n]|$)"
 )
@@ -33,9 +34,9 @@ def _example(row: Mapping[str, object], ask: Ask = "equivalent", rule: Rule = "a
 def bad_formulas(
     rows: Sequence[Mapping[str, object]], ask: Ask = "equivalent", **_: object
 ) -> list[str | None]:
-    """Rows whose formula no answer can meet."""
+    """Return for each row its fault if no answer can satisfy its formula."""
     if importlib.util.find_spec("z3") is None:
-        return [None] * len(rows)  # which is said already
+        return [None] * len(rows)  # the reward's `requires` reports that
     found: list[str | None] = []
     for start in range(0, len(rows), PER_PROCESS):
         some = [[row.get("declarations"), row.get("formula")] for row in rows[start : start + PER_PROCESS]]
@@ -45,7 +46,7 @@ def bad_formulas(
 
 
 def faults(formulas: Sequence[tuple[str, str]], ask: Ask) -> list[str | None]:
-    """What is wrong with each (declarations, formula); called in a subprocess."""
+    """Return the fault of each (declarations, formula) or None; called in a subprocess."""
     import z3
 
     found: list[str | None] = []
@@ -79,10 +80,10 @@ def smt(
     ask: Ask = "equivalent",
     rule: Rule = "answer_tag",
 ) -> Score:
-    """1 if the answer says the same as ``formula``, or makes it true, else 0; both in SMT-LIB.
+    """Return 1 if the answer is equivalent to ``formula``, or makes it true, else 0; both in SMT-LIB.
 
-    `equivalent`: the answer is one formula over the same ``declarations``. `witness`: it gives each of
-    their constants a value, `x = 3, y = -1/2, p = true`. What Z3 cannot decide in time is 0.
+    `equivalent`: the answer is one formula over the same ``declarations``. `witness`: it gives each of their
+    constants a value, `x = 3, y = -1/2, p = true`. The score is 0 if Z3 cannot decide in time.
     """
     found = extract(completion, rule, turns)
     if found is None:
@@ -95,7 +96,7 @@ def smt(
 
 
 def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
-    """What Z3 finds; called in a subprocess."""
+    """Return Z3's verdict, a key of SCORES; called in a subprocess."""
     import z3
 
     expected = _term(declarations, formula)
@@ -111,6 +112,7 @@ def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
         given = dict(found)
         constants = {str(c): c for c in z3.z3util.get_vars(expected) if z3.is_arith(c) or z3.is_bool(c)}
         rest = ASSIGNMENT.sub("", answer).strip()
+        # Unreadable: text between the assignments, a name twice, or a constant without a value.
         if rest or len(given) < len(found) or not constants.keys() <= given.keys():
             return "unreadable"
         try:
@@ -119,12 +121,13 @@ def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
             return "unreadable"  # a fraction for a whole number
         claim = z3.substitute(expected, *pairs)
     solver = z3.Solver()
+    # The claim always holds if its negation has no model.
     solver.add(z3.Not(claim))
     return {"unsat": "yes", "sat": "no"}.get(str(solver.check()), "undecided")
 
 
 def _term(declarations: str, text: str) -> object:
-    """A formula over declared constants; None if it is none."""
+    """Return a formula over declared constants; None if it cannot be parsed."""
     import z3
 
     try:
@@ -135,7 +138,7 @@ def _term(declarations: str, text: str) -> object:
 
 
 def is_one_term(text: str) -> bool:
-    """Whether a text cannot reach beyond the place it is put in: one word, or one balanced pair.
+    """Return whether a text is one word or one balanced pair, so it cannot close the assert around it.
 
     >>> is_one_term("(and p (not q))"), is_one_term("p"), is_one_term("true) (assert false")
     (True, True, False)

@@ -1,4 +1,4 @@
-"""What a sandbox is: a place to run a whole program, or to call one function many times."""
+"""The interface of a sandbox, which runs a whole program or calls one function many times."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from covey_verify.sandbox.confine import Limits
 
 
 class Outcome(NamedTuple):
-    """How a run or a call ended. ``lost``: the machinery failed, so nothing is known of the candidate."""
+    """The outcome of a run or a call; ``lost``: the machinery failed, and the candidate is unjudged."""
 
     kind: Literal["ok", "error", "timeout", "crashed", "flood", "lost"]
     value: Any = None
-    """Of a program its output; of a call what it returned, encoded (``wire``)."""
+    """The output of a program, or the returned value of a call, encoded (``wire``)."""
     text: str = ""
 
 
+# (positional arguments, keyword arguments) of one call.
 Arguments = tuple[Sequence[object], Mapping[str, object]]
 
 
 class SandboxBackend(Protocol):
-    """A place where model-written code runs."""
+    """A backend that runs model-written code."""
 
     name: str
     interactive: bool
-    """Whether inputs can be handed over one by one, so that the candidate never sees how many there
-    are, and tests written as code can be run."""
+    """Whether inputs can be passed one by one. Then the candidate never sees how many there are, and tests
+    written as code can be run."""
 
     @property
     def layers(self) -> list[str]:
-        """What holds the candidate, for the record."""
+        """Return the layers that confine the candidate, for the run's record."""
         ...
 
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
@@ -48,12 +49,12 @@ class SandboxBackend(Protocol):
 
 
 def too_long() -> Outcome:
-    """Of what was not tried, because the whole check had used up its time."""
+    """Return the outcome of an input that was not tried because the check had used up its time."""
     return Outcome("timeout", text="not tried: the whole check had used up its time")
 
 
 def reply_result(reply: object) -> Outcome:
-    """A candidate's reply to a call, whatever it sent."""
+    """Return the outcome of a call from the candidate's reply, which may be anything."""
     if not isinstance(reply, dict):
         return Outcome("crashed", text="no answer")
     if "value" in reply:

@@ -1,4 +1,4 @@
-"""Which sandbox a run uses: the strongest that withstands its own probe, or none at all."""
+"""The choice of a run's sandbox: the strongest that withstands its own probe, or none at all."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ MAKERS: Mapping[str, Callable[[str, Sequence[str]], SandboxBackend]] = {
     "wasm": lambda *_: portable.Wasm(),
     "remote": lambda url, _: portable.Remote(url),
 }
-"""Strongest first."""
+"""Backend name -> its maker (URL, packages), strongest first."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A sandbox that held, and why stronger ones were not used."""
+    """A sandbox that passed its probe, and the reasons against stronger ones."""
 
     sandbox: SandboxBackend
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sealed(self) -> bool:
-        """Whether the file system keeps what is installed, and the verifiers, from a program."""
+        """Whether installed packages and the verifiers are hidden from a program."""
         return self.sandbox.name in ("bwrap", "landlock", "wasm")
 
     def record(self) -> dict[str, object]:
-        """For the run's record."""
+        """Return the fields of the run's record."""
         sandbox = self.sandbox
         found: dict[str, object] = {
             "backend": sandbox.name,
@@ -49,7 +49,7 @@ class Chosen:
 
 
 def remade(name: str, url: str, packages: Sequence[str]) -> SandboxBackend:
-    """A sandbox that has been chosen, in another process."""
+    """Make a sandbox that another process has chosen, without a probe."""
     return MAKERS[name](url, packages) if name in MAKERS else ProcessSandbox(name, packages)
 
 
@@ -60,10 +60,12 @@ def choose(
     unsafe_local: bool = False,
     packages: tuple[str, ...] = PACKAGES,
 ) -> Chosen:
-    """The sandbox asked for, or the first that holds. Raises SandboxUnavailable naming each hole.
+    """Return the sandbox asked for, or the first that passes its probe. Raises SandboxUnavailable with each
+    hole.
 
-    ``unsafe_local`` runs model code as this user, when nothing better works.
+    ``unsafe_local`` runs model code with the rights of this user if nothing better works.
     """
+    # In the order of MAKERS, so the first that passes is the strongest.
     wanted = list(MAKERS) if backend == "auto" else [backend]
     if backend == "auto" and url is None:
         wanted.remove("remote")
@@ -75,6 +77,7 @@ def choose(
         except SandboxUnavailable as error:
             failures[name] = str(error)
             continue
+        # A remote service isolates by its own rules, so its probe only has to run.
         if not found or (name == "remote" and not found[0].startswith("does not run")):
             return Chosen(sandbox, failures)
         failures[name] = "; ".join(found)

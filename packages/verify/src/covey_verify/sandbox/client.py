@@ -1,7 +1,8 @@
-"""Asking the fork server: start a child, talk to it, learn how it ended. Safe from any thread.
+"""The client of the fork server: it starts children, talks to them and reports how they ended.
 
-The server is started as a program, never forked from here: forking a process in which torch runs
-threads can deadlock. A forked or spawned worker that inherits this object starts a server of its own.
+It is safe from any thread. The server is started as a program, never forked from here: forking a process in
+which torch runs threads can deadlock. A forked or spawned worker that inherits this object starts a server of
+its own.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ sys.path += options["path"]
 from covey_verify.sandbox.server import serve
 serve(int(sys.argv[2]), options)
 """
+# The only environment variables of a confined child: no keys, one thread per library, fixed hashes.
 CLEAN_ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/nonexistent",
@@ -51,13 +53,14 @@ CLEAN_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+# Seconds for the server's report after its start, preloaded modules included.
 START_SECONDS = 60.0
 GRACE = 5.0
 """Seconds the server may take beyond a child's deadline before it counts as lost."""
 
 
 def trusted_environment() -> dict[str, str]:
-    """What a process that runs the user's own code has: this process' variables, as they are now."""
+    """Return the environment of a process that runs the user's own code: the current one of this process."""
     return {"PYTHONHASHSEED": "0", **os.environ}
 
 
@@ -65,12 +68,12 @@ class HasDescriptor(Protocol):
     """A socket or a file."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return its descriptor."""
         ...
 
 
 class ForkServer:
-    """A fork server and the way to it."""
+    """A fork server and the connection to it."""
 
     def __init__(
         self,
@@ -90,11 +93,12 @@ class ForkServer:
         place: str = "",
         packages: Sequence[str] | None = None,
     ) -> None:
-        """``confined=False``: for trusted code, which keeps this user's rights and environment.
+        """Prepare a server, which starts at the first request.
 
-        ``at_once``: children of ``call`` at the same time; None: one for each CPU. ``folder`` is where all
-        of them begin. A model's programs have ``packages``, the names of those that they may import, and
-        what ``Confinement`` has for them.
+        ``confined=False`` is for trusted code, which keeps this user's rights and environment. ``at_once``
+        limits the children of ``call`` that run at the same time; None: one for each CPU. ``folder`` is the
+        working directory of all children. ``packages`` names the packages that a model's programs may
+        import; the other settings are those of ``Confinement``.
         """
         self.at_once = at_once or available_cpus()
         self.options = {
@@ -113,6 +117,7 @@ class ForkServer:
             "folder": folder,
         }
         self.environment = CLEAN_ENVIRONMENT if confined else trusted_environment()
+        # No user site, no script folder on the path, no `site`, no .pyc files.
         self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]
         self.prefix = list(prefix)
         self.layers: list[str] = []
@@ -120,20 +125,20 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Own no server: the state of a new object, and of one that a fork has copied."""
+        """Reset to the state without a server: of a new object, and of a copy in a forked process."""
         self.slots = threading.BoundedSemaphore(self.at_once)
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None
 
     def start(self) -> str:
-        """Start the server unless it runs. Returns why it cannot be, or nothing."""
+        """Start the server unless it runs. Return "", or the reason why it cannot start."""
         with self.lock:
             if self.process is not None and self.process.poll() is None:
                 return ""
             self._stop()
             self.control, theirs = socket.socketpair()
-            # A virtual environment is found by the link that python was started through.
+            # Trusted code needs the virtual environment, which Python finds by the unresolved link.
             program = os.path.realpath(sys.executable) if self.options["confined"] else sys.executable
             python = [program, *self.flags, "-c", START_CODE]
             command = [*self.prefix, *python, json.dumps(self.options), str(theirs.fileno())]
@@ -159,12 +164,13 @@ class ForkServer:
             return f"the fork server cannot be started: {words or 'no answer'}"
 
     def close(self) -> None:
-        """End the server and every child it has."""
+        """End the server and all its children."""
         with self.lock:
             self._stop()
 
     def _stop(self) -> None:
         if self.control is not None:
+            # The closed socket tells the server to kill its children and exit.
             self.control.close()
         if self.process is not None:
             try:
@@ -185,14 +191,17 @@ class ForkServer:
         peer: HasDescriptor | None = None,
         folder: str = "",
     ) -> Iterator[ChildProcess]:
-        """A child at work on a job; killed with its whole group when the block is left.
+        """Start a child on a job, and kill it with its whole group when the block is left.
 
-        ``channel`` connects it to somebody else than this process, ``peer`` to another child too, or to
-        a file. It works in ``folder``, if there is one, and may write there.
+        ``channel`` connects it to another process than this one, ``peer`` also to another child or to a
+        file. It works in ``folder``, if one is given, and may write there.
         """
+        # Two connections: the server reports the child's end on `status`, the child itself talks on the
+        # channel. Closing `status` makes the server kill the child.
         status, their_status = socket.socketpair()
         ours, theirs = socket.socketpair()
         with status, their_status, ours, theirs:
+            # The order in which the server hands them on: status, standard input, channel, peer.
             given = [their_status.fileno(), *([] if stdin is None else [stdin])]
             given += [(channel or theirs).fileno(), *([] if peer is None else [peer.fileno()])]
             lost = self._ask(Job(job, limits, stdin is not None, folder).pack(), given)
@@ -220,8 +229,8 @@ class ForkServer:
     def call(self, function: str, *args: object, limits: Limits, **settings: object) -> Outcome:
         """Run ``module:function`` in a child and return its value, any JSON.
 
-        ``error`` if it raised: the text starts with the exception's name. A crash is tried twice: the
-        second one is the input's fault and not chance.
+        The outcome is ``error`` if it raised, and its text starts with the exception's name. After a crash
+        the call is made once more: a second crash is taken for the input's fault and not for chance.
         """
         for _ in range(2):
             with self.slots, self.child("verify", limits) as child:
@@ -234,6 +243,7 @@ class ForkServer:
                 ended = child.ended()
             if ended.kind in ("timeout", "flood"):
                 break
+        # Exit status 0 without a reply is a crash too.
         return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
 
 
@@ -244,19 +254,21 @@ class ChildProcess:
         self, status: socket.socket, channel: socket.socket, limits: Limits, own_channel: bool, lost: str
     ) -> None:
         self.status, self.channel, self.limits = status, channel, limits
+        # GRACE longer than the child's own limit, which the server enforces: then the server itself is lost.
         self.deadline = self.patience = time.monotonic() + limits.wall + GRACE
         self.unconfined = own_channel
-        """Until it has reported itself confined on the channel; the other side hears it elsewhere."""
+        """True until the child has reported on the channel that it is confined; False from the start if
+        another process has the channel and hears the report."""
         self.ending = Outcome("lost", text=lost) if lost else None
 
     def send(self, message: object) -> None:
-        """Hand a frame over; a child that does not read it is found out by its deadline."""
+        """Send a frame. An error is ignored here: a child that does not read is ended by its deadline."""
         with contextlib.suppress(OSError):
             self.channel.settimeout(min(max(0.001, self.deadline - time.monotonic()), LONGEST_WAIT))
             self.channel.sendall(frame(message))
 
     def receive(self, within: float = math.inf) -> Any:
-        """The next frame; None if there is none in time, for whatever reason: then ask ``ended``."""
+        """Return the next frame, or None if none came in time; ``ended`` then gives the reason."""
         self.patience = min(self.deadline, time.monotonic() + within)
         try:
             self._wait_until_confined()
@@ -270,7 +282,7 @@ class ChildProcess:
         return None
 
     def output(self) -> bytes:
-        """Everything it writes until it ends, at most ``limits.output`` bytes."""
+        """Return everything that it writes until it ends, at most ``limits.output`` bytes."""
         output = b""
         with contextlib.suppress(OSError, EOFError):
             self._wait_until_confined()
@@ -285,6 +297,7 @@ class ChildProcess:
         if self.ending is not None:
             raise EOFError
         if self.unconfined:
+            # The first byte on the channel, written by our code before any untrusted code runs.
             self.unconfined = self._read(1) != READY
 
     def _read(self, size: int) -> bytes:
@@ -292,10 +305,11 @@ class ChildProcess:
         return self.channel.recv(size)
 
     def ended(self) -> Outcome:
-        """Wait for the end (at most until the deadline) and say what it was."""
+        """Wait for the end, at most until the deadline, and return how it ended."""
         if self.ending is not None:
             return self.ending
         with contextlib.suppress(OSError):
+            # A child that waits for the next request sees the end of the channel and exits.
             self.channel.shutdown(socket.SHUT_RDWR)
         report = json.loads(
             _until(self.status, b"}", self.deadline) or '{"error": "the fork server is gone"}'
@@ -305,13 +319,14 @@ class ChildProcess:
         code, limits = report["code"], self.limits
         if report["timed_out"]:
             return Outcome("timeout", text=f"no answer within {limits.wall:g} s")
+        # The CPU limit may show as SIGXCPU, or as SIGKILL at the hard limit.
         if code == -signal.SIGXCPU or (code < 0 and report["cpu"] >= limits.cpu):
             return Outcome("timeout", text=f"more than {limits.cpu} s of processor time")
         return Outcome("crashed", text=f"exit status {code}") if code else Outcome("ok")
 
 
 def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:
-    """What arrives up to ``end``; nothing if that does not come before the deadline."""
+    """Return the bytes up to and including ``end``, or b"" if it does not arrive before the deadline."""
     data = b""
     try:
         while not data.endswith(end):
@@ -329,8 +344,8 @@ def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:
 
 @cache
 def verifier_server(*preload: str) -> ForkServer:
-    """The server for trusted verifiers of untrusted text, shared by this process.
+    """Return the server for trusted verifiers of untrusted text, shared within this process.
 
-    It uses every layer the platform offers; what it runs is ours, so none of them is required.
+    It uses every layer that the platform offers, but requires none, since the code it runs is ours.
     """
     return ForkServer(preload=preload)

@@ -1,7 +1,8 @@
-"""What a child gives up before it touches anything untrusted: files, network, processes, memory.
+"""The confinement of a child, entered before it touches anything untrusted.
 
-Layers, each of which a platform may lack: resource limits (every Unix), Landlock (Linux 5.13 for
-files, 6.7 for TCP, 6.12 for signals) and a system call filter (Linux on x86-64 and arm64).
+It takes away files, network, processes and memory in layers, each of which a platform may lack: resource
+limits (every Unix), Landlock (Linux 5.13 for files, 6.7 for TCP, 6.12 for signals) and a system call filter
+(Linux on x86-64 and arm64).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from covey_verify.sandbox import seccomp
 
+# Numbers of the kernel: prctl options, the Landlock system calls and Landlock's access rights (bits), from
+# linux/prctl.h, asm-generic/unistd.h and linux/landlock.h.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_FILTER = 2
@@ -28,30 +31,30 @@ REMOVE_FOLDER, REMOVE_FILE, MAKE_FOLDER, MAKE_FILE = 16, 32, 128, 256
 
 
 LARGEST_FILE = 16 << 20
-"""Bytes of a file, for those that may write any."""
+"""Largest size in bytes of a file that a child with a folder may write."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one check may use."""
+    """The resources that one check may use."""
 
     wall: float = 6.0
-    """Seconds from its start; then its process group is killed."""
+    """Seconds from its start, after which its process group is killed."""
     cpu: int = 5
     """Seconds of processor time."""
     memory: int = 1 << 30
     """Bytes of address space."""
     output: int = 1 << 20
-    """Bytes it may send back."""
+    """Number of bytes that it may send back."""
 
 
 def installed() -> list[str]:
-    """The folders of installed packages."""
+    """Return the folders of installed packages."""
     return [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
 
 
 def python_folders() -> list[str]:
-    """What a Python child has to read: its libraries and this package, nothing of the project."""
+    """Return the folders that a Python child has to read: its libraries and this package."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr"}
     folders = [f"{p}/{lib}" for p in sorted(prefixes) for lib in ("lib", "lib64")]
     folders += [
@@ -78,16 +81,20 @@ class Confinement:
         roots: Sequence[str] = (),
         place: str = "",
     ) -> None:
-        """Of a model's programs: ``listed`` are folders whose names may be read, and no content; ``roots``
-        a few folders with all of ``readable`` in them, and in ``place`` each has a folder of its own.
+        """Prepare the layers.
+
+        For a model's programs, ``listed`` are folders whose names may be read but not their content,
+        ``roots`` are a few folders that contain all of ``readable``, and each program has a folder of its own
+        in ``place``.
         """
         self.exec_too, self.confined, self.readable = exec_too, confined, readable
         self.roots, self.place = roots, place
         self.abi = landlock_abi() if landlock else 0
+        # A descriptor that every child inherits; building it once saves many system calls per child.
         self.ruleset = _ruleset(self.abi, readable, exec_too, place, listed) if self.abi else None
         linux = sys.platform == "linux"
         self.threads = bool(roots) and Path("/proc/self/stat").exists()
-        """Whether children may start threads: only where the server can count them."""
+        """Whether children may start threads, which requires that the server can count them."""
         scratch = bool(place) and self.abi > 0
         self.filter = (
             seccomp.build(allow_exec=exec_too, scratch=scratch, threads=self.threads)
@@ -97,7 +104,7 @@ class Confinement:
 
     @property
     def layers(self) -> list[str]:
-        """What is in force, for the record."""
+        """The layers in force, for the run's record."""
         found = ["limits"] if self.confined else []
         if self.abi:
             found.append(f"landlock {self.abi}")
@@ -106,34 +113,37 @@ class Confinement:
         return found
 
     def enter(self, limits: Limits, folder: str = "") -> None:
-        """Give everything up, in this process and for good; ``folder`` stays writable.
+        """Give up all rights in this process, irrevocably; ``folder`` stays writable.
 
         Raises OSError if a layer refuses.
         """
         if folder:
             os.chdir(folder)
-        if not self.confined:  # trusted code: it only may not outlive the server
+        if not self.confined:  # trusted code, which must only not outlive the server
             if sys.platform == "linux":
                 _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 _prctl(PR_SET_DUMPABLE, 1)  # debuggers and profilers may look at it again
             return
+        # With a filter and without a folder there is no file that a child could need to write.
         writes = (0, 0) if self.filter is not None and not folder else (LARGEST_FILE, LARGEST_FILE)
         for kind, value in (
             (resource.RLIMIT_CORE, (0, 0)),
             (resource.RLIMIT_NOFILE, (64, 64)),
             (resource.RLIMIT_FSIZE, writes),
+            # SIGXCPU at the soft limit, SIGKILL a second later.
             (resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 1)),
             (resource.RLIMIT_AS, (limits.memory, limits.memory)),
         ):
             _limit(kind, value)
         if sys.platform != "linux":
             return
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else would end it if the server is killed
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no other process would end it if the server were killed
         _prctl(PR_SET_DUMPABLE, 0)
         _prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
+            # Landlock layers add up: an access needs the permission of every one.
             layers = [self.ruleset] if self.place or not folder else []
-            if folder:  # of all folders in `place` this one; everything else by the layer below, or the same
+            if folder:  # a second layer leaves only this folder of all in `place`
                 layers.append(_ruleset(self.abi, self.roots or self.readable, self.exec_too, folder))
             for ruleset in layers:
                 _syscall(RESTRICT_SELF, ruleset, 0)
@@ -142,19 +152,21 @@ class Confinement:
         if self.filter is not None:
             _drop_capabilities()
             program = ctypes.create_string_buffer(self.filter, len(self.filter))
+            # struct sock_fprog: number of 8-byte instructions and the pointer to them.
             header = struct.pack("HP", len(self.filter) // 8, ctypes.addressof(program))
             _prctl(PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.create_string_buffer(header, len(header)))
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version; 0 where there is none."""
+    """Return the kernel's Landlock version, 0 if it has none."""
     if sys.platform != "linux":
         return 0
+    # Flag 1 asks for the version and makes no ruleset.
     return max(0, _libc().syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's children leave behind, to be able to end it."""
+    """Become the parent of processes that this process's children leave behind, to be able to end them."""
     if sys.platform == "linux":
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _prctl(PR_SET_DUMPABLE, 0)
@@ -163,11 +175,13 @@ def adopt_orphans() -> None:
 def _ruleset(
     abi: int, readable: Sequence[str], exec_too: bool, writable: str = "", listed: Sequence[str] = ()
 ) -> int:
-    """A Landlock ruleset: everything it knows is forbidden but reading ``readable`` and /dev/null.
+    """Make a Landlock ruleset that forbids everything it knows except reading ``readable``.
 
-    In the folder ``writable`` files may be made too, in ``listed`` names read.
+    It also permits writing in the folder ``writable``, reading names in ``listed``, and /dev/null.
     """
     files = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # rights known to each version
+    # struct landlock_ruleset_attr: handled rights of files, of TCP (bind, connect) and scopes (sockets,
+    # signals); older kernels know a shorter struct.
     attributes = struct.pack("QQQ", (1 << files) - 1, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     folder = READ_FILE | READ_DIR | (EXECUTE if exec_too else 0)
@@ -180,6 +194,7 @@ def _ruleset(
     for path, rights in (*rules, ("/dev/null", READ_FILE | WRITE_FILE), ("/dev/urandom", READ_FILE)):
         if Path(path).exists():
             beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            # Rule type 1: a path and everything beneath it.
             _syscall(ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, beneath), 0)
             os.close(beneath)
     return ruleset
@@ -187,12 +202,14 @@ def _ruleset(
 
 def _limit(kind: int, value: tuple[int, int]) -> None:
     hard = resource.getrlimit(kind)[1]
+    # A limit can only be lowered: stay below the hard limit that is in force already.
     soft, most = (v if hard == resource.RLIM_INFINITY else min(v, hard) for v in value)
     if sys.platform != "darwin" or kind != resource.RLIMIT_AS:  # which macOS refuses
         resource.setrlimit(kind, (soft, most))
 
 
 def _drop_capabilities() -> None:
+    # Zero for all three sets (effective, permitted, inheritable), two 32-bit words each.
     header, none = struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24)
     if _libc().capset(header, none) != 0:
         raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")

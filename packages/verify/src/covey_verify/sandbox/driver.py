@@ -1,7 +1,7 @@
-"""What a child does once it is confined. The only place where model text is executed.
+"""The jobs of a confined child, and the only place where model text is executed.
 
-Everything here runs inside of an untrusted process and decides nothing: it hands values out, and
-the parent, or a checker in a process of its own, compares them.
+Everything here runs inside an untrusted process and decides nothing: it passes values out, and the parent, or
+a checker in a process of its own, compares them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from covey_verify.sandbox.wire import decode_value, encode_value, frame, read_fr
 
 MAX_FRAME = 64 << 20
 CHANNEL, PEER = 3, 4
-"""Descriptors of a child: to its parent, and to another child."""
+"""Descriptors of a child: the connections to its parent and to another child."""
 PACKAGES: Sequence[str] | None = None
-"""What a model's programs may import beyond the standard library; None where no program of a model runs."""
+"""Packages that a model's programs may import besides the standard library; None if no such program runs."""
 READY = b"R"
-"""What a child says once it is confined, before it runs anything."""
+"""The byte that a child sends once it is confined, before it runs anything."""
 
 
 class CandidateGone(BaseException):
-    """The process under test has died. No `except Exception` of a test may hide that."""
+    """The process under test has died; a BaseException, so no `except Exception` of a test hides it."""
 
 
 class BadReply(BaseException):
-    """The process under test speaks nonsense; not to be hidden either."""
+    """The process under test has sent an invalid reply; a BaseException too."""
 
 
 def send(descriptor: int, message: object) -> None:
-    """Write a frame whole."""
+    """Write a whole frame."""
     data = frame(message)
     while data:
         data = data[os.write(descriptor, data) :]
@@ -51,7 +51,7 @@ def receive(descriptor: int) -> Any:
 
 
 def failure(error: BaseException) -> dict[str, object]:
-    """An exception as a message, short."""
+    """Return an exception as a short message."""
     try:
         text = str(error)[:500]
     except BaseException:
@@ -60,10 +60,10 @@ def failure(error: BaseException) -> dict[str, object]:
 
 
 def load_module(module: str) -> ModuleType:
-    """A module by its name or by its file."""
+    """Return a module by its name or by its file, imported once."""
     if not module.endswith(".py") or module in sys.modules:
         return sys.modules.get(module) or importlib.import_module(module)
-    # Its name in sys.modules, where a dataclass and an error's trace look it up.
+    # A file's module is in sys.modules by its path, where a dataclass and an error's trace look it up.
     spec = importlib.util.spec_from_file_location(module, module)
     assert spec is not None and spec.loader is not None
     found = sys.modules[module] = importlib.util.module_from_spec(spec)
@@ -84,35 +84,37 @@ def _verify() -> None:
 
 
 def _serve() -> None:
-    """Hand the channel over to trusted code that talks on it until the other side is gone."""
+    """Run trusted code that talks on the channel until the other side closes it."""
     setup = receive(CHANNEL)
     module, _, name = setup["function"].rpartition(":")
     getattr(load_module(module), name)(setup)
 
 
 def _prepare() -> None:
-    """Make this process what a program expects of Python, and leave it nothing of ours."""
+    """Make this process what a program expects of Python, and remove our own modules."""
     random.seed(0)
-    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which Python has from `site`
-    sys.set_int_max_str_digits(0)  # time is limited, which is what the limit is for
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # Python has them from `site`, which is not loaded
+    sys.set_int_max_str_digits(0)  # the limit guards against long conversions, and time is limited anyway
     if (place := str(Path.cwd())) != "/":
         os.environ["TMPDIR"] = place
     if PACKAGES is not None:
+        # A program could otherwise read the verifiers from sys.modules.
         for name in [name for name in sys.modules if name.partition(".")[0] == "covey_verify"]:
             del sys.modules[name]
         sys.meta_path.insert(0, Importable(PACKAGES))
 
 
 class Importable:
-    """Refuses an import of what is neither in the standard library nor allowed."""
+    """An import finder that refuses what is neither in the standard library nor allowed."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Leave what is allowed to the finders behind. Raises ModuleNotFoundError."""
+        """Return None for an allowed module, which other finders then load. Raises ModuleNotFoundError."""
         del target
         top = name.partition(".")[0]
+        # `path` is None for a top-level import only; submodules follow their package.
         if path is None and top not in sys.stdlib_module_names and top not in self.packages:
             offer = ", ".join(self.packages) or "nothing else"
             raise ModuleNotFoundError(
@@ -123,14 +125,14 @@ class Importable:
 
 
 def _calls() -> None:
-    """Load a candidate and call its function as often as the other side asks for."""
+    """Load a candidate and call its function at each request of the other side."""
     setup = receive(CHANNEL)
     _prepare()
     namespace: dict[str, object] = {"__name__": "candidate"}
     try:
         try:
             exec(compile(setup["code"], "candidate.py", "exec"), namespace)
-        except SystemExit as leaving:  # behind the function that it was asked for
+        except SystemExit as leaving:  # a program may exit with 0 after it has defined the function
             if leaving.code not in (None, 0):
                 raise
         function = resolve(namespace, setup["entry"])
@@ -152,7 +154,7 @@ def _calls() -> None:
 
 
 def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., object]:
-    """`f`, or `Solution.f`: a method of a fresh instance."""
+    """Return the function `f`, or for `Solution.f` the method of a fresh instance."""
     owner, _, method = entry.partition(".")
     if owner not in namespace:
         raise NameError(f"the code defines no {owner!r}")
@@ -163,7 +165,7 @@ def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., object]:
 
 
 def _script() -> None:
-    """Run a whole program: its input on descriptor 0, its output on descriptor 1."""
+    """Run a whole program, with its input on descriptor 0 and its output on descriptor 1."""
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     _prepare()
@@ -180,14 +182,15 @@ def _script() -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    try:  # as Python ends: other threads first, then what was registered, then what was printed
-        vars(threading)["_shutdown"]()  # the threads of executors too, which nobody else can end
+    try:  # the order in which Python ends: threads, atexit functions, flushing
+        vars(threading)["_shutdown"]()  # waits for the threads of executors too
         vars(atexit)["_run_exitfuncs"]()
         sys.stdout.flush()
         output.flush()
     except BaseException:
         traceback.print_exc()
         code = 1
+    # Not sys.exit: code that the program left behind must not run or change the status.
     os._exit(code)
 
 
@@ -200,13 +203,13 @@ def _command() -> None:
 
 
 class StandIn:
-    """What a test calls instead of the candidate's function, which runs in another process."""
+    """The function that a test calls in place of the candidate's, which runs in another process."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, *args: object, **settings: object) -> object:
-        """The candidate's answer, or its exception."""
+        """Return the candidate's answer, or raise its exception."""
         self.calls += 1
         send(PEER, {"id": self.calls, "args": encode_value(args), "settings": encode_value(settings)})
         reply = self.answer()
@@ -220,7 +223,7 @@ class StandIn:
             raise BadReply(f"not a value: {type(error).__name__}") from None
 
     def answer(self) -> dict[str, object]:
-        """The next message of the candidate."""
+        """Return the next message of the candidate."""
         try:
             reply = receive(PEER)
         except (EOFError, OSError) as error:
@@ -235,7 +238,7 @@ class StandIn:
 def _check() -> None:
     """Run test code against a candidate in another process: only plain values cross.
 
-    The test sees a stand-in for the function. The candidate sees its arguments and nothing else,
+    The test sees a proxy of the function. The candidate sees its arguments and nothing else,
     so there is no verdict it could forge.
     """
     setup = receive(CHANNEL)
@@ -250,6 +253,7 @@ def _check() -> None:
             raise BadReply(f"{loaded['error']}: {loaded.get('text')}")
         namespace: dict[str, object] = {"__name__": "test"}
         exec(compile(setup["setup"], "setup.py", "exec"), namespace)
+        # Tests call the function by its name, or as HumanEval's `check(candidate)`.
         namespace.update({setup["entry"]: candidate, "candidate": candidate})
         exec(compile(setup["test"], "test.py", "exec"), namespace)
         if callable(check := namespace.get("check")):
@@ -260,10 +264,10 @@ def _check() -> None:
 
 
 def as_exception(reply: Mapping[str, object]) -> BaseException:
-    """A candidate's exception as the built-in one of that name; others end the test.
+    """Return a candidate's exception as the built-in one of that name; any other ends the test.
 
-    One that ends iteration would end the test's own loops without a word, as in
-    `zip(map(candidate, inputs), expected)`; as in a generator it becomes a RuntimeError.
+    StopIteration would end the test's own loops silently, as in `zip(map(candidate, inputs), expected)`; it
+    becomes a RuntimeError, as in a generator.
     """
     kind = getattr(__import__("builtins"), str(reply["error"]), None)
     if kind in (StopIteration, StopAsyncIteration):

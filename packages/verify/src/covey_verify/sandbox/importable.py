@@ -1,7 +1,7 @@
-"""What a model's programs may import: the standard library and the packages that a config names.
+"""The packages that a model's programs may import: the standard library and those that a config names.
 
-Everything else that is installed, verifiers and makers of problems among it, would hand out answers. It
-is kept from them by the file system where a backend can, and by the import itself everywhere.
+Everything else that is installed, such as verifiers and problem generators, would give answers away. The file
+system hides it if the backend can, and the import refuses it everywhere.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from pathlib import Path
 from covey_verify.sandbox.confine import installed, python_folders
 
 OWN = Path(__file__).resolve().parents[1]
-"""This package. A fork server needs one room of it."""
+"""The folder of this package; a fork server needs only its `sandbox`."""
 PACKAGES = ("numpy", "sympy")
 
 
 def package_paths(names: Sequence[str]) -> list[str]:
-    """Folders and files of packages and of those that these need; what is not installed has none."""
+    """Return the folders and files of packages and of their dependencies, as far as they are installed."""
     left, found, done = list(names), list[str](), set[str]()
     while left:
         name = left.pop()
+        # Dependencies may be circular.
         if name in done:
             continue
         done.add(name)
@@ -32,15 +33,17 @@ def package_paths(names: Sequence[str]) -> list[str]:
         except metadata.PackageNotFoundError:  # it may be imported by another name
             left += metadata.packages_distributions().get(name, []) if name in names else []
             continue
+        # Top-level folders and files; ".." would be scripts outside of site-packages.
         tops = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
         found += [str(package.locate_file(top)) for top in tops if not top.endswith(".dist-info")]
         needs = [need for need in package.requires or () if "extra ==" not in need]
+        # The name in a requirement such as "numpy>=1.26; python_version < '3.13'".
         left += [match[0] for need in needs if (match := re.match(r"[\w.-]+", need))]
     return sorted(set(found))
 
 
 def hidden_folders() -> list[Path]:
-    """Where packages are installed, of every Python whose libraries can be seen, and this one."""
+    """Return this package's folder and all package folders of every Python whose libraries are visible."""
     found = [Path(folder) for folder in installed()] + [OWN]
     for root in dict.fromkeys((sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr", "/usr/local")):
         for kind in ("site-packages", "dist-packages"):
@@ -49,15 +52,17 @@ def hidden_folders() -> list[Path]:
 
 
 def libraries() -> list[str]:
-    """What Python itself has to read, packages included; without this one."""
+    """Return the folders that Python itself has to read, including packages but not this one."""
     return [folder for folder in python_folders() if Path(folder) != OWN]
 
 
 def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Paths that cover ``folders`` but for what is hidden in them, and folders that may only be listed."""
+    """Return the paths that cover ``folders`` except ``hidden``, and the folders that may only be listed."""
     readable, listed = list[str](), list[str]()
     for folder in folders:
         real = Path(folder).resolve()
+        # The folder is hidden itself, or lies in a hidden one. Python still lists a package folder on
+        # sys.path.
         if any(real.is_relative_to(one) for one in hidden):
             listed += [folder] if real in hidden and real != OWN else []
             continue
@@ -65,8 +70,10 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
         if not inside:
             readable.append(folder)
             continue
+        # Something within is hidden: grant the entries one by one, recursively, since Landlock has no
+        # exceptions.
         listed.append(folder)
-        # A link grants nothing: what it points to is in one of the folders, or is not to be read.
+        # Links are skipped: their targets are in one of the folders, or must not be read.
         entries = [str(entry) for entry in sorted(real.iterdir()) if not entry.is_symlink()]
         more_readable, more_listed = without(entries, inside)
         readable += more_readable

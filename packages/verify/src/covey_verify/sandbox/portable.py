@@ -1,4 +1,4 @@
-"""Backends that run whole programs elsewhere: WebAssembly in this process, and a remote service."""
+"""Backends for whole programs: WebAssembly in this process, and a remote service."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
 
+# The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
+# every input. The candidate prints into a StringIO, so that its prints are no replies.
 CALLS = """
 import io, os, sys
 def _serve(setup):
@@ -45,7 +47,7 @@ _serve(json.load(sys.stdin))
 
 
 class WholeProgramBackend(ABC):
-    """Function calls made into one program: all inputs go in at once."""
+    """A backend that makes function calls as one program, which gets all inputs at once."""
 
     interactive = False
 
@@ -61,9 +63,11 @@ class WholeProgramBackend(ABC):
         given = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
         setup = json.dumps({"code": code, "entry": entry, "inputs": given})
         ended = self.script(Path(wire.__file__).read_text(encoding="utf-8") + CALLS, setup, limits)
+        # A truncated last line, without its newline, is no answer.
         lines = str(ended.value or "").split("\n")[:-1]
         answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
         yield from answers
+        # Inputs without an answer get the outcome of the program.
         rest = Outcome("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
         yield from [rest] * (len(inputs) - len(answers))
 
@@ -113,11 +117,11 @@ class Wasm(WholeProgramBackend):
 
 
 class Remote(WholeProgramBackend):
-    """A service that speaks SandboxFusion's `/run_code`. Its isolation is its own business."""
+    """A service with SandboxFusion's `/run_code`; its isolation is not checked here."""
 
     name = "remote"
     OVERHEAD = 30.0
-    """Seconds beyond the program's own limit after which the service counts as lost."""
+    """Seconds above the program's own limit after which the service counts as lost."""
 
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
@@ -156,6 +160,7 @@ class Remote(WholeProgramBackend):
                     return bytes(reply.read(8 * limits.output + 1))
             except urllib.error.HTTPError as error:
                 error.close()
+                # Two further tries, and only for errors of the server and for "too many requests" (429).
                 if pause > 2 * self.pause or (error.code < 500 and error.code != 429):
                     raise
                 time.sleep(pause)

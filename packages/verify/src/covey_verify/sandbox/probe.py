@@ -1,4 +1,4 @@
-"""A sandbox attacks itself in miniature before it may be used: what succeeds disqualifies it."""
+"""The probe of a sandbox: a program that attacks it before use. Any success disqualifies the sandbox."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.confine import Limits
 
 PROBE_LIMITS = Limits(wall=20.0, cpu=10, memory=512 << 20)
+# Each attack succeeds unless it raises or returns False; the names of the successful ones are printed.
 ATTACKS = """
 import json, sys
 setup = json.loads(sys.stdin.read())
@@ -68,7 +69,7 @@ sys.stdout.write("probed " + json.dumps(done))
 
 
 def holes(sandbox: SandboxBackend) -> list[str]:
-    """What a program can do in the sandbox that it should not; ['does not run'] if nothing works."""
+    """Return the forbidden things that a program can do in the sandbox; ['does not run'] if nothing works."""
     with _bait() as (setup, witness):
         result = sandbox.script(ATTACKS, json.dumps(setup), PROBE_LIMITS)
         output = str(result.value or "")
@@ -83,7 +84,10 @@ def holes(sandbox: SandboxBackend) -> list[str]:
 
 @contextlib.contextmanager
 def _bait() -> Iterator[tuple[dict[str, object], Callable[[], list[str]]]]:
-    """A private file, a listening port and a variable; and who of them was touched."""
+    """Set up a private file, a listening port and a variable, and a function that names those touched.
+
+    The effects are checked from outside as well, in case the sandbox hides them from the program.
+    """
     secret = os.urandom(16).hex()
     variable = f"COVEY_PROBE_{secret[:8]}"
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
@@ -96,6 +100,7 @@ def _bait() -> Iterator[tuple[dict[str, object], Callable[[], list[str]]]]:
             found = []
             if file.read_text() != secret or len(list(Path(folder).iterdir())) != 1:
                 found.append("changed files")
+            # Without a timeout, accept raises at once if nothing has connected.
             with contextlib.suppress(OSError):
                 listener.accept()[0].close()
                 found.append("reached the host's port")

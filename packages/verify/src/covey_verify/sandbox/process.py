@@ -1,8 +1,8 @@
-"""Sandboxes of the operating system: a fork server whose children give everything up.
+"""Sandboxes of the operating system: a fork server whose children give up all their rights.
 
-`landlock` confines each child by Landlock, a system call filter and resource limits. `bwrap` starts
-the same server inside bubblewrap's namespaces as well: no network device, no foreign process, no
-file but Python's own. `unsafe_local` only limits resources.
+`landlock` confines each child by Landlock, a system call filter and resource limits. `bwrap` also starts the
+server inside bubblewrap's namespaces: no network device, no foreign process, no files but Python's own.
+`unsafe_local` only limits resources.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from covey_verify.sandbox.wire import encode_value
 
 NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
 VISIBLE = "whether a file exists, its size and its times (stat), of all files that this user can see"
-"""What Landlock does not hide: it guards what files hold."""
+"""Information that Landlock does not hide, since it guards only the content of files."""
 PROGRAMS = ["/usr/bin", "/usr/libexec", "/usr/include"]
-"""What compilers need to see."""
+"""Folders that compilers need to read."""
 PROCESSES = "/proc"
-"""Asked for by programs that look up who they are. Bubblewrap has one of its own; nobody reads the host's."""
+"""Needed by programs that look up their own path. Bubblewrap mounts its own; the host's is never readable."""
 
 
 class ProcessSandbox:
@@ -44,18 +44,19 @@ class ProcessSandbox:
     interactive = True
 
     def __init__(self, name: str, packages: Sequence[str] = PACKAGES) -> None:
-        """``packages``: what candidates may import beyond the standard library."""
+        """Start with ``packages``, which candidates may import besides the standard library."""
         self.name, self.packages = name, tuple(packages)
         self.place = mkdtemp(prefix="covey-")
-        """Where each candidate has a folder of its own."""
+        """The folder in which each candidate has a folder of its own."""
         weakref.finalize(self, _removed, self.place, os.getpid())
         self.server = self._start_candidates()
+        # Servers by their preloaded modules, and (server, its workshop) by the readable folders.
         self._verifiers: dict[tuple[str, ...], ForkServer] = {}
         self._builders: dict[tuple[str, ...], tuple[ForkServer, str]] = {}
         self._building = threading.Lock()
 
     def verifiers(self, *preload: str) -> ForkServer:
-        """A server as confined as the candidates', for verifiers that execute what they judge."""
+        """Return a server as confined as the candidates', for verifiers that execute the text they judge."""
         if preload not in self._verifiers:
             self._verifiers[preload] = self._start(preload=preload)
         return self._verifiers[preload]
@@ -78,13 +79,14 @@ class ProcessSandbox:
         )
 
     def _start_candidates(self) -> ForkServer:
-        """The server whose children run what a model wrote: of what is installed they see ``packages``."""
+        """Return the server whose children run a model's code; of all packages they see only ``packages``."""
         confined, allowed, hidden = (
             self.name != "unsafe_local",
             package_paths(self.packages),
             hidden_folders(),
         )
         readable, listed = without(libraries(), hidden)
+        # Names as imported: `numpy` for a folder, `six` for six.py, `_x` for _x.cpython-312.so.
         tops = {Path(path).name.removesuffix(".py").partition(".")[0] for path in allowed}
         return ForkServer(
             prefix=_bwrap([], self.place, (hidden, allowed)) if self.name == "bwrap" else [],
@@ -99,7 +101,7 @@ class ProcessSandbox:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[str]:
-        """A folder for one candidate; none where nothing would keep others out of it."""
+        """Make a folder for one candidate; "" if nothing would keep other candidates out of it."""
         if self.name == "bwrap" and not any("landlock" in layer for layer in self.layers):
             yield ""
             return
@@ -111,12 +113,12 @@ class ProcessSandbox:
 
     @cached_property
     def compilers(self) -> ForkServer:
-        """A server whose children may start programs; only compilers are started with it."""
+        """The server whose children may start programs; it starts compilers only."""
         return self._start(exec_too=True)
 
     @property
     def layers(self) -> list[str]:
-        """What is in force; known once the server runs."""
+        """The layers in force, known once the server runs."""
         return [*(["namespaces"] if self.server.prefix else []), *self.server.layers]
 
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
@@ -127,7 +129,7 @@ class ProcessSandbox:
             return _with_input(self.server, "script", {"code": code}, stdin, limits, folder)
 
     def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Outcome:
-        """Run a compiler on ``text`` (its standard input); ``ok`` with its messages if it accepts it."""
+        """Run a compiler with ``text`` as standard input; ``ok`` with its messages if it accepts the text."""
         return _with_input(self.compilers, "command", {"argv": list(argv)}, text, limits)
 
     def build(
@@ -139,11 +141,12 @@ class ProcessSandbox:
         readable: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
     ) -> tuple[Outcome, bytes]:
-        """Run a trusted program on untrusted files, in a folder that is its own and goes with it.
+        """Run a trusted program on untrusted files, in a temporary folder of its own.
 
-        ``readable``: what it has to see besides the usual programs. Returns how it ended, with its
-        messages, and the file ``product`` if it has made it.
+        ``readable`` are the paths that it has to read besides the usual programs. Return how it ended, with
+        its messages, and the content of the file ``product``, empty if it was not made.
         """
+        # Several threads may ask for the first server of the same folders.
         with self._building:
             if readable not in self._builders:
                 place = mkdtemp(prefix="covey-")
@@ -171,9 +174,9 @@ class ProcessSandbox:
     def calls(
         self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
     ) -> Iterator[Outcome]:
-        """Call ``entry`` with each input; after a hang or a crash the next one gets a new process.
+        """Call ``entry`` with each input; after a hang or a crash the next input gets a new process.
 
-        All processes together have ``limits.wall`` seconds; waiting for a place does not count.
+        All processes together have ``limits.wall`` seconds; waiting for a slot does not count.
         """
         left, seconds = list(inputs), limits.wall
         if lost := self.server.start():
@@ -193,8 +196,10 @@ class ProcessSandbox:
                 child.send({"code": code, "entry": entry})
                 result = _reply(child, each)
                 if result.kind != "ok":
+                    # The code itself cannot be loaded, so no input can be tried.
                     yield from [result] * len(left)
                     return
+                # An exception of the function leaves its process usable; any other end needs a new one.
                 while left and result.kind in ("ok", "error"):
                     args, settings = left.pop(0)
                     child.send(
@@ -205,7 +210,7 @@ class ProcessSandbox:
             seconds -= time.monotonic() - begun
 
     def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Outcome:
-        """Run test code in one child against a candidate in another.
+        """Run test code in one child against a candidate in another child.
 
         ``ok`` with the number of calls it made if the test passes.
         """
@@ -217,6 +222,7 @@ class ProcessSandbox:
             theirs,
             self._scratch() as folder,
             self.server.slots,
+            # The two children talk to each other over ours/theirs; this process only hears the checker.
             self.server.child("calls", limits, channel=ours, folder=folder) as candidate,
             self.verifiers().child("check", limits, peer=theirs) as checker,
         ):
@@ -231,6 +237,7 @@ class ProcessSandbox:
             if found["passed"]:
                 return Outcome("ok", found["calls"])
             why = f"{found['error']}: {found['text'][:200]}"
+            # The checker only sees the connection close; the candidate's own end tells why.
             ended = candidate.ended() if found["error"] == "CandidateGone" else Outcome("error")
             return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
 
@@ -244,14 +251,14 @@ def _reply(child: ChildProcess, each: float) -> Outcome:
 
 
 def _removed(place: str, pid: int) -> None:
-    """Remove a folder, in the process that made it."""
+    """Remove a folder, but only in the process that made it and not in its forks."""
     if os.getpid() == pid:
         shutil.rmtree(place, ignore_errors=True)
 
 
 @cache
 def _has_proc(bubblewrap: str) -> bool:
-    """Whether bubblewrap may mount a /proc of its own, by which a server counts threads."""
+    """Return whether bubblewrap may mount a /proc of its own, which a server needs to count threads."""
     tried = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", PROCESSES, "/bin/true"]
     return subprocess.run(tried, capture_output=True, check=False).returncode == 0  # noqa: S603
 
@@ -260,6 +267,7 @@ def _with_input(
     server: ForkServer, job: str, setup: object, stdin: str, limits: Limits, folder: str = ""
 ) -> Outcome:
     linux = sys.platform == "linux"
+    # A file and not a pipe: a pipe would block on large inputs that the program does not read.
     with os.fdopen(os.memfd_create("input"), "w+b") if linux else TemporaryFile() as file:
         file.write(stdin.encode("utf-8", "surrogateescape"))
         file.seek(0)
@@ -272,9 +280,9 @@ def _with_input(
 def _bwrap(
     programs: Sequence[str], writable: str = "", candidates: tuple[list[Path], list[str]] | None = None
 ) -> list[str]:
-    """The command that starts bubblewrap with nothing in it but Python, and what is asked for.
+    """Return the command that starts bubblewrap with nothing visible but Python and the paths asked for.
 
-    ``candidates``: folders that they shall not see, and what they shall see of these all the same.
+    ``candidates``: the folders that candidates must not see, and the paths in them that they may see.
     """
     program = shutil.which("bwrap")
     if program is None:
@@ -290,9 +298,12 @@ def _bwrap(
     for path in map(Path, (os.path.realpath(sys.executable), *seen, *files)):
         real = str(path.resolve())
         command += ["--ro-bind", real, real]
+        # Merged systems have /lib as a link to /usr/lib; it has to exist inside as well.
         command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
     if candidates is not None:
         hidden, allowed = candidates
+        # The order matters, as later mounts cover earlier ones: empty folders over the hidden ones, then the
+        # allowed packages within, then no more writing.
         covered = [one for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
         for folder in covered:
             command += ["--tmpfs", str(folder)]

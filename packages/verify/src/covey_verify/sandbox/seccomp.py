@@ -1,6 +1,6 @@
-"""The system calls a sandboxed process may make, as a classic BPF program written by hand.
+"""The system calls that a sandboxed process may make, as a classic BPF program written by hand.
 
-An allow-list: whatever is not named here fails with EPERM. No library is needed, so the filter
+It is an allow-list: calls that are not named here fail with EPERM. No library is needed, so the filter
 also works inside other sandboxes. Numbers are the kernel's (asm/unistd_64.h for x86-64,
 asm-generic/unistd.h for arm64); the tests compare them with the headers where these are installed.
 """
@@ -30,7 +30,7 @@ times 100 153; sched_yield 24 124; sched_getaffinity 204 123; getrandom 318 278;
 getpid 39 172; gettid 186 178; getppid 110 173; getuid 102 174; geteuid 107 175; getgid 104 176;
 getegid 108 177; getgroups 115 158; getrlimit 97 163; getrusage 98 165; exit 60 93; exit_group 231 94
 """
-# Allowed only if the argument at this place has one of these values.
+# Allowed only with certain arguments, see ARGUMENTS: name -> (index of the argument, its allowed values).
 CHECKED = """
 ioctl 16 29; fcntl 72 25; prlimit64 302 261; socketpair 53 199; sendto 44 206
 """
@@ -54,18 +54,19 @@ SCRATCH = """
 unlink 87 -; unlinkat 263 35; mkdir 83 -; mkdirat 258 34; rmdir 84 -; rename 82 -; renameat 264 38;
 renameat2 316 276; ftruncate 77 46; fsync 74 82; fdatasync 75 83; chdir 80 49
 """
-"""For who has a folder of its own: only where Landlock says which one."""
+"""Calls for a child with a folder of its own, allowed only if Landlock restricts them to that folder."""
 THREAD = "clone 56 220"
+# Its flags are in memory, where a filter cannot read them.
 CLONE3 = 435
 
 
 class Arch(NamedTuple):
-    """What the filter has to know of a processor."""
+    """The properties of a processor that the filter depends on."""
 
     audit: int
-    """The kernel's AUDIT_ARCH_ number."""
+    """The kernel's AUDIT_ARCH_ constant."""
     column: int
-    """Its column in the tables."""
+    """Index of its column in the tables."""
 
 
 ARCHES = {
@@ -74,13 +75,14 @@ ARCHES = {
     "aarch64": Arch(0xC00000B7, 1),
     "arm64": Arch(0xC00000B7, 1),
 }
+# Return values of a filter, opcodes of classic BPF, and the bit that marks x32 calls.
 KILL, ALLOW, ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 X32_BIT = 0x40000000
 
 
 def numbers(table: str, arch: Arch) -> dict[str, int]:
-    """name -> number of a table on a processor.
+    """Return name -> number of a table for a processor.
 
     >>> numbers("read 0 63; open 2 -", ARCHES["aarch64"])
     {'read': 63}
@@ -92,16 +94,19 @@ def numbers(table: str, arch: Arch) -> dict[str, int]:
 def build(
     machine: str | None = None, *, allow_exec: bool = False, scratch: bool = False, threads: bool = False
 ) -> bytes | None:
-    """The filter for a processor, ready for prctl; None where the processor is not known.
+    """Return the filter for a processor, ready for prctl; None if the processor is not known.
 
-    ``allow_exec`` lets the process become, or start, other programs (compilers): these keep
-    the filter. ``scratch`` lets it make and remove files, ``threads`` start threads.
+    ``allow_exec`` lets the process become or start other programs (compilers), which keep the filter.
+    ``scratch`` lets it make and remove files, ``threads`` lets it start threads.
     """
     arch = ARCHES.get((machine or platform.machine()).lower())
     if arch is None:
         return None
+    # An instruction is (opcode, jump if true, jump if false, operand); jumps skip that many instructions.
+    # Offsets into struct seccomp_data: 0 the call number, 4 the architecture, 16 + 8 i argument i. A process
+    # of another architecture is killed, as its numbers mean other calls.
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    if arch.column == 0:  # the x32 calls of x86-64 have numbers of their own
+    if arch.column == 0:  # x32 calls have other numbers
         code += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     more = (";" + EXEC if allow_exec else "") + (";" + SCRATCH if scratch else "")
     allowed = numbers(ALLOWED + more, arch)
@@ -116,8 +121,12 @@ def build(
 
 
 def _checked(name: str) -> Iterable[tuple[int, int, int, int]]:
-    """Allow if the argument is in the list, else EPERM. Ends in a return: the call number is gone."""
+    """Yield instructions that allow the call if its argument is in the list, and else return EPERM.
+
+    They always return, since loading the argument has replaced the call number.
+    """
     place, values = ARGUMENTS[name]
+    # The lower half of the 64-bit argument, little-endian.
     low = 16 + 8 * place
     denied = (RETURN, 0, 0, ERRNO | errno.EPERM)
     if name == "sendto":  # a pointer: both halves have to be zero

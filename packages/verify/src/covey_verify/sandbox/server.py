@@ -1,9 +1,8 @@
 """The fork server: a small process that forks one confined child per check and kills it in time.
 
-It is started as a program of its own (so no threads, no torch) and gets its orders over its
-control socket; descriptors travel with each job. Checks themselves pass from the parent to the child
-directly: the server never sees a program, an input or a verdict, and has nothing worth stealing.
-It ends when its parent does.
+It is started as a program of its own (so no threads, no torch) and gets jobs over its control socket, each
+with its descriptors. The checks themselves pass from the parent to the child directly: the server never sees
+a program, an input or a verdict, and has nothing worth stealing. It ends when its parent does.
 """
 
 from __future__ import annotations
@@ -26,46 +25,47 @@ from typing import Any
 from covey_verify.sandbox import driver
 from covey_verify.sandbox.confine import Confinement, Limits, adopt_orphans
 
+# Bytes of a job on the wire, padded.
 REQUEST_SIZE = 512
 LONGEST_WAIT = 1e6
-"""Seconds; ``poll`` takes milliseconds in 31 bits."""
+"""Longest wait in seconds, since ``poll`` takes milliseconds in 31 bits."""
 MOST_THREADS, MOST_FILES, MOST_BYTES = 64, 1_000, 64 << 20
-"""Of a model's program: what one has beyond is ended."""
+"""Threads, files and bytes in its folder that a model's program may have before it is ended."""
 WATCH = 0.02
-"""Seconds between two looks at what a child has taken that no limit of the system counts."""
+"""Seconds between two checks of the resources that no limit of the system counts (threads, files)."""
 ABOVE = 16
-"""Descriptors from here on are out of the way of a child's channels, and within any limit of open files."""
+"""Lowest descriptor that cannot collide with a child's channels; within any limit of open files."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One check: a job of the driver and what it may use. Padded to a fixed size on the wire."""
+    """A job of the driver with its limits; padded to a fixed size on the wire."""
 
     job: str
     limits: Limits
     has_stdin: bool = False
     folder: str = ""
-    """Where it works, and may write."""
+    """The folder in which it works and may write; "" if it has none."""
 
     def pack(self) -> bytes:
-        """As REQUEST_SIZE bytes."""
+        """Return the job as REQUEST_SIZE bytes."""
         data = json.dumps(asdict(self)).encode()
         assert len(data) <= REQUEST_SIZE
         return data.ljust(REQUEST_SIZE)
 
     @classmethod
     def unpack(cls, data: bytes) -> Job:
-        """What ``pack`` made."""
+        """Return the job that ``pack`` has packed."""
         found = json.loads(data)
         return cls(**{**found, "limits": Limits(**found["limits"])})
 
 
 @dataclass
 class RunningChild:
-    """A running check."""
+    """A child that runs a job."""
 
     status: socket.socket
-    """Where its end is reported; closed by the other side if nobody waits any more."""
+    """The socket on which its end is reported; the other side closes it to have the child killed."""
     started: float
     deadline: float
     timed_out: bool = False
@@ -73,12 +73,13 @@ class RunningChild:
 
 
 class Server:
-    """The loop: start children, watch deadlines, report ends."""
+    """The loop that starts children, watches their deadlines and reports their ends."""
 
     def __init__(self, control: socket.socket, confinement: Confinement) -> None:
         self.control, self.confinement, self.pid = control, confinement, os.getpid()
         self.children: dict[int, RunningChild] = {}
         self.poll = select.poll()
+        # SIGCHLD writes a byte into this pipe, so `poll` wakes up when a child ends.
         self.wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         os.set_blocking(self.wake, False)
@@ -88,7 +89,7 @@ class Server:
         self.poll.register(self.wake, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the parent is gone."""
+        """Serve until the parent has closed the control socket."""
         try:
             while True:
                 for descriptor, _ in self.poll.poll(self._patience()):
@@ -98,13 +99,14 @@ class Server:
                     elif descriptor == self.wake:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self.wake, 4096)
-                    else:  # nobody waits for this one any more
+                    else:  # the other side no longer waits for this child
                         self._kill(
                             next(p for p, c in self.children.items() if c.status.fileno() == descriptor)
                         )
                 self._reap()
                 now = time.monotonic()
                 for pid, child in self.children.items():
+                    # ``roots`` is set for a model's programs only.
                     if self.confinement.roots and self._greedy(pid, child):
                         self._kill(pid)
                     if now >= child.deadline:
@@ -115,7 +117,7 @@ class Server:
                 self._kill(pid)
 
     def _patience(self) -> float | None:
-        """Milliseconds until the next deadline."""
+        """Return the milliseconds until the next deadline or check; None (no limit) without children."""
         if not self.children:
             return None
         left = min(c.deadline for c in self.children.values()) - time.monotonic()
@@ -124,6 +126,7 @@ class Server:
 
     def _start(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
+        # The parent has closed the socket: an incomplete job ends the server.
         if len(data) < REQUEST_SIZE:
             return False
         job = Job.unpack(data)
@@ -147,34 +150,39 @@ class Server:
         return True
 
     def _child(self, job: Job, descriptors: list[int]) -> None:
+        # The exit status of a child that fails before its job has begun or in it; os._exit keeps it out of
+        # the server's loop in every case.
         code = 120
         try:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
+            # Moved out of the way first, since the targets 0, 3 and 4 may be in use by another of them.
             high = [fcntl.fcntl(d, fcntl.F_DUPFD, ABOVE) for d in descriptors]
             if job.has_stdin:
                 os.dup2(high.pop(0), 0)
             for place, descriptor in enumerate(high, start=driver.CHANNEL):
                 os.dup2(descriptor, place)
             first = driver.CHANNEL + len(high)  # 0 its input, 1 and 2 /dev/null, then the channels
-            ruleset = self.confinement.ruleset or 1024  # it is still needed; all others go
+            ruleset = self.confinement.ruleset or 1024  # still needed to enter; all others are closed
             os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
             self.confinement.enter(job.limits, job.folder)
             if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
                 os._exit(code)
-            os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
+            os.write(driver.CHANNEL, driver.READY)  # every failure from here on is the candidate's
             driver.JOBS[job.job]()
             code = 0
         finally:
             os._exit(code)
 
     def _greedy(self, pid: int, child: RunningChild) -> bool:
-        """Whether a child has more threads, or more in its folder, than a program needs."""
+        """Return whether a child has more threads, or more in its folder, than a program needs."""
         with contextlib.suppress(OSError):
             if self.confinement.threads:
+                # After the command's name, which may contain anything up to the last ")", field 17 is
+                # num_threads.
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 if int(fields[17]) > MOST_THREADS:
                     return True
@@ -210,7 +218,7 @@ class Server:
                 child.status.sendall(json.dumps(end).encode())
 
     def _kill_orphans(self) -> None:
-        """End what a child left behind in sessions of their own: it has become ours."""
+        """End processes that a child left behind in other sessions; their parent is now the server."""
         with contextlib.suppress(OSError):
             mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, mine)) - set(self.children):
@@ -218,7 +226,7 @@ class Server:
 
 
 def _overfull(folder: str) -> bool:
-    """Whether a folder holds too many files, or too much. Stops looking when it does."""
+    """Return whether a folder has too many files or bytes; the walk stops as soon as it does."""
     folders, files, size = [folder], 0, 0
     while folders:
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
@@ -234,7 +242,7 @@ def _overfull(folder: str) -> bool:
 
 
 def serve(descriptor: int, options: Mapping[str, Any]) -> None:
-    """Prepare as ``options`` say, report, and run. Called by the client's start-up line."""
+    """Prepare the server by ``options``, report, and run it. Called by the client's START_CODE."""
     control = socket.socket(fileno=descriptor)
     try:
         os.chdir(options["folder"])
@@ -256,6 +264,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     sys.stdout = sys.stderr = open(1, "w", closefd=False)
+    # Freeze what is loaded now: a collection in a child would write to, and so copy, the pages it shares.
     gc.collect()
     gc.freeze()
     Server(control, confinement).run()

@@ -1,8 +1,7 @@
-"""What passes between a checker and untrusted code: length-prefixed JSON of plain values.
+"""The wire format between a checker and untrusted code: length-prefixed JSON of plain values.
 
-Values keep their type: 9 is not 9.0, (1, 2) not [1, 2]. What is no plain value arrives as the name
-of its type and equals nothing. The trusted side compares the encoded form and builds no object
-from it.
+Values keep their type: 9 is not 9.0, (1, 2) is not [1, 2]. A value that is not plain arrives as the name of
+its type and equals nothing. The trusted side compares the encoded form and builds no object from it.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any
 
 HEADER = struct.Struct(">I")
 BIG = 1 << 53
-"""Integers beyond are sent as hexadecimal text: parsing decimal is quadratic."""
+"""Integers from this size on are sent as hexadecimal text, since parsing decimals is quadratic."""
 DEPTH = 99
 FRAME_DEPTH = DEPTH + 10
-"""Of a frame: an encoded value and the message around it. Deeper ones make recursion fail."""
+"""Depth of a frame: an encoded value and its message. A deeper one would exceed the recursion limit."""
 
 
 class Attributes:
-    """What the attributes of an object were, by their names.
+    """A copy of an object's attributes, by their names.
 
     >>> found = Attributes(total=3)
     >>> found.total, found == Attributes(total=3), hasattr(found, "reward")
@@ -38,7 +37,7 @@ class Attributes:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Attributes) and vars(self) == vars(other)
 
-    # Values may be changed; mypy has no word for a class without a hash.
+    # The values are mutable, so there is no hash; mypy cannot express that.
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -53,7 +52,7 @@ TAGGED: dict[type, tuple[str, Callable[[Any], object]]] = {
     dict: ("d", lambda value: [[k, v] for k, v in value.items()]),
     Attributes: ("n", vars),
 }
-"""What JSON cannot write: its tag, and the plain value it is written as."""
+"""Types that JSON cannot write: type -> (tag, function to a plain value)."""
 DECODERS: dict[str, Callable[[Any], object]] = {
     "i": lambda text: int(text, 16),
     "f": float,
@@ -68,17 +67,20 @@ DECODERS: dict[str, Callable[[Any], object]] = {
 
 
 class BadFrame(ValueError):
-    """What came over the wire is no frame of plain values."""
+    """The received bytes are no frame of plain values."""
 
 
 def frame(message: object) -> bytes:
-    """A message as bytes."""
+    """Return a message as bytes: a 4-byte big-endian length and JSON."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return HEADER.pack(len(body)) + body
 
 
 def read_frame(read: Callable[[int], bytes], limit: int) -> Any:
-    """The next message; ``read`` returns up to n bytes, none at the end. Raises EOFError, BadFrame."""
+    """Return the next message. Raises EOFError or BadFrame.
+
+    ``read`` takes n and returns up to n bytes, b"" at the end.
+    """
     (size,) = HEADER.unpack(_exactly(read, HEADER.size))
     if size > limit:
         raise BadFrame(f"{size} bytes, at most {limit} are allowed")
@@ -86,18 +88,19 @@ def read_frame(read: Callable[[int], bytes], limit: int) -> Any:
 
 
 def parse_json(body: bytes) -> Any:
-    """JSON of an untrusted side, no deeper than ``encode_value`` makes it. Raises BadFrame."""
+    """Parse JSON of an untrusted side, no deeper than ``encode_value`` makes it. Raises BadFrame."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"not JSON: {error}") from None
+    # The cheap count of brackets is an upper bound of the depth; only a large one needs the walk.
     if body.count(b"[") + body.count(b"{") > FRAME_DEPTH and deeper(found, FRAME_DEPTH):
         raise BadFrame(f"nested more than {FRAME_DEPTH} levels deep")
     return found
 
 
 def deeper(value: object, levels: int) -> bool:
-    """Whether lists and mappings are nested deeper than so many levels. Does not recurse."""
+    """Return whether lists and mappings are nested deeper than ``levels``, without recursion."""
     layer = [value]
     for _ in range(levels + 1):
         containers = [v for v in layer if isinstance(v, list | dict)]
@@ -119,7 +122,7 @@ def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def encode_value(value: Any, depth: int = DEPTH) -> object:
-    """A value as JSON that keeps its type. Raises ValueError if it is nested too deeply.
+    """Return a value as JSON that keeps its type. Raises ValueError if it is nested too deeply.
 
     >>> encode_value({1: (2, float("nan"))})
     {'d': [[1, {'t': [2, {'f': 'nan'}]}]]}
@@ -136,6 +139,7 @@ def encode_value(value: Any, depth: int = DEPTH) -> object:
     if kind in TAGGED:
         tag, parts = TAGGED[kind]
         return {tag: encode_value(parts(value), depth - 1)}
+    # A subclass (an Enum's int, a namedtuple, a Counter) counts as its plain base type.
     for base in (bool, int, float, str, bytes, tuple, list, dict, set, frozenset):
         if isinstance(value, base):
             plain: Any = base
@@ -146,9 +150,9 @@ def encode_value(value: Any, depth: int = DEPTH) -> object:
 
 
 def decode_value(data: object) -> Any:
-    """The value that ``encode_value`` was given; an object of an unknown type becomes ``object()``.
+    """Return the value that ``encode_value`` was given; an unknown type becomes ``object()``.
 
-    Only for children: sets and dicts built from hostile keys can be made slow.
+    For children only: hostile keys can make building sets and dicts slow.
     """
     if isinstance(data, list):
         return [decode_value(v) for v in data]
@@ -159,7 +163,7 @@ def decode_value(data: object) -> Any:
 
 
 def numbers_agree(expected: float, got: float, tolerance: float) -> bool:
-    """Whether two numbers are equal up to a relative tolerance, which is an absolute one at 0 only.
+    """Return whether two numbers are equal up to a relative tolerance, which is absolute if 0 is expected.
 
     >>> numbers_agree(6.6e-34, 0.0, 1e-9), numbers_agree(0.0, 1e-17, 1e-9)
     (False, True)
@@ -168,9 +172,9 @@ def numbers_agree(expected: float, got: float, tolerance: float) -> bool:
 
 
 def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
-    """Whether two encoded values are equal, types included; floats up to a relative tolerance.
+    """Return whether two encoded values are equal, including types; floats up to a relative tolerance.
 
-    An expected list may be met by a tuple, since JSON cannot write one.
+    A tuple may equal an expected list, since data sets in JSON cannot write tuples.
 
     >>> [same(encode_value(a), encode_value(b)) for a, b in (([1, 2], (1, 2)), (9, 9.0), (1, True))]
     [True, False, False]
@@ -187,8 +191,10 @@ def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
     if not isinstance(expected, dict):
         return bool(expected == got)
     ((tag, content),) = expected.items()
+    # An object ("o") equals nothing, and neither does NaN.
     known = list(got) == [tag] and tag != "o" and (tag, content) != ("f", "nan")
     theirs = got[tag] if known else None
+    # Sets and dicts have no order, so their encoded parts are sorted.
     if tag in "szd" and isinstance(theirs, list):
         content, theirs = sorted(content, key=json.dumps), sorted(theirs, key=json.dumps)
     return known and same(content, theirs, tolerance)

@@ -1,1 +1,1 @@
-"""How a completion is written: its format, structure, language and length; and what a judge says of it."""
+"""Rewards for the form of a completion (format, structure, language, length), and a model as a judge."""

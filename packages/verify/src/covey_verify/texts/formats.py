@@ -1,4 +1,4 @@
-"""Rewards for the format of a completion. They pay little and are best gated by a reward for truth."""
+"""Rewards for the format of a completion. They pay little and are best gated by a reward for correctness."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from covey_verify.types import Check, Score
 
 
 def _compiled(pattern: str) -> str:
-    """A pattern that can be compiled. Raises ValueError."""
+    """Return a pattern if it can be compiled. Raises ValueError."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -38,11 +38,11 @@ def _think(*_: object, **__: object) -> str:
 
 @reward(weight=0.1, concurrent=True, example=_think, format_only=True)
 def think_format(completion: TextOrMessages, turns: Turns = (), *, strict: bool = True) -> float:
-    """1 for `<think>some reasoning</think>` and something after it, else 0.
+    """Return 1 for `<think>some reasoning</think>` and something after it, else 0.
 
-    ``strict``: each tag exactly once, nothing before. Otherwise, as for models whose prompt opens
-    the reasoning, one closing tag with text on both sides. Where tools answer, once is enough, and so is
-    once in each turn.
+    If ``strict``, each tag occurs exactly once, with nothing before. Otherwise one closing tag with text on
+    both sides is enough, as for models whose prompt opens the reasoning. With tools, the tags may occur once
+    in the completion or once in each turn.
     """
     said = model_turns(completion, turns)
     return float(_thinks(text_of(completion), strict) or all(_thinks(turn, strict) for turn in said))
@@ -50,6 +50,7 @@ def think_format(completion: TextOrMessages, turns: Turns = (), *, strict: bool 
 
 def _thinks(text: str, strict: bool) -> bool:
     before, opening, rest = text.strip().partition(THINK_OPEN)
+    # The prompt has opened the reasoning, so all text belongs to it.
     if not strict and not opening:
         before, rest = "", text
     elif before or not opening:
@@ -61,11 +62,12 @@ def _thinks(text: str, strict: bool) -> bool:
 
 @reward(weight=0.1, concurrent=True, example=_think, format_only=True)
 def answer_format(completion: TextOrMessages, turns: Turns = ()) -> float:
-    """1 for reasoning and then exactly one non-empty `<answer>...</answer>`, all of the last turn, else 0."""
+    """Return 1 for reasoning and then exactly one non-empty `<answer>...</answer>` at the end, else 0."""
     text = text_of(completion)
     answer = model_turns(completion, turns)[-1].rpartition(THINK_CLOSE)[2].strip()
     inside = answer.removeprefix("<answer>").removesuffix("</answer>")
     once = text.count("<answer>") == text.count("</answer>") == 1
+    # Both tags were removed, so the answer begins and ends with them.
     whole = len(answer) == len(inside) + len("<answer></answer>")
     return float(bool(think_format(text, turns) and once and whole and visible(inside)))
 
@@ -74,9 +76,9 @@ def answer_format(completion: TextOrMessages, turns: Turns = ()) -> float:
 def regex_match(
     completion: TextOrMessages, turns: Turns = (), *, pattern: Pattern, whole: bool = False
 ) -> Score:
-    """1 if ``pattern`` is found (or matches the ``whole`` answer) after the reasoning, else 0.
+    """Return 1 if ``pattern`` is found (or matches the ``whole`` answer) after the reasoning, else 0.
 
-    Matching happens in a killable subprocess: a pattern that backtracks without end is a `timeout`.
+    Matching is done in a killable subprocess: endless backtracking ends as a `timeout`.
     """
     text = extract(completion, "whole", turns if whole else ())
     if text is None:

@@ -1,4 +1,4 @@
-"""A reward for staying in one language: by the script of what is written, or by its words too."""
+"""The reward for staying in one language, judged by the script of the text, or by its words too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from covey_verify.errors import ConfigError
 from covey_verify.extract import LONGEST, TextOrMessages, text_of
 from covey_verify.types import Score
 
+# Code blocks, inline code, formulas, TeX commands, tags and addresses.
 NOT_PROSE = re.compile(r"```[^`]*(?:```|$)|`[^`\n]*`|\$\$?[^$]*\$\$?|\\[a-zA-Z]+|<[a-z_/]+>|https?://\S+")
 HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 SCRIPTS = {
@@ -32,21 +33,21 @@ WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
 LATIN_WORD, GREEK_WORD = (re.compile(f"[{SCRIPTS[name]}]+") for name in ("latin", "el"))
 SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
 FEWEST = 10
-"""Words below which nothing is known: the language of `x = 4` is not known."""
+"""Fewest words that are judged: the language of `x = 4` is unknown."""
 
 
 PIECE = 8
-"""Words that a language is detected from, at least: of fewer it is often a guess."""
+"""Fewest words from which a language is detected: with fewer it is often a guess."""
 
 
 @reward(weight=0.1, concurrent=True, format_only=True)
 def language_consistency(completion: TextOrMessages, *, language: str = "en", detect: bool = False) -> Score:
-    """Fraction of words in the script of ``language``; formulas, code and tags do not count, but for words in
-    them that belong to neither: another language cannot hide there.
+    """Return the fraction of words in the script of ``language``, without formulas, code and tags.
 
-    DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not told apart, but with
-    ``detect`` those of the Latin one are: words count in pieces whose language py3langid finds to be
-    the one asked for. None where there are too few words.
+    Words in these that belong to no formula or code do count, so another language cannot hide there.
+    DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not distinguished; with
+    ``detect`` those of the Latin script are: words count in pieces that py3langid finds to be in
+    ``language``. The score is None if there are too few words.
 
     >>> language_consistency("we add two and three, \u6240\u4ee5 so it is five").value
     0.8181818181818182
@@ -61,6 +62,7 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
         return Score(None, "not_applicable")
     fitting = [w for w in words if script.fullmatch(w)]
     if detect and language in LATIN:
+        # Split into `count` pieces of nearly equal length, PIECE words or more.
         count = len(fitting) // PIECE or 1
         edges = [n * len(fitting) // count for n in range(count + 1)]
         pieces = [fitting[a:b] for a, b in pairwise(edges)]
@@ -69,9 +71,10 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
 
 
 def _foreign(notation: str, script: re.Pattern[str]) -> str:
-    """What counts in a formula, in code or in a tag all the same: words that no formula or code consists of.
+    """Return the words of a formula, code or a tag that are prose all the same, so that they count.
 
-    Their letters are Latin, and single Greek ones; three Latin words in a row are no formula.
+    Formulas and code consist of Latin letters and short Greek names; three Latin words in a row are no
+    formula.
     """
     words = [w for w in WORD.findall(notation) if not (script.fullmatch(w) or LATIN_WORD.fullmatch(w))]
     found = [w for w in words if len(w) > 2 or not GREEK_WORD.fullmatch(w)]
@@ -82,7 +85,7 @@ def _foreign(notation: str, script: re.Pattern[str]) -> str:
 
 @cache
 def identifier() -> Any:
-    """py3langid, to choose among the languages of the Latin script. Raises ConfigError."""
+    """Return py3langid's classifier for the languages of the Latin script. Raises ConfigError."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:

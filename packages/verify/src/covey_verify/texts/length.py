@@ -1,6 +1,6 @@
-"""Rewards that shape length and repetition. They see the whole group; L is a length in tokens.
+"""Rewards that shape length and repetition. They see the whole group; lengths are in tokens.
 
-They are given the tokens that the model drew, so that inserted ones do not count.
+They get the tokens that the model sampled, so inserted ones do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from covey_verify.extract import Rule, TextOrMessages, Turns, extract, text_of
 
 @reward(concurrent=True, format_only=True)
 def soft_overlong(sampled_ids: list[list[int]], *, limit: int, buffer: int, **_: object) -> list[float]:
-    """0 up to ``limit - buffer`` tokens, falling linearly to -1 at ``limit``, -1 beyond.
+    """Return 0 up to ``limit - buffer`` tokens, then falling linearly to -1 at ``limit``, -1 beyond.
 
     DAPO, arXiv 2503.14476, equation 13.
 
@@ -38,9 +38,11 @@ def cosine_length(
     exceeded: float | None = None,
     **_: object,
 ) -> list[float]:
-    """long + (short - long)(1 + cos(pi t / limit)) / 2; ``exceeded`` (default ``long``) from ``limit`` on.
+    """Return long + (short - long)(1 + cos(pi L / limit)) / 2; ``exceeded`` (default ``long``) for L >=
+    limit.
 
-    Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1: once for correct answers, where
+    L is the length. Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1, uses it twice: for
+    correct answers, where
     brevity pays (`gated_by: math_answer:correct`, 2 to 1), once for incorrect ones, where effort does
     (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
 
@@ -56,7 +58,8 @@ def cosine_length(
 
 @reward(concurrent=True, format_only=True)
 def short_in_group(sampled_ids: list[list[int]], **_: object) -> list[float]:
-    """1/2 for the shortest of the group to -1/2 for the longest; 0 for all if they are equal.
+    """Return 1/2 for the shortest of the group, linearly to -1/2 for the longest; 0 for all if they are
+    equal.
 
     Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for correct answers.
 
@@ -70,9 +73,9 @@ def short_in_group(sampled_ids: list[list[int]], **_: object) -> list[float]:
 
 @reward(concurrent=True, format_only=True)
 def repetition(sampled_ids: list[list[int]], *, n: int = 4, **_: object) -> list[float]:
-    """Minus the fraction of n-grams of tokens that occurred before: 0 without repetition, towards -1.
+    """Return minus the fraction of token n-grams that occurred before: 0 without repetition, down to -1.
 
-    After arXiv 2502.03373, C.2, as a fraction of the completion.
+    It follows arXiv 2502.03373, C.2, but as a fraction of the completion.
 
     >>> repetition([[1, 2, 1, 2, 1, 2], [1, 2, 3, 4]], n=2)
     [-0.6, 0.0]
@@ -85,7 +88,7 @@ def repetition(sampled_ids: list[list[int]], *, n: int = 4, **_: object) -> list
 
 @reward(concurrent=True, format_only=True)
 def duplicates(completions: list[TextOrMessages], **_: object) -> list[float]:
-    """Minus the fraction of the other completions of the group that say exactly the same.
+    """Return minus the fraction of the group's other completions with exactly the same text.
 
     >>> duplicates(["a", "a", "b"])
     [-0.5, -0.5, 0.0]
@@ -99,9 +102,9 @@ def duplicates(completions: list[TextOrMessages], **_: object) -> list[float]:
 def majority_vote(
     completions: list[TextOrMessages], turns: Sequence[Turns] = (), *, rule: Rule = "boxed", **_: object
 ) -> list[float]:
-    """1 for the answer most of the group give, without any reference answer: TTRL, arXiv 2504.16084.
+    """Return 1 for the most frequent answer of the group, without a reference answer: TTRL, arXiv 2504.16084.
 
-    Answers are compared as texts; none is no vote. Ties go to the answer that was given first.
+    Answers are compared as texts; a missing one is no vote. Ties go to the answer that was given first.
 
     >>> majority_vote(["4", "5", "4"], rule="whole")
     [1.0, 0.0, 1.0]

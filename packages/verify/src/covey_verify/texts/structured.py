@@ -1,4 +1,4 @@
-"""Rewards for structured output: JSON, JSON that fits a schema, tool calls."""
+"""Rewards for structured output: JSON, JSON that conforms to a schema, tool calls."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 
 
 UNUSABLE = ("ModuleNotFound", "UnknownType", "SchemaError", "_WrappedReferencingError")
-"""How a validator says that it is the schema that is wrong."""
+"""Names of exceptions of a validator that blame the schema, not the document."""
 
 
 def bad_schemas(rows: Sequence[Mapping[str, object]], **settings: object) -> list[str | None]:
-    """Rows whose own schema is none."""
+    """Return for each row the fault of its own schema, or None."""
     return [_schema_fault({**row, **settings}.get("schema")) for row in rows]
 
 
@@ -71,9 +71,11 @@ def json_schema(
     schema: Annotated[Mapping[str, object] | str | None, Check(_usable)] = None,
     where: Literal["whole", "block", "answer_tag"] = "whole",
 ) -> Score:
-    """1 if what follows the reasoning is JSON (and fits ``schema``, a setting or a column), else 0.
+    """Return 1 if the text after the reasoning is JSON (that conforms to ``schema``, if there is one), else
+    0.
 
-    Validation runs in a killable subprocess: a schema's pattern may backtrack without end.
+    ``schema`` is a setting or a column. Validation runs in a killable subprocess, as a schema's pattern may
+    backtrack endlessly.
     """
     text = model_turns(completion, turns)[-1] if where == "whole" else text_of(completion)
     answer = after_reasoning(text)
@@ -95,10 +97,11 @@ def json_schema(
 
 Comparator = Literal["exact", "number", "text", "set", "any"]
 JsonCall = Mapping[str, Any]
-"""The name of a tool and its arguments."""
+"""{name of a tool, arguments}."""
 ARGUMENTS = ("arguments", "parameters")
 BESIDE_ARGUMENTS = {"name", "id", "type", "index"}
-"""What a call without arguments may have."""
+"""Fields that a call without arguments may have."""
+# Each gets the expected and the made argument.
 COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
     "exact": lambda a, b: canonical(a) == canonical(b),
     "number": lambda a, b: _number(a) is not None and _number(a) == _number(b),
@@ -132,12 +135,12 @@ def tool_calls(
     partial: bool = False,
     compare: Mapping[str, Comparator] | None = None,
 ) -> Score:
-    """1 if exactly the expected calls are made, else 0; ``partial``: the fraction that fits.
+    """Return 1 if exactly the expected calls are made, else 0; with ``partial`` the fraction that matches.
 
-    Calls are those that the run has read, in whatever form its model writes them; else the messages' own,
-    and `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning. ``compare`` names how an
-    argument is compared, by `tool.argument` or `argument`; numbers are numbers, 2.0 is 2. Calls beyond the
-    expected ones count against the completion.
+    The calls are those that the run has parsed, in the form that its model writes; else those of the
+    messages, and `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning. ``compare`` names
+    the comparator of an argument, by `tool.argument` or `argument`; 2.0 equals 2. Unexpected calls count
+    against the completion.
     """
     expected = _expected(tool_calls)
     try:
@@ -149,11 +152,13 @@ def tool_calls(
     fits = 0
     left = list(made)
     for place, call in enumerate(expected):
+        # In order, only the call at the same place may match; else any that no expected call has used up.
         candidates = [made[place]] if ordered and place < len(made) else [] if ordered else left
         hit = next((c for c in candidates if _same_call(call, c, compare or {})), None)
         if hit is not None:
             fits += 1
             left.remove(hit)
+    # Dividing by the larger number counts both missing and unexpected calls.
     most = max(len(expected), len(made))
     fraction = fits / most if most else 1.0
     value = fraction if partial else float(fraction == 1.0)
@@ -172,12 +177,12 @@ def _expected(column: object) -> list[JsonCall]:
 
 
 def _function_of(call: object) -> object:
-    """A call as chats have them is {"type": "function", "function": {name, arguments}}."""
+    """Return {name, arguments} of a call, which chats wrap as {"type": "function", "function": ...}."""
     return call.get("function", call) if isinstance(call, Mapping) else call
 
 
 def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
-    """Rows whose expected calls cannot be read."""
+    """Return for each row the reason why its expected calls cannot be read, or None."""
 
     def complaint(row: Mapping[str, object]) -> str | None:
         try:
@@ -190,7 +195,7 @@ def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | N
 
 
 def _made(completion: TextOrMessages, turns: Turns) -> list[JsonCall] | None:
-    """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
+    """Return the calls of a completion; None if its reasoning never ended. Raises ValueError."""
     messages = completion if isinstance(completion, list) else ()
     own, read = ([c for turn in said for c in turn.get("tool_calls") or ()] for said in (messages, turns))
     told = [*own, *read]
@@ -198,6 +203,7 @@ def _made(completion: TextOrMessages, turns: Turns) -> list[JsonCall] | None:
         raise ValueError(wrong[0])
     answer = extract(completion, "whole") if text_of(completion).strip() else ""
     answered = any(turn["role"] == "tool" for turn in turns)
+    # Unfinished reasoning is no answer, unless a tool has answered calls made before it.
     if answer is None and not own and not (read and answered):
         return None
     found = list(map(_function_of, told)) or _in_tags(answer or "")
@@ -205,22 +211,23 @@ def _made(completion: TextOrMessages, turns: Turns) -> list[JsonCall] | None:
 
 
 def _in_tags(answer: str) -> list[object]:
-    """What stands between tags. Raises ValueError."""
+    """Return the JSON values between the tags of calls. Raises ValueError."""
     found: list[object] = []
     place = answer.find(OPEN_CALL)
     while place >= 0:
         one, end = strict_json_at(answer, after_blanks(answer, place + len(OPEN_CALL)))
         if not answer.startswith(CLOSE_CALL, after_blanks(answer, end)):
             raise ValueError("a call that is never closed")
+        # One block may hold a list of calls.
         found += one if isinstance(one, list) and one else [one]
         place = answer.find(OPEN_CALL, end)
     return found
 
 
 def named_call(found: object) -> JsonCall:
-    """A call with its arguments, also called `parameters`, which may have been JSON in a text.
+    """Return a call with its arguments, which may be called `parameters` and may be JSON in a text.
 
-    Raises ValueError, also where there are others under a name that nobody reads.
+    Raises ValueError, also for arguments under an unknown name.
     """
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
@@ -241,7 +248,7 @@ def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Compara
 
 
 def canonical(value: object) -> str:
-    """A JSON value such that equal ones are the same text, numbers as numbers: 2 is 2.0, and true is not 1.
+    """Return a JSON value as a text that is the same for equal values: 2 is 2.0, and true is not 1.
 
     >>> canonical({"b": 1e2, "a": [2.0, True]})
     '{"a": [2, true], "b": 100}'
