@@ -336,7 +336,7 @@ def run(tmp_path: Path, name: str, method: str, **settings: Any) -> Path:
 def test_a_loss_without_a_gradient_is_named_not_the_groups_that_there_are_none_of(tmp_path: Path) -> None:
     data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None, "held_out": 0}
     loss = {"desirable_weight": 0, "undesirable_weight": 0}
-    with pytest.raises(GuardStop, match="a single weight. Every gradient was 0; check the settings of `l"):
+    with pytest.raises(GuardStop, match=r"a single weight. Every gradient was 0; check the settings of `l"):
         start(tmp_path / "run", method="kto", loss=loss, data=data, train={"steps": 1}, rewards=())
 
 
