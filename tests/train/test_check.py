@@ -77,7 +77,7 @@ def test_an_own_function_that_goes_the_wrong_way_is_noticed(
     assert [f["claim"][: len(fails[n])] for n, f in enumerate(f for f in found if not f["holds"])] == fails
     assert code == int(bool(fails))
     assert main(["check", str(tmp_path / "run.yaml")]) == code
-    assert ("there is no baseline in it" in capsys.readouterr().out) == (function == "reward")
+    assert ("it subtracts no baseline" in capsys.readouterr().out) == (function == "reward")
 
 
 def test_small_steps_leave_the_weights_as_they_were(tmp_path: Path, capsys) -> None:

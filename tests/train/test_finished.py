@@ -80,7 +80,7 @@ def test_a_final_model_that_is_gone_with_its_checkpoints_is_an_error(tmp_path: P
     shutil.rmtree(tmp_path / "run/checkpoints")
     for steps, says in ((4, "lacks .*final"), (6, "asks for 6 steps")):
         shutil.rmtree(tmp_path / "run/final", ignore_errors=True)
-        with pytest.raises(CheckpointError, match=f"{says}, but no checkpoint is left"):
+        with pytest.raises(CheckpointError, match=f"{says}, but it has no checkpoint left"):
             start(tmp_path / "run", train={"steps": steps})
     assert lines(tmp_path / "run") == 4
 

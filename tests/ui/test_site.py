@@ -298,3 +298,11 @@ def test_tokens_of_a_base_model_in_a_hubs_cache_have_their_texts(
     values = {"model": "some/model", "data": {"task": "sums"}, "output": str(tmp_path / "run")}
     write_own(folder.path, "config.yaml", resolved_yaml(load_config(values=values)))
     assert tokens.token_page(folder.path, 0, 0, 0)["pieces"]
+
+
+def test_a_page_of_a_run_whose_settings_are_gone_names_them(tmp_path: Path) -> None:
+    """The list had it a moment ago: the page said nothing, and the server had an error of its own."""
+    folder = made_run(tmp_path / "run")
+    log_step(folder, 0, [made_group([1, 0], ["four", "five"])])
+    (tmp_path / "run" / "config.yaml").unlink()
+    assert any("config.yaml: missing" in note for note in run_page("run", tmp_path / "run")["notes"])

@@ -229,9 +229,11 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
 
 def recorded_yaml(folder: Path) -> dict[str, Any]:
     """Return the content of a run's config.yaml. Raises ConfigError, or CheckpointError for damage."""
-    path, content = folder / "config.yaml", read_below(folder, "config.yaml", MAX_BYTES)
+    path = folder / "config.yaml"
     try:
-        text = unsealed_text(content)
+        text = unsealed_text(read_below(folder, path.name, MAX_BYTES))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing. Put the file back") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged: {error}") from None
     return parse_yaml(text, path)[0]
