@@ -188,7 +188,7 @@ MUTANTS = [
         ("SAPO temperatures swapped", "new_tensor(tau_up).where(advantages > 0, tau_down)", "new_tensor(tau_down).where(advantages > 0, tau_up)"),
         ("SAPO without 4 / tau", "-(4 / tau) * ", "-"),
         ("VESPO weight not 1 on-policy", "lam * (1 - weight)", "-lam * weight"),
-        ("missing detach in VESPO", "weight = ratio.detach()\n    k =", "weight = ratio\n    k ="),
+        ("missing detach in VESPO", "weight = ratio.detach()\n    # The weight is 1", "weight = ratio\n    # The weight is 1"),
         ("DPPO masks inward moves", "* advantages.sign()\n", "* -advantages.sign()\n"),
         ("DPPO masks by the ratio", "(logprobs.exp() - old_logprobs.exp()).detach()", "((logprobs - old_logprobs).exp() - 1).detach()"),
         ("DPPO weight without cap", "weight = (logprobs - old_logprobs).detach().exp().clamp(max=cap) *", "weight = (logprobs - old_logprobs).detach().exp() *"),
@@ -240,7 +240,7 @@ MUTANTS = [
         ("half-life as a discount", "0.5 ** (1 / half_life)", "1 - 1 / half_life"),
         ("outliers kept", "mask & (log_ratio.exp() <= outlier)", "mask"),
         ("safety for positives", "risky = (advantages < 0)", "risky = (advantages > 0)"),
-        ("missing detach in the influence", "log_ratio = log_ratio.detach()\n    kept", "kept"),
+        ("missing detach in the influence", "    log_ratio = log_ratio.detach()\n    # Outliers", "    # Outliers"),
     ),
     *of(
         "objective/credit.py",
@@ -364,7 +364,7 @@ MUTANTS = [
     *of(
         "learner/advantage.py",
         ("neighbour's advantages", "advantages[rows, : own.shape[1]] = own", "advantages[rows.flip(0), : own.shape[1]] = own"),
-        ("unscorable rewards count", "keep = group.scorable\n    rewards", "keep = group.scorable | True\n    rewards"),
+        ("unscorable rewards count", "keep = group.scorable\n    # ``rows``", "keep = group.scorable | True\n    # ``rows``"),
         ("cost so far for cost to go", "penalty.token.flip(-1).cumsum(-1).flip(-1)", "penalty.token.cumsum(-1)"),
         ("values of critics bootstrapped into their returns", "targets = value_targets(paid, values, batch.mask, gamma=gamma, lam=algorithm.critic.lam)", "targets = value_targets(paid, values, batch.mask, gamma=gamma)"),
         ("rewards by step paid twice", "rest[row] -= group.weights[name] * value", "pass"),
@@ -551,15 +551,19 @@ MUTANTS = [
     *of(
         "rollouts/choose.py",
         ("retired problems drawn", "if not retired[choice.problem]:", "if True:"),
+        ("the frontier draws a problem twice in a step", "excluded = {*seen, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
     *of(
         "rollouts/judge.py",
+        ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
+        ("what groups drawn ahead took is not counted", "        scorer.include(own.stats)\n", "        pass\n"),
         ("running means forgotten between steps", "now, found = dict(means), []", "now, found = dict[str, float](), []"),
         ("filter sees what could not be judged", "values[known]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
     ),
     *of(
         "rollouts/loop.py",
+        ("a resumed run measures every problem again", "position == Position():", "step >= 0:"),
         ("a cursor that forgets resampling", "position.cursor + found.used,", "position.cursor + min(found.used, self.rollout.prompts_per_step),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
