@@ -8,8 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covey.config.sampling import Rollout
 from covey.rng import key
 from covey.rollouts.batch import Position
+from covey.rollouts.choose import Chooser
 from covey.tasks.difficulty import Difficulty, allocate
 from tests.fakes import ScriptedSampler
 from tests.test_rollout import prompted, quiet, rollouts
@@ -106,3 +108,11 @@ def test_solved_in_a_row_is_not_solved_now_and_then() -> None:
     assert difficulty.retired(2).tolist() == [False, False]
     difficulty.update(0, 1.0)
     assert difficulty.retired(2).tolist() == [True, False]
+
+
+def test_the_frontier_draws_no_problem_twice_in_a_step() -> None:
+    """Of six problems four are taken: only the other two are left for the next round."""
+    chooser, difficulty = Chooser(6, Rollout(curriculum="frontier"), seed=0), Difficulty(6)
+    first = [c.problem for c in chooser.choose(0, 0, 0, 4, (), difficulty).choices]
+    then = [c.problem for c in chooser.choose(0, 0, 4, 2, first, difficulty).choices]
+    assert sorted([*first, *then]) == list(range(6))
