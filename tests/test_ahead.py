@@ -67,14 +67,14 @@ def some_right(prompt: np.ndarray, stream: int) -> str:
 def rollouts(
     sampler: Versioned,
     staleness: int,
-    keeps: CompletionFiles | None = None,
+    store: CompletionFiles | None = None,
     steps: int | None = None,
     **more: object,
 ) -> Rollouts:
     algorithm = build_algorithm(more.pop("algorithm", "dapo"))
     rewards = load_rewards(more.pop("rewards", [{"exact_answer": {"rule": "whole"}}]), None)
     sizes = {"group_size": 4, "prompts_per_step": 3, "max_tokens": 99, "staleness": staleness, **more}
-    return Rollouts(prompted(7), sampler, rewards, Rollout(**sizes), algorithm, 0, steps, keeps)
+    return Rollouts(prompted(7), sampler, rewards, Rollout(**sizes), algorithm, 0, steps, store)
 
 
 def trained(source: Rollouts, sampler: Versioned, count: int, first: int = 0) -> list[RolloutBatch]:

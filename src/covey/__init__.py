@@ -42,13 +42,8 @@ __all__ = [
 ]
 
 _API = ("evaluate", "explain", "resume", "sample", "train")
-_HOMES = {
-    "CoveyError": "covey_verify.errors",
-    "Score": "covey_verify.types",
-    "StepRewards": "covey_verify.types",
-    "reward": "covey_verify.contract",
-    **dict.fromkeys(_API, "covey.api"),
-}
+_OF_VERIFIERS = ("CoveyError", "Score", "StepRewards", "reward")
+_HOMES = {**dict.fromkeys(_API, "covey.api"), **dict.fromkeys(_OF_VERIFIERS, "covey_verify")}
 
 
 def __getattr__(name: str) -> Any:

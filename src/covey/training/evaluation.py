@@ -102,5 +102,6 @@ def _answer(
     marks, and are open from the first token on if the prompt opens them.
     """
     said = said_in_tags(completion, problem.thoughts, decode)
-    chosen: Rule = rule if rule in get_args(Rule) else "whole"  # type: ignore[assignment]
+    # A verdict of the user's own may have a setting of that name with other values.
+    chosen: Rule = next((known for known in get_args(Rule) if known == rule), "whole")
     return extract(said.whole.text, chosen, said.turns or completion.turns)
