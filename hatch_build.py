@@ -1,4 +1,4 @@
-"""Compiled operations for the wheel: one library for each of `kernels/compiler.LEVELS` that can be made here.
+"""Compiled operations for the wheel: a library for each of `models/kernels/compiler.LEVELS` it can be made for.
 
 `python -m build --wheel` and `pip wheel .` run this. For processors like this machine's it needs gcc, for
 arm64 aarch64-linux-gnu-gcc (`apt-get install gcc-aarch64-linux-gnu`). What cannot be made is left out and
@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))
-from covey.kernels.compiler import LEVELS, built, c_sources  # noqa: E402
+from covey.models.kernels.compiler import LEVELS, built, c_sources  # noqa: E402
 
 CROSS = "{machine}-linux-gnu-gcc"
 
@@ -48,5 +48,5 @@ class Libraries(BuildHookInterface):
                 continue
             file = made / f"{level.name}.so"
             file.write_bytes(content)
-            build_data["force_include"][str(file)] = f"covey/kernels/prebuilt/{file.name}"
+            build_data["force_include"][str(file)] = f"covey/models/kernels/prebuilt/{file.name}"
             self.app.display_info(f"{level.name}: {len(content):,} bytes, {level.instructions}")

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from covey.estimates import Evaluation
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.table import explain
 from covey.objective.diagnostics import standard_error
+from covey.runs.estimates import Evaluation
 
 RESULTS = Path(__file__).parent / "results"
 SEVERE = "severe"

@@ -30,7 +30,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import explain
@@ -38,6 +37,7 @@ from covey.models.tiny import build_tokenizer
 from covey.rng import key
 from covey.runs.folder import read_stream
 from covey.runs.reader import load_recorded
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey_verify.errors import ConfigError, CoveyError

@@ -35,9 +35,9 @@ import torch
 import yaml
 
 import covey
-from covey.estimates import Evaluation, over_seeds
 from covey.insight.stages import points
 from covey.models.tiny import build_model, build_tokenizer
+from covey.runs.estimates import Evaluation, over_seeds
 from covey.tasks.sums import worked
 from presets import RESULTS, ROOT
 

@@ -81,12 +81,12 @@ NEAR = (
     ("objective", MATHEMATICS),
     ("batching", [*MATHEMATICS, *PROOF]),
     ("models", ["tests/models", *MATHEMATICS]),
-    ("calling/turns", ["tests/calling", "tests/proof/test_sampled_elsewhere.py"]),
-    ("calling", ["tests/calling"]),
+    ("sampling/tools/turns", ["tests/sampling/tools", "tests/proof/test_sampled_elsewhere.py"]),
+    ("sampling/tools", ["tests/sampling/tools"]),
     ("rewards", ["tests/rewards/test_scorer.py"]),
     ("rollouts", ["tests/test_rollout.py", "tests/test_ahead.py", "tests/test_difficulty.py"]),
-    ("evaluation", ["tests/test_evaluate.py"]),
-    ("estimates", ["tests/test_evaluate.py"]),
+    ("training/evaluation", ["tests/test_evaluate.py"]),
+    ("runs/estimates", ["tests/test_evaluate.py"]),
     ("tasks/difficulty", ["tests/test_difficulty.py", "tests/test_rollout.py"]),
     (
         "sampling",
@@ -109,7 +109,7 @@ NEAR = (
         "training/pipeline",
         [f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left", STAGES],
     ),
-    ("prompts", ["tests/train/test_supervised.py", "tests/calling/test_forms.py"]),
+    ("sampling/prompts", ["tests/train/test_supervised.py", "tests/sampling/tools/test_forms.py"]),
     ("training/rl", [*PROOF, "tests/train/test_critic.py"]),
     ("training", PROOF),
 )
@@ -443,7 +443,7 @@ MUTANTS = [
         ("schedule stands still within a step", "step + number / (train.inner_epochs * train.updates_per_batch)", "step"),
     ),
     *of(
-        "prompts.py",
+        "sampling/prompts.py",
         ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
         ("a rewritten message without its end", "ends[0] + 1 if ends else over", "ends[0] if ends else over"),
         ("no end token", "words, behind=True), end]", "words, behind=True)]"),
@@ -585,7 +585,7 @@ MUTANTS = [
         ("log-prob of the next place", "self.logprobs[slot, :length]", "self.logprobs[slot, 1 : length + 1]"),
     ),
     *of(
-        "calling/turns.py",
+        "sampling/tools/turns.py",
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
         ("draws of a turn begin anew", "begun=request.begun + len(whole.tokens)", "begun=request.begun"),
         ("a turn has all the room", "room = params.max_tokens - len(whole.tokens)", "room = params.max_tokens"),
@@ -594,18 +594,18 @@ MUTANTS = [
         ("a call in plain text does not end a turn", "stop=(*params.stop, CLOSE_CALL)", "stop=params.stop"),
     ),
     *of(
-        "calling/inserted.py",
+        "sampling/tools/inserted.py",
         ("the turn's end twice", "ends[-1] + closed", "ends[-1]"),
         ("the template's words in a result", 'words.removed(text.encode("utf-8", "replace").decode())', 'text.encode("utf-8", "replace").decode()'),
         ("a long result whole", "if len(ids) <= most", "if True"),
     ),
     *of(
-        "calling/calls.py",
+        "sampling/tools/calls.py",
         ("a thought is a call", "if mark[0] == THINK_CLOSE:\n            found = []", 'if mark[0] == "x":\n            found = []'),
         ("a call in the middle is made", "if not said.endswith(CLOSE_CALL):", "if CLOSE_CALL not in said:"),
     ),
     *of(
-        "calling/forms.py",
+        "sampling/tools/forms.py",
         ("texts are JSON", 'if kind == "string":', "if False:"),
         ("an answer in JSON is a call", '{"name", "parameters"} <= set(one)', '"name" in one'),
         ("marks are left out", "skip_special_tokens=False", "skip_special_tokens=True"),
@@ -628,7 +628,7 @@ MUTANTS = [
         ("any right sample for the majority", "group.correct[answers.index(winner)]", "group.correct.any()"),
     ),
     *of(
-        "estimates.py",
+        "runs/estimates.py",
         ("pass@k with replacement", "1 - math.comb(samples - int(c), k) / math.comb(samples, k)", "1 - (1 - int(c) / samples) ** k"),
     ),
     *of(
@@ -688,7 +688,7 @@ MUTANTS = [
         ("a stage reads no earlier one's examples", "known.get(str(path), path)", "path"),
     ),
     *of(
-        "calling/turns.py",
+        "sampling/tools/turns.py",
         ("answered siblings continue in another order", "owners.append([owner])", "owners.insert(0, [owner])"),
         ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),

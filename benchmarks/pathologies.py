@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.table import explain
@@ -36,6 +35,7 @@ from covey.rng import key
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.runs.folder import read_stream
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.rl import prepare
 from covey.training.setup import set_up

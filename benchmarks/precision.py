@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from covey.estimates import Evaluation, over_seeds
 from covey.insight.stages import points
+from covey.runs.estimates import Evaluation, over_seeds
 from lanes import machine, merged, records
 from presets import RESULTS, ROOT
 
 FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "precision"
-DEMO = "src/covey/recipes/demo.yaml"
+DEMO = "src/covey/config/recipes/demo.yaml"
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "the demo's sums": (DEMO, {}),
     "products, with a tool": ("examples/tools.yaml", {}),

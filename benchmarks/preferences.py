@@ -28,7 +28,6 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from covey.config.contradictions import updates_of
 from covey.config.load import load_config
 from covey.config.schema import Train
-from covey.console import RunConsole
 from covey.learner.batching import given_batch
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
@@ -36,9 +35,10 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.objective.bound import bind
 from covey.objective.preference import dpo
-from covey.prompts import GivenAnswer, Prompted
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
+from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training import rl
 from covey.training.preference import PreferenceObjective, summed

@@ -30,13 +30,13 @@ from typing import Any
 
 import yaml
 
-from covey.estimates import wilson
 from covey.insight.chart import Line, Panel, chart
+from covey.runs.estimates import wilson
 from covey_verify.machine import available_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DEMO = yaml.safe_load((ROOT / "src" / "covey" / "recipes" / "demo.yaml").read_text())
+DEMO = yaml.safe_load((ROOT / "src" / "covey" / "config" / "recipes" / "demo.yaml").read_text())
 BASE = {**{k: v for k, v in DEMO.items() if k != "stages"}, "data": {"task": "last_digit"}}
 BARS = (0.8, 0.9)
 VERDICT = {"math_answer": {"rule": "answer_tag"}}

@@ -20,8 +20,8 @@ from cyclopts import CycloptsError, MissingArgumentError
 from covey.cli import app
 from covey.config.load import load_config
 from covey.config.schema import Sandbox, Scoring
-from covey.learned import LEARNED
 from covey.rewards.base import load_rewards
+from covey.rollouts.learned import LEARNED
 from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).resolve().parents[1]

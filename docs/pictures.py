@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from covey.console import RunConsole, Shown
 from covey.insight.show import spoken_prompt
 from covey.runs.folder import read_numbers
 from covey.runs.reader import load_recorded
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.system.console import RunConsole, Shown
 from covey.training.metrics import console_facts, worries
 
 IMAGES = Path(__file__).parent / "images"

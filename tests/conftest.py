@@ -43,8 +43,8 @@ from transformers import (
     VaultGemmaConfig,
 )
 
-from covey.kernels.calls import follow
 from covey.learner.process import caller_restored
+from covey.models.kernels.calls import follow
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey_verify.errors import SandboxUnavailable

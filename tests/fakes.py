@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from covey.prompts import Prompted
 from covey.runs.folder import RESULT, WRITTEN
 from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.prompts import Prompted
 from covey.system.integrity import sealed, sealed_line, sealed_text, unsealed, unsealed_line, unsealed_text
 from covey.types import Completion, Group, Problem
 

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from covey.config.load import load_config
-from covey.estimates import Evaluation
 from covey.rewards.base import load_rewards
+from covey.runs.estimates import Evaluation
 from tests.fakes import as_stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

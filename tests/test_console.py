@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from covey.config.load import load_config
-from covey.console import Output, RunConsole, Shown
+from covey.system.console import Output, RunConsole, Shown
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
@@ -167,7 +167,7 @@ def test_the_panel_says_what_happens_now(tmp_path: Path) -> None:
 def spoken(monkeypatch, *acts: tuple[float, str]) -> list[str]:
     """The lines of a console in a pipe whose activities begin at these seconds."""
     clock = [0.0]
-    monkeypatch.setattr("covey.console.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("covey.system.console.time.monotonic", lambda: clock[0])
     console, stream = RunConsole(), io.StringIO()
     console.console = Console(file=stream, highlight=False)
     console.begin("run (rl)", 100)

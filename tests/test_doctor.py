@@ -11,7 +11,7 @@ import pytest
 
 from covey.cli.commands import main
 from covey.commands import doctor
-from covey.kernels import build
+from covey.models.kernels import build
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import choice
 

@@ -17,7 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.errors import CheckpointError
-from covey.estimates import (
+from covey.insight.verdict import judge_run
+from covey.rewards.base import load_rewards
+from covey.rewards.scorer import completion_of
+from covey.runs.estimates import (
     Basis,
     Evaluation,
     gain,
@@ -27,11 +30,8 @@ from covey.estimates import (
     pass_at_k,
     wilson,
 )
-from covey.insight.verdict import judge_run
-from covey.prompts import Prompted
-from covey.rewards.base import load_rewards
-from covey.rewards.scorer import completion_of
 from covey.sampling.base import SamplingParams
+from covey.sampling.prompts import Prompted
 from covey.training.evaluation import basis_of, evaluate, majority
 from covey.types import TAGS, Completion, Problem, Thoughts
 from tests.fakes import ScriptedSampler, prompted

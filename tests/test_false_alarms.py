@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from covey.config.schema import Guards
-from covey.estimates import Evaluation
 from covey.insight.evidence import RATE, errors_needed, noise
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import unknown
@@ -20,6 +19,7 @@ from covey.insight.findings.view import WINDOW, RunView
 from covey.insight.verdict import change
 from covey.objective.diagnostics import answers_inside, standard_error
 from covey.runs.checkpoint import GuardMemory
+from covey.runs.estimates import Evaluation
 from covey.training.guards import Stop, judge_step
 from covey.types import Problem
 from tests.fakes import group

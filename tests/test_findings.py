@@ -16,7 +16,6 @@ import yaml
 from covey.cli import main
 from covey.config.load import load_config, resolved_yaml
 from covey.config.sources import options
-from covey.estimates import Evaluation
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.remedies import verified
 from covey.insight.findings.rule import find, markdown
@@ -24,6 +23,7 @@ from covey.insight.findings.settings import SettingOf, settings_of, unknown
 from covey.insight.findings.table import RULES, explain, no_signal
 from covey.insight.findings.view import WIDEST, RunView
 from covey.insight.findings.watch import Watch
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder
 from tests.docs.test_algorithm_pages import logged
 from tests.fakes import as_stream

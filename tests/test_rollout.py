@@ -11,7 +11,6 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.prompts import Prompted
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
@@ -21,6 +20,7 @@ from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
 from covey.rollouts.segments import Cut, with_segments
 from covey.sampling.base import SamplingParams
+from covey.sampling.prompts import Prompted
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem
 from covey_verify.contract import reward as declared

@@ -32,12 +32,12 @@ from covey.cli import main as covey
 from covey.config.load import load_config
 from covey.config.rows import key_paths
 from covey.config.schema import Data
+from covey.insight.pages.compare import compared
+from covey.insight.pages.records import Runs, group_page, listed_runs, run_page, step_page
+from covey.insight.pages.server import json_answer
+from covey.insight.pages.tokens import token_page
 from covey.system.integrity import SEAL, sealed_line
 from covey.tasks.files import read_problems
-from covey.ui.compare import compared
-from covey.ui.records import Runs, group_page, listed_runs, run_page, step_page
-from covey.ui.server import json_answer
-from covey.ui.tokens import token_page
 from covey_verify.errors import CoveyError
 
 VALUES: tuple[Any, ...] = (

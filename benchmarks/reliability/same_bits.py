@@ -73,7 +73,7 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
     A built-in verifier and a user's function are asked about their canaries in every step.
     """
     from covey.config.load import load_config
-    from covey.console import RunConsole
+    from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
     from covey.training.pipeline import run_pipeline
 

@@ -127,7 +127,7 @@ def turns(cell: str, lengths: str, peer: str) -> list[list[Sample]] | None:
 
     Where covey rounds products unless it is told not to, both sides multiply in bfloat16.
     """
-    from covey.kernels.calls import rounding_pays
+    from covey.models.kernels.calls import rounding_pays
 
     if peer == "trl" and not importlib.util.find_spec("trl"):
         return None
@@ -157,7 +157,7 @@ def _row(cell: str, side: str, own: Sequence[Sample], ours: Sequence[Sample]) ->
 
 def limit(threads: int) -> dict[str, list[float]]:
     """GFLOP/s of a large matrix product here: torch's, and ours where there is one."""
-    from covey.kernels.calls import available
+    from covey.models.kernels.calls import available
     from covey.models.linear import PackedWeight
 
     torch.set_num_threads(threads)

@@ -36,7 +36,7 @@ from covey.tasks.generated import problems
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/learn.md"
-DEMO = yaml.safe_load((ROOT / "src/covey/recipes/demo.yaml").read_text())
+DEMO = yaml.safe_load((ROOT / "src/covey/config/recipes/demo.yaml").read_text())
 STAGE = DEMO["stages"][1]
 KL = STAGE["algorithm"]["kl"]
 DEMO_WIDTH = 128
@@ -104,7 +104,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
-    from covey.kernels.calls import rounding_pays
+    from covey.models.kernels.calls import rounding_pays
     from covey.models.policy import Policy
     from covey.rng import key
     from covey.sampling.base import Request, SamplingParams

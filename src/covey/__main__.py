@@ -1,8 +1,168 @@
-"""`python -m covey` is `covey`."""
+"""The process that a user starts: a child runs the command, and the parent reports how it ended.
 
+Code that a command runs (a user's reward, a library in C) can end its whole process at any moment, even with
+exit code 0. So the parent only waits and forwards signals. If the child ended without a result, the parent
+prints the error message and returns the exit code that the child did not. Signal handlers are installed
+before any slow import; hence only the standard library and ``covey.system.parent`` before the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
 import sys
+import threading
+import time
 
-from covey.supervisor import main
+from covey.system.parent import (
+    CRASHED,
+    LAUNCHER,
+    TOGETHER,
+    count_forwarded,
+    end_of_child,
+    ended,
+    fork,
+    leave,
+    stop_signals,
+)
+
+TYPE_CHECKING = False  # the module of that name takes longer to import than all the others here
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main() -> int:
+    """Run the command line in a child. Return its exit code, or CRASHED if it left none."""
+    for descriptor in (0, 1, 2):  # a closed one would become the next file that is opened, and be printed to
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for number in stop_signals():
+        signal.signal(number, _stop_at_once)
+    # Removed from the environment, so that processes of the command do not take it for their own parent.
+    if launcher := os.environ.pop(LAUNCHER, ""):
+        _die_with(int(launcher))
+    parent = os.getpid()
+    # Only the child returns from here on its own path, after the import of everything else.
+    if (child := fork()) == 0:
+        return _command(parent)
+    for number in stop_signals():
+        signal.signal(number, _Forwarding(child))
+    _, status = os.waitpid(child, 0)
+    code, folder = end_of_child()
+    return _without_result(status, folder) if code is None else code
+
+
+def _command(parent: int) -> int:
+    with contextlib.suppress(ValueError, RuntimeError, OSError):  # there may be no standard error
+        faulthandler.enable()
+    _die_with(parent)
+    from covey.cli import main as command
+
+    code = command(sys.argv[1:])
+    ended(code)
+    return code
+
+
+def _stop_at_once(number: int, _: object) -> NoReturn:
+    for other in stop_signals():  # the parent may be about to forward this one
+        signal.signal(other, signal.SIG_IGN)
+    name = signal.Signals(number).name
+    leave(130 if number == signal.SIGINT else 75, f"stopped by {name}; there was nothing to save")
+
+
+class _Forwarding:
+    """A signal handler that forwards signals to the child."""
+
+    def __init__(self, child: int) -> None:
+        self.child, self.last = child, -TOGETHER
+
+    def __call__(self, number: int, _: object) -> None:
+        now = time.monotonic()
+        # The child ends at once on a second signal. `timeout` sends each of its signals twice, so signals
+        # within TOGETHER seconds count as one.
+        if now - self.last >= TOGETHER:
+            count_forwarded()
+        self.last = now
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+
+def _die_with(parent: int) -> None:
+    """Make the child die with its parent, so that `kill -9` of the parent ends both."""
+    if sys.platform == "linux":
+        import ctypes
+
+        # PR_SET_PDEATHSIG of prctl(2): the kernel sends SIGKILL here when the parent dies.
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it has died before it was asked for
+            os._exit(CRASHED)
+    else:
+        # Without prctl: an orphan gets another parent, which a thread looks for twice a second.
+        threading.Thread(target=_follow, args=(parent,), name="parent", daemon=True).start()
+
+
+def _follow(parent: int, seconds: float = 0.5) -> None:
+    while os.getppid() == parent:
+        time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _without_result(status: int, where: str) -> int:
+    """Report how the child ended, on the console and in the run's folder. Return the exit code."""
+    import json
+    from pathlib import Path
+
+    from covey.errors import record_exit, resume_command
+    from covey_verify.errors import CoveyError
+
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number:
+        named = {int(one): one.name for one in signal.Signals}  # those of real time have no name
+        how = f"was killed by {named.get(number, f'signal {number}')} ({signal.strsignal(number)})"
+    else:
+        how = f"was ended from within, with exit code {os.waitstatus_to_exitcode(status)},"
+    # No signal means that something called os._exit; SIGKILL or SIGTERM came from outside.
+    crashed = number in (0, *_CRASHES)
+    why = (
+        "something that it ran, a reward or a library, called os._exit or crashed; a trace, if any, is above"
+        if crashed
+        else "the system does that when memory runs out, or somebody did"
+    )
+    folder = Path(where)
+    place = folder if folder.is_absolute() and folder.is_dir() else None
+    next_step = f". Continue from the last checkpoint with: {resume_command(place)}" if place else ""
+    error = CoveyError(f"the process {how} before it had a result: {why}{next_step}")
+    error.code = CRASHED if crashed else 128 + number
+    if place is not None:
+        record_exit(place, error)
+    with contextlib.suppress(OSError):
+        # os.write, since Python's stream objects may be None or closed.
+        if "--json" in sys.argv:
+            os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())
+        cursor = "\x1b[?25h" if os.isatty(2) else ""  # the live panel had hidden it
+        os.write(2, f"{cursor}error: {error}\n".encode(errors="replace"))
+    if not crashed:  # who sent the signal, or waits for this process, is to see it
+        with contextlib.suppress(OSError):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    return error.code
+
+
+_CRASHES = (
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+)
+
 
 if __name__ == "__main__":
     sys.exit(main())

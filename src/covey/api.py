@@ -15,9 +15,9 @@ from covey.system.processes import by_first, environment_rank, joined, started_t
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
-    from covey.estimates import Evaluation
     from covey.insight.ending import Result
     from covey.insight.findings.finding import Finding
+    from covey.runs.estimates import Evaluation
 
 
 def train(
@@ -65,9 +65,9 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     """
     refuse_while_importing()
     from covey.commands.inference import evaluate_once
-    from covey.console import RunConsole
     from covey.learner.process import torch_as_new
     from covey.runs.reader import load_run
+    from covey.system.console import RunConsole
 
     path = Path(run) if isinstance(run, str | Path) else None
     # A folder with a config.json is a model; any other existing folder should be a run's.
@@ -113,8 +113,8 @@ def sample(
     is said on standard error, unless ``quiet``.
     """
     from covey.commands.inference import sample_once
-    from covey.console import say_aside
     from covey.learner.process import torch_as_new
+    from covey.system.console import say_aside
 
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
@@ -129,9 +129,9 @@ def _run(
     start: Start, resumed: Path | None, quiet: bool, strict: bool = False, overwrite: bool = False
 ) -> Result:
     refuse_while_importing()
-    from covey.console import RunConsole
     from covey.learner.process import torch_as_new
     from covey.runs.removal import remove_run
+    from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions

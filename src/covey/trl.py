@@ -24,10 +24,10 @@ from covey.config.usercode import spec_of
 from covey.errors import GuardStop
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
-from covey.prompts import texts_of
 from covey.rewards.contract import Reward
 from covey.runs.folder import checkpoints, read_numbers
 from covey.runs.reader import seconds_of
+from covey.sampling.prompts import texts_of
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError
 from covey_verify.usercode import name_of

@@ -16,10 +16,10 @@ from tests.fakes import group
 from covey.config.algorithm import build_algorithm
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import collate, given_batch, micro_batches, minibatches
-from covey.prompts import GivenAnswer, Prompted
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.types import Group, Problem
 
 GRPO = build_algorithm("dr_grpo")

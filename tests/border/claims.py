@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load_config
-from covey.prompts import GivenAnswer, Prompted, encode, encode_examples
 from covey.runs.harvest import LoggedSample, as_jsonl, example_row
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
+from covey.sampling.prompts import GivenAnswer, Prompted, encode, encode_examples
 from covey.tasks.source import load_source
 from covey.types import AnswerTokens
 from covey_verify.errors import CoveyError

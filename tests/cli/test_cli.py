@@ -155,7 +155,7 @@ def test_score_answers_mistakes(tmp_path: Path, capsys, content: str, reward: st
 
 
 def test_the_copy_of_the_lab_is_told_as_json(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr("covey.ui.copy.write_copy", lambda folder: folder / "lab.html")
+    monkeypatch.setattr("covey.insight.pages.copy.write_copy", lambda folder: folder / "lab.html")
     assert main(["lab", "--static", 'a "b"', "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"page": 'a "b"/lab.html'}
 

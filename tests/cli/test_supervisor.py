@@ -53,7 +53,7 @@ def main(arguments):
     {work}
 
 sys.modules["covey.cli"] = types.SimpleNamespace(main=main)
-from covey.supervisor import main as supervised
+from covey.__main__ import main as supervised
 sys.exit(supervised())
 """
 WAITS = "print(os.getpid(), flush=True); time.sleep(60)"
@@ -192,7 +192,7 @@ def test_who_kills_the_parent_kills_the_command() -> None:
 
 
 def test_where_the_system_does_not_see_to_that_the_child_does() -> None:
-    code = "from covey.supervisor import _follow; _follow(parent=-1)"
+    code = "from covey.__main__ import _follow; _follow(parent=-1)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
 
 

@@ -16,8 +16,8 @@ from covey.config.algorithm import RECORDS
 from covey.config.layers import SHORT
 from covey.config.load import load_config, resolved, resolved_yaml
 from covey.config.rows import key_paths
+from covey.insight.pages.records import differing_settings
 from covey.objective.value import Critic
-from covey.ui.records import differing_settings
 from covey_verify.errors import ConfigError
 
 
@@ -227,7 +227,7 @@ def test_a_stage_that_is_none_is_answered_with_those_there_are(tmp_path: Path, w
 def test_the_demo_takes_its_steps_from_the_command_line() -> None:
     from importlib.resources import files
 
-    demo = Path(str(files("covey") / "recipes" / "demo.yaml"))
+    demo = Path(str(files("covey") / "config" / "recipes" / "demo.yaml"))
     assert [s.config.train.steps for s in load_config(demo, ["--train.steps", "2"]).stages()] == [2, 2]
 
 

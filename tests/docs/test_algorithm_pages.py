@@ -16,7 +16,6 @@ from tests.fakes import group
 from tests.objective.test_loss import made_inputs, t
 
 import covey
-from covey.calling.metrics import tool_metrics
 from covey.objective import corrections
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
@@ -31,6 +30,7 @@ from covey.objective.diagnostics import (
 )
 from covey.objective.loss import policy_loss
 from covey.objective.signs import gradient_signs, group_signs
+from covey.sampling.tools.metrics import tool_metrics
 from covey.tasks.difficulty import Difficulty
 from covey_verify.types import StepRewards
 

@@ -11,12 +11,12 @@ import pytest
 
 from covey.cli import main
 from covey.commands.demonstration import demonstrate
-from covey.console import RunConsole, inert
-from covey.estimates import paired_bootstrap
 from covey.insight import difference
 from covey.insight.rescore import Rescored
+from covey.runs.estimates import paired_bootstrap
 from covey.runs.folder import WRITTEN
 from covey.runs.rollouts import read_rollouts
+from covey.system.console import RunConsole, inert
 from covey.system.integrity import sealed, unsealed
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.train.test_runs import start

@@ -12,13 +12,13 @@ import pytest
 from covey.cli import main
 from covey.commands.preview import preview, rl_stage
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.gpus import Subject
 from covey.insight.preview import Measured, Preview
 from covey.learner.memory import Shape
 from covey.rewards.scorer import ScoringStats
+from covey.system.console import RunConsole
 from covey.types import Completion, Group, Problem
 from tests import fakes
 from tests.train.test_runs import FAST, StopAt, varied

@@ -14,8 +14,8 @@ import covey
 from covey.cli import main
 from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
+from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError, CoveyError, DataError
 from tests.train.test_runs import start
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from covey.kernels import build, compiler, kept, known
-from covey.kernels.calls import available, call, packed_size
+from covey.models.kernels import build, compiler, kept, known
+from covey.models.kernels.calls import available, call, packed_size
 
 pytestmark = pytest.mark.skipif(
     not available(torch.float32, torch.device("cpu")), reason="no C compiler on this machine"

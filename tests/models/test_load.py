@@ -13,12 +13,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from covey.config.schema import Config, Lora
-from covey.kernels.build import library
+from covey.models.kernels.build import library
 from covey.models.load import speed_notes, with_lora
 from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.tiny import END, PAD, build_tokenizer
-from covey.prompts import encode_examples
+from covey.sampling.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.types import Problem
 from tests.conftest import CONFIGS, WIDE, policy_of, sharpened

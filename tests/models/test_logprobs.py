@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from covey.kernels.calls import available
 from covey.models import logprobs
 from covey.models.compiled import score_compiled
+from covey.models.kernels.calls import available
 from covey.models.linear import FusedLinear
 from covey.models.logprobs import score_tokens
 from covey.models.ops import soft_cap

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from covey.kernels import build
-from covey.kernels.calls import available
 from covey.models.compiled import CompiledOps
+from covey.models.kernels import build
+from covey.models.kernels.calls import available
 from covey.models.linear import FusedLinear, PackedWeight, outer_sum
 from covey.models.ops import TorchOps
 from covey.models.packing import pack

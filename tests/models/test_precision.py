@@ -9,8 +9,8 @@ from torch import nn
 
 import covey
 from covey.config.load import load_config
-from covey.kernels.calls import MIXED_PRODUCTS, available, follow, rounding_pays
 from covey.learner.process import caller_restored
+from covey.models.kernels.calls import MIXED_PRODUCTS, available, follow, rounding_pays
 from covey.models.linear import FusedLinear
 from covey.models.load import load_policy
 from covey.models.packing import pack

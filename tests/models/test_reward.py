@@ -16,13 +16,13 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.estimates import Basis
-from covey.learned import LEARNED, rewards_of
-from covey.learned.reward_models import AT_ONCE, loaded
 from covey.models.pretrained import alone
 from covey.models.tiny import build_tokenizer
-from covey.prompts import Prompted
 from covey.rewards.base import load_rewards
+from covey.rollouts.learned import LEARNED, rewards_of
+from covey.rollouts.learned.reward_models import AT_ONCE, loaded
+from covey.runs.estimates import Basis
+from covey.sampling.prompts import Prompted
 from covey.training.evaluation import basis_of
 from covey.types import Completion, Group, Problem
 from covey_verify.errors import ConfigError

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.tiny import build_model, build_tokenizer
-from covey.prompts import encode, encode_examples
 from covey.rewards.base import load_rewards
+from covey.sampling.prompts import encode, encode_examples
 from covey.tasks.examples import Example
 from covey.types import TAGS, Completion, Problem, Thoughts
 from covey_verify.errors import DataError

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from covey.calling.readable import written_call
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.models.tiny import build_model, build_tokenizer
-from covey.prompts import encode_examples
 from covey.proof.check_template import LOOK_UP
+from covey.sampling.prompts import encode_examples
+from covey.sampling.tools.readable import written_call
 from covey.tasks.examples import Example
 from covey.types import Problem
 from covey_verify.errors import DataError

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.console import RunConsole
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
 from covey.proof.check_run import check_run
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
+from covey.system.console import RunConsole
 from tests.proof.cases import PROCESS, TRAINABLE, Model, mixed, trained_and_repeated
 from tests.train.test_runs import metrics_of, start
 

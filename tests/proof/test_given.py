@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from covey.cli import main
-from covey.console import RunConsole
 from covey.models.policy import save_policy
 from covey.proof.check import Claim
 from covey.proof.check_run import check_run
+from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.fakes import rewrite_config

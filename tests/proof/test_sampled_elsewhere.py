@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.calling import turns
-from covey.calling.calls import ToolCall
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.models.load import load_policy
 from covey.proof.agreement import Agreement
 from covey.proof.check_run import check_run
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
+from covey.sampling.tools import turns
+from covey.sampling.tools.calls import ToolCall
+from covey.system.console import RunConsole
+from tests.cluster.serving.test_serve import serving
 from tests.proof.cases import Model, mixed, trained_and_repeated
-from tests.serving.test_serve import serving
 from tests.train.test_runs import metrics_of
 
 STEPS = 4

@@ -16,8 +16,8 @@ from tests.fakes import as_stream, rows_of
 
 from covey.cli import main
 from covey.errors import CheckpointError
+from covey.insight.pages.records import run_page
 from covey.runs.folder import RunFolder, read_stream
-from covey.ui.records import run_page
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

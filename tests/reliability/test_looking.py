@@ -17,9 +17,9 @@ from tests.fakes import rewrite_rollouts, rows_of
 
 from covey.cli import main
 from covey.errors import CheckpointError
+from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.runs.rollouts import read_rollouts
 from covey.system.integrity import sealed, unsealed
-from covey.ui.records import Runs, listed_runs, run_page
 
 EVIL = """
 import pathlib
@@ -43,7 +43,7 @@ from pathlib import Path
 from covey.cli import main
 from covey.insight import report as _, difference, show, rescore
 from covey.insight.findings import watch
-from covey.ui import compare, records, server, tokens
+from covey.insight.pages import compare, records, server, tokens
 sys.addaudithook(hook)
 codes = [
     main(["explain", theirs]), main(["report", theirs, "-o", report]), main(["show", theirs]),

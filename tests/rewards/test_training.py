@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.config.load import load_config
-from covey.console import RunConsole
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey_verify.errors import SandboxUnavailable

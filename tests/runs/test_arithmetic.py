@@ -12,11 +12,11 @@ from tests.fakes import rewrite_config
 
 import covey
 from covey.cli import main
+from covey.cluster.serving.run import service_of
 from covey.commands.inference import evaluate_once, model_of
 from covey.config.load import Loaded, load_config
-from covey.console import RunConsole
-from covey.kernels.calls import available, follow, rounding_pays
 from covey.learner.process import caller_restored
+from covey.models.kernels.calls import available, follow, rounding_pays
 from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.proof import check_run as repeating
@@ -25,7 +25,7 @@ from covey.proof.check import check
 from covey.proof.check_run import check_run, coarsely_computed
 from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
-from covey.serving.run import service_of
+from covey.system.console import RunConsole
 from covey.system.integrity import SEAL, sealed
 from covey.training import models
 from covey_verify.errors import ConfigError

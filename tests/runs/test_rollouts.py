@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fakes import rewrite_rollouts, rows_of
-from tests.ui.conftest import log_step, made_group
+from tests.insight.pages.conftest import log_step, made_group
 
 from covey.errors import CheckpointError
 from covey.runs.folder import RunFolder

@@ -15,10 +15,10 @@ from transformers import AutoModelForTokenClassification
 
 from covey.config.load import load_config
 from covey.config.schema import Guards
-from covey.console import RunConsole
 from covey.objective.value import gae
 from covey.proof.check import check
 from covey.runs.checkpoint import GuardMemory
+from covey.system.console import RunConsole
 from covey.training.guards import Warn, judge_step
 from covey_verify.errors import ConfigError
 

@@ -18,11 +18,11 @@ from tests.train.test_runs import StopAt, fingerprint, interrupted, start
 from covey.cli import main
 from covey.config.load import load_config
 from covey.errors import CheckpointError
-from covey.estimates import Evaluation
+from covey.insight.pages.records import run_page
 from covey.insight.report import write_report
 from covey.insight.show import show_run
+from covey.runs.estimates import Evaluation
 from covey.training.run import Run, RunOptions
-from covey.ui.records import run_page
 from covey_verify.errors import ConfigError
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"

@@ -14,9 +14,9 @@ from tests.conftest import policy_of
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.learned.reward_models import reward_model
 from covey.models.policy import save_policy
 from covey.rewards.base import BUILT_IN, Reward, Rewards
+from covey.rollouts.learned.reward_models import reward_model
 from covey.runs.inventory import inventory
 
 REWARDS = """

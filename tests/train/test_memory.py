@@ -14,7 +14,6 @@ from transformers import Gemma3nTextConfig, Gemma4TextConfig, MambaConfig, Pretr
 
 import covey
 from covey.config.schema import Config
-from covey.console import RunConsole
 from covey.learner import memory
 from covey.learner.memory import (
     Shape,
@@ -29,6 +28,7 @@ from covey.learner.memory import (
 from covey.models.alive import Activations, alive_bytes
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
+from covey.system.console import RunConsole
 from covey.training import memory as planning
 from covey.training.run import RunOptions
 

@@ -23,7 +23,7 @@ from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
-from covey.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 

@@ -27,9 +27,9 @@ from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.objective.bound import bind
 from covey.objective.preference import PREFERENCES
-from covey.prompts import GivenAnswer, Prompted, encode_examples
 from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.references import REFERENCE
+from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
 from covey.tasks.examples import examples_of, with_prompt
 from covey.training.given import added
 from covey.training.preference import (

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from tests.train.test_runs import alike, fingerprint, interrupted, metrics_of, start, varied
 
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
+from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError
 from covey_verify.types import Score
 

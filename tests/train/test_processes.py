@@ -21,8 +21,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.cluster.serving.test_serve import serving
 from tests.fakes import group
-from tests.serving.test_serve import serving
 from tests.train.test_runs import fingerprint, metrics_of, start
 
 from covey.cluster.launcher import _code_of, has_died

@@ -14,13 +14,13 @@ from tests.train.test_runs import StopAt
 from covey.cli import main
 from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.models import chat
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
 from covey.runs import arithmetic
 from covey.runs.arithmetic import computing_as
 from covey.runs.reader import load_run
+from covey.system.console import RunConsole
 from covey.training.pipeline import run_pipeline
 from covey.training.run import RunOptions
 

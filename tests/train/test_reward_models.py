@@ -18,7 +18,6 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.config.schema import Train
 from covey.errors import Stopped
-from covey.learned import LEARNED, reward_model_bytes
 from covey.learner.batching import given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
@@ -26,6 +25,7 @@ from covey.models.reward_model import TrainedRewardModel, conversation_ids, with
 from covey.objective.bound import bind
 from covey.objective.preference import bradley_terry
 from covey.rewards.base import load_rewards
+from covey.rollouts.learned import LEARNED, reward_model_bytes
 from covey.tasks.examples import Example
 from covey.training.given import added
 from covey.training.reward_model import RewardObjective, encode_judged

@@ -19,17 +19,17 @@ from tests.fakes import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load_config
-from covey.console import RunConsole
 from covey.errors import GuardStop, Stopped
 from covey.insight.ending import Result
+from covey.insight.pages.records import run_page
 from covey.insight.show import show_run
 from covey.models.policy import save_policy
 from covey.runs.checkpoint import newest_checkpoint
 from covey.runs.folder import RunFolder
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
-from covey.ui.records import run_page
 from covey_verify.errors import DataError
 
 

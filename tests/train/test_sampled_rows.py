@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from covey.config.schema import Config, Data, Keep
 from covey.models.policy import Policy
 from covey.models.tiny import CHAT_TEMPLATE, build_model
-from covey.prompts import Prompted, encode_examples
 from covey.runs.harvest import LoggedSample, as_jsonl, kept_of, pairs_of
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.sampling.prompts import Prompted, encode_examples
 from covey.tasks.examples import examples_of
 from covey.tasks.files import read_problems
 from covey.tasks.sampled import SAMPLED

@@ -25,7 +25,7 @@ from covey.models.load import with_lora
 from covey.models.policy import Policy
 from covey.models.reward_model import TrainedRewardModel
 from covey.models.tiny import build_tokenizer
-from covey.prompts import encode_examples
+from covey.sampling.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.tasks.source import load_source
 from covey.training.given import NegativeLogLikelihood

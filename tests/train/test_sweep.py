@@ -18,11 +18,11 @@ from covey.cli import main
 from covey.commands.sweep import cells_of, sweep
 from covey.config.grid import Grid, planned_runs
 from covey.config.start import Start
-from covey.console import RunConsole
 from covey.errors import Stopped
-from covey.estimates import over_seeds
 from covey.insight.cells import Cell, CellRow, Ended, Sweep, _best, rows_of, sweep_lines
+from covey.runs.estimates import over_seeds
 from covey.runs.reader import last_stage
+from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey_verify.errors import ConfigError
 

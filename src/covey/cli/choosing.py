@@ -36,8 +36,8 @@ def command_sweep(
     grid, faults = planned_runs(Start(config, settings), sets or (), seeds), Faults(manner.inject)
     _tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
     from covey.commands.sweep import sweep
-    from covey.console import RunConsole
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
+    from covey.system.console import RunConsole
     from covey.system.signals import SAVES, StopSignal
 
     with StopSignal(manner.max_minutes, SAVES).listening() as stop:

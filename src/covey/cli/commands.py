@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
 from covey.cli.groups import BEFORE, MODELS, OPTIONS, REWARDS, RUNS, TRAIN
-from covey.console import Output, as_line, inert, say_aside, tolerant_output
 from covey.errors import Stopped, as_error, disk_error, is_panic, resume_command
+from covey.system.console import Output, as_line, inert, say_aside, tolerant_output
 from covey.system.parent import CRASHED
 from covey.system.processes import environment_rank, joined, said_by_another, started_together, tell_end
 from covey_verify.errors import ConfigError, CoveyError
@@ -82,12 +82,12 @@ TRAINING = {"demo", "train", "resume", "sweep"}
 @app.command(name="demo", group=TRAIN)
 def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
-    recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
+    recipe = Path(str(files("covey") / "config" / "recipes" / "demo.yaml"))
     start = _start(recipe, settings)
     code = _train(start, manner, as_json)
     if not as_json and not started_together():
         from covey.commands.demonstration import demonstrate
-        from covey.console import RunConsole
+        from covey.system.console import RunConsole
 
         demonstrate(start.load().config.output, RunConsole())
     return code
@@ -132,7 +132,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
     faults = Faults(manner.inject)
     _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
-    from covey.console import RunConsole
+    from covey.system.console import RunConsole
     from covey.system.signals import SAVES, StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
@@ -178,7 +178,7 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
     loaded = _load(config, settings, as_json, trained=True, trust=trust)
     _tell(as_json, [f"measuring {config}: loading ..."])
     from covey.commands.inference import evaluate_once
-    from covey.console import RunConsole
+    from covey.system.console import RunConsole
 
     result = evaluate_once(loaded, RunConsole(quiet=as_json))
     _print(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
@@ -266,7 +266,7 @@ def command_serve(
     :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
     :param name: What callers call the model; the folder's name by default.
     """
-    from covey.serving.run import serve_http
+    from covey.cluster.serving.run import serve_http
 
     serve_http(model, host, port, weights, name, settings)
     return 0

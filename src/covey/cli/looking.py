@@ -39,7 +39,7 @@ def command_preview(
     loaded = _load(config, settings, as_json)
     _tell(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import preview, rl_stage
-    from covey.console import RunConsole
+    from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 
     noted = len(loaded.notes)
@@ -252,9 +252,9 @@ def command_check(
         return 0
     loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)
     _tell(as_json, [f"checking {config}: loading ..."])
-    from covey.console import RunConsole
     from covey.proof.check import check as measure
     from covey.proof.check_run import check_run
+    from covey.system.console import RunConsole
 
     console = RunConsole(quiet=as_json)
     findings = check_run(config, steps, console, trust) if config.is_dir() else []

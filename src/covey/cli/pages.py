@@ -24,7 +24,7 @@ def command_ui(
     :param runs: The folder of a run, or one with runs in it.
     :param port: On 127.0.0.1; 0 takes any that is free.
     """
-    from covey.ui.server import serve_pages
+    from covey.insight.pages.server import serve_pages
 
     serve_pages(runs, port, open_browser, "#/", as_json)
     return 0
@@ -46,12 +46,12 @@ def command_lab(
     :param static: Write a copy with the worked examples into this folder instead; it needs no server.
     """
     if static is not None:
-        from covey.ui.copy import write_copy
+        from covey.insight.pages.copy import write_copy
 
         page = write_copy(static)
         _print(as_json, {"page": str(page)}, [str(page)])
         return 0
-    from covey.ui.server import serve_pages
+    from covey.insight.pages.server import serve_pages
 
     serve_pages(runs if runs.is_dir() else None, port, open_browser, "#/lab", as_json)
     return 0

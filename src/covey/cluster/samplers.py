@@ -19,11 +19,11 @@ from urllib.error import HTTPError
 from starlette.types import Message
 
 from covey.cluster.connect import connect_ray, keep, node_lost, said
+from covey.cluster.serving.run import service_of
 from covey.config.schema import Config
 from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
 from covey.sampling.remote import QUICK
-from covey.serving.run import service_of
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
 

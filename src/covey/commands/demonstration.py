@@ -10,10 +10,10 @@ from rich.text import Text
 
 from covey.commands.inference import Say, greedy
 from covey.config.load import Loaded
-from covey.console import RunConsole, inert
-from covey.learned import rewards_of
 from covey.rewards.scorer import Scorer
+from covey.rollouts.learned import rewards_of
 from covey.runs.reader import load_run, stages_in
+from covey.system.console import RunConsole, inert
 from covey.tasks.source import load_problems
 from covey.types import Problem
 

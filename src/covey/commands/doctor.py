@@ -94,8 +94,8 @@ def _model_name() -> str:
 
 def kernels() -> Diagnosis:
     """Check the compiled kernels, and whose matrix products are used."""
-    from covey.kernels import build
-    from covey.kernels.choice import MUCH_FASTER
+    from covey.models.kernels import build
+    from covey.models.kernels.choice import MUCH_FASTER
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,23 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.calling.forms import calls_by
-from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.config.load import Loaded
-from covey.console import RunConsole
-from covey.estimates import Evaluation
-from covey.learned import rewards_of
 from covey.models.given import lent
 from covey.models.load import load_policy, speed_notes
 from covey.models.policy import Policy
-from covey.prompts import Prompted, dropped_rows, encode, texts_of, unseen_by_model
 from covey.rewards.audit import check_columns
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
+from covey.rollouts.learned import rewards_of
 from covey.runs.arithmetic import computing_as, run_behind, unfollowed
+from covey.runs.estimates import Evaluation
 from covey.runs.reader import with_newest
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
+from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of, unseen_by_model
+from covey.sampling.tools.forms import calls_by
+from covey.sampling.tools.use import toolbox_of, untold, with_schemas, with_tools
+from covey.system.console import RunConsole
 from covey.tasks.source import Source, load_source
 from covey.training.evaluation import evaluate
 from covey.types import Problem

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from covey.calling.calls import ToolCall, as_message
 from covey.rewards.scorer import completion_of
+from covey.sampling.tools.calls import ToolCall, as_message
 from covey.types import TAGS, Completion, Problem, Thoughts
 from covey_verify.errors import CoveyError
 from covey_verify.stress import FORGED
 
 if TYPE_CHECKING:
-    from covey.calling.offered import Tool
-    from covey.calling.running import Toolbox
+    from covey.sampling.tools.offered import Tool
+    from covey.sampling.tools.running import Toolbox
 
 REPEATED = 8
 """Number of repetitions of an action."""

@@ -13,7 +13,6 @@ import torch
 
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
-from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.insight.gpus import Subject
 from covey.insight.preview import Measured, Preview
@@ -27,7 +26,6 @@ from covey.models.load import device_memory
 from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import first_coefficients
-from covey.prompts import Prompted
 from covey.rewards.groups import credited
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
@@ -36,6 +34,8 @@ from covey.rollouts.groups import Progress, score_all, score_each
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.runs.reader import read_environment
 from covey.sampling.base import Sampler
+from covey.sampling.prompts import Prompted
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up

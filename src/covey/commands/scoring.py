@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from covey.calling.texts import calls_by_text
 from covey.config.load import Loaded, load_config
 from covey.config.schema import Data
-from covey.learned import LEARNED, rewards_of
 from covey.models.wording import MEANING, NO_WORDING, Wording, wording_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
+from covey.rollouts.learned import LEARNED, rewards_of
 from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, look_at, with_own_model
+from covey.sampling.tools.texts import calls_by_text
 from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
@@ -28,7 +28,7 @@ from covey_verify.errors import ConfigError, DataError
 from covey_verify.scoring import mean, record
 
 if TYPE_CHECKING:
-    from covey.calling.running import Toolbox
+    from covey.sampling.tools.running import Toolbox
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message that may hold thoughts, apart from its content."""
@@ -212,7 +212,7 @@ def _with_tools(source: Source, loaded: Loaded | None) -> tuple[list[Problem], T
     """Return problems with the schemas of a config's tools, and the tools; None without any."""
     if loaded is None or loaded.config.rollout.tools is None:
         return source.train, None
-    from covey.calling.use import toolbox_of, with_schemas  # which load torch
+    from covey.sampling.tools.use import toolbox_of, with_schemas  # which load torch
 
     toolbox = toolbox_of(loaded)
     return with_schemas(source, toolbox).train, toolbox

@@ -35,7 +35,7 @@ from covey_verify.stress import (
 from covey_verify.types import Row, Score
 
 if TYPE_CHECKING:
-    from covey.calling.running import Toolbox
+    from covey.sampling.tools.running import Toolbox
 
 OF_TURNS = {"turns", "environment", "environments"}
 """Arguments through which a function sees the effects of tools."""

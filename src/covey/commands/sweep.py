@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from covey.config.grid import Grid, Planned
-from covey.console import RunConsole
 from covey.errors import RECORD, CheckpointError, Stopped
 from covey.insight.cells import Cell, Sweep, write_sweep
 from covey.runs.folder import RESULT
 from covey.runs.reader import read_verdict, stages_in
+from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey.system.signals import StopSignal

@@ -17,8 +17,8 @@ from covey.config.load import Loaded
 from covey.config.methods import METHODS
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
-from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
+from covey.runs.estimates import Evaluation
 from covey.system.opening import RECORD_BYTES, read_regular
 from covey.types import Problem
 from covey_verify.errors import ConfigError

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.console import duration
-from covey.estimates import Estimate, Evaluation, over_seeds
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.evidence import student
 from covey.insight.stages import in_columns, points
 from covey.runs.atomic import make_folder, write_file
+from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
+from covey.system.console import duration
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
 SEED_SPREAD = 0.05

@@ -10,12 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from covey.config.load import flatten
-from covey.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems, paired_bootstrap
-from covey.plot import beside, framed, span
+from covey.runs.estimates import (
+    Estimate,
+    Evaluation,
+    gains,
+    incomparable,
+    on_shared_problems,
+    paired_bootstrap,
+)
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.plot import beside, framed, span
 from covey_verify.errors import ConfigError
 
 LATE = 0.25

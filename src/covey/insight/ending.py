@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from covey.estimates import wilson
 from covey.insight.evidence import Records
 from covey.insight.usage import shell_word
 from covey.insight.verdict import Verdict
 from covey.models.reward_model import is_reward_model
-from covey.prompts import Prompted
 from covey.runs.best import Best
+from covey.runs.estimates import wilson
 from covey.runs.folder import RESULT
+from covey.sampling.prompts import Prompted
 from covey.system.integrity import read_record
 from covey.tasks.source import EXAMPLES
 from covey_verify.types import Messages

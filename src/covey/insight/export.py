@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey.errors import CheckpointError
-from covey.estimates import Evaluation
 from covey.insight.card import checkpoint_card
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
-from covey.prompts import texts_of
 from covey.runs.atomic import committed_folder
 from covey.runs.best import best_of
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import IN_CHECKPOINT, checkpoint_at, checkpoints, read_stream, step_of
 from covey.runs.reader import last_stage, load_recorded
+from covey.sampling.prompts import texts_of
 from covey.system.integrity import MANIFEST, damage
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError

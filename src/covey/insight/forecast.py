@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from covey.config.schema import Config
-from covey.console import duration
 from covey.objective.algorithms import Algorithm
 from covey.rollouts.segments import Expected, expected
+from covey.system.console import duration
 
 NONE = Expected()
 

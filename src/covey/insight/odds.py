@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 import torch
 
-from covey.estimates import Estimate, wilson
+from covey.runs.estimates import Estimate, wilson
 from covey.types import Group
 
 Outcome = float | frozenset[tuple[str, float]] | None

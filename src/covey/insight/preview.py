@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from covey.config.load import Loaded
-from covey.estimates import Estimate, gain, wilson
 from covey.insight import gpus
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts, tie_chances
 from covey.objective.diagnostics import answers_inside, sampled_entropy, score_metrics, text_metrics
 from covey.rewards.scorer import ScoringStats
+from covey.runs.estimates import Estimate, gain, wilson
 from covey.runs.rollouts import or_null
 from covey.types import Group
 

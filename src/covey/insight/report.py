@@ -12,12 +12,11 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from covey.config.load import flatten
-from covey.console import duration, inert
-from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
 from covey.insight.verdict import recorded_verdict
 from covey.runs.atomic import write_file
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import (
     last_stage,
@@ -28,6 +27,7 @@ from covey.runs.reader import (
     stages_in,
 )
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.system.console import duration, inert
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 

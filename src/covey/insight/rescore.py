@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.calling.texts import calls_by_text
 from covey.models.wording import Wording, wording_of
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.sampling.tools.texts import calls_by_text
 from covey.tasks.source import load_problems
 from covey.types import Completion, Problem
 from covey_verify.errors import DataError

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from covey.console import BARS, duration
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.usage import last_turn
 from covey.insight.verdict import recorded_verdict
-from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.system.console import BARS, duration
 from covey.system.opening import count_lines
+from covey.system.plot import beside, framed
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.estimates import Estimate, Evaluation, gains
+from covey.runs.estimates import Estimate, Evaluation, gains
 from covey.runs.folder import read_stream
 from covey.system.opening import count_lines
 from covey.tasks.source import EXAMPLES

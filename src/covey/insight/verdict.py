@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from covey.console import duration
-from covey.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
 from covey.runs.reader import verdict_record
+from covey.system.console import duration
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05

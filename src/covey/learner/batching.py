@@ -20,7 +20,7 @@ from covey.models.packing import Packed, pack
 from covey.objective.bound import Bound
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
-from covey.prompts import Prompted
+from covey.sampling.prompts import Prompted
 from covey.types import Completion, Group, SamplingMask
 
 

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from covey.config.schema import Train
 from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
-from covey.kernels.calls import threads_lent
 from covey.learner.batching import Batch, MicroBatch, micro_batches
 from covey.learner.optimizer import Optimizer
 from covey.models.alive import Activations, alive_bytes
 from covey.models.forward import Decoder
+from covey.models.kernels.calls import threads_lent
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from covey.config.schema import Config
-from covey.kernels.calls import follow, followed
+from covey.models.kernels.calls import follow, followed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine
 

@@ -9,8 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.kernels.calls import DTYPES, LANES, WIDEST_HEAD, Numbers, available, by_torch, call, same_bits
 from covey.models.flex import FlexOps
+from covey.models.kernels.calls import (
+    DTYPES,
+    LANES,
+    WIDEST_HEAD,
+    Numbers,
+    available,
+    by_torch,
+    call,
+    same_bits,
+)
 from covey.models.linear import FusedLinear
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
 from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps

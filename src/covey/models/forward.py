@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from covey.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
 from covey.models.compiled import CompiledOps, pick_ops, why_unfit
+from covey.models.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
 from covey.models.packing import Packed

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.kernels.calls import (
+from covey.models.kernels.calls import (
     LANES,
     MIXED_PRODUCTS,
     PANEL,

@@ -21,10 +21,10 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.config.schema import Config, Lora
 from covey.errors import out_of_memory
-from covey.kernels.build import library
-from covey.kernels.calls import rounding_is_faster, rounding_pays
 from covey.models.forward import turn_by_long_table
 from covey.models.given import checked_model, take_weights
+from covey.models.kernels.build import library
+from covey.models.kernels.calls import rounding_is_faster, rounding_pays
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
-from covey.console import RunConsole
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, with_signal
 from covey.learner.learner import Learner
@@ -28,6 +27,7 @@ from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from covey.config.load import Loaded
 from covey.config.methods import METHODS, POLICIES
-from covey.console import RunConsole
 from covey.learner.process import caller_restored, set_process
 from covey.models.forward import supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
-from covey.prompts import texts_of
 from covey.proof.agreement import Agreement
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
@@ -32,6 +30,8 @@ from covey.runs.reader import (
     stage_number,
     stages_in,
 )
+from covey.sampling.prompts import texts_of
+from covey.system.console import RunConsole
 from covey.tasks.ordered_stages import STAGE
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError

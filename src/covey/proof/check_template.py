@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from covey.calling.readable import WrittenCall, written_call
 from covey.models.pretrained import pretrained_tokenizer
 from covey.models.template import TemplateFacts, template_facts
+from covey.sampling.tools.readable import WrittenCall, written_call
 from covey_verify.errors import ConfigError
 
 LOOK_UP = {

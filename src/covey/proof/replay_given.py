@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from covey.calling.use import toolbox_of, with_schemas
 from covey.config.load import Loaded
 from covey.models.policy import Policy
-from covey.prompts import GivenAnswer, Prompted, encode_examples
 from covey.proof.agreement import Agreement, nudged, saved, weights_apart
 from covey.proof.decoder import NamedWeights
 from covey.proof.formulas import AxisSettings
@@ -19,6 +17,8 @@ from covey.proof.shadow_given import Answer, Example, Lessons, step
 from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
+from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
+from covey.sampling.tools.use import toolbox_of, with_schemas
 from covey.system.integrity import digest_of
 from covey.tasks.source import data_files, load_source
 from covey_verify.errors import ConfigError

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from covey.config.sampling import Rollout
-from covey.prompts import Prompted
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key
 from covey.rollouts.groups import Progress, gathered
 from covey.rollouts.prefetch import CompletionStore, stored_or_sampled
 from covey.sampling.base import Request, Sampler, SamplingParams
+from covey.sampling.prompts import Prompted
 
 
 class Draw(NamedTuple):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from covey.prompts import Prompted
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
+from covey.sampling.prompts import Prompted
 from covey.system.processes import first, mine, shared, size
 from covey.types import NO_PROBLEM, Group
 

@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 
-from covey.calling.metrics import tool_metrics
-from covey.calling.turns import seconds_waited
 from covey.config.sampling import Rollout
 from covey.objective.algorithms import Algorithm
-from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
 from covey.rewards.scorer import Scorer, ScoringStats
@@ -32,6 +29,9 @@ from covey.rollouts.metrics import continued_tokens, kept_tokens, staleness
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
+from covey.sampling.prompts import Prompted
+from covey.sampling.tools.metrics import tool_metrics
+from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import by_first, gather
 from covey.tasks.difficulty import Difficulty
 from covey.types import Group

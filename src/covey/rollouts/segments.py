@@ -17,9 +17,9 @@ import numpy as np
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.credit import Segments, segment_difference
-from covey.prompts import Prompted
 from covey.rewards.ends import token_ends
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.sampling.prompts import Prompted
 from covey.types import Completion, Group
 from covey_verify.mathematics.steps import split, token_spans
 from covey_verify.types import StepRewards

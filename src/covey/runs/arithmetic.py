@@ -12,9 +12,9 @@ from pathlib import Path
 
 from covey.config.load import Loaded
 from covey.config.schema import Config
-from covey.kernels.build import processor
-from covey.kernels.calls import follow, followed, rounding_pays
 from covey.models.chat import render_at, rendered_at
+from covey.models.kernels.build import processor
+from covey.models.kernels.calls import follow, followed, rounding_pays
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.runs.reader import read_environment

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS
 from covey.config.rows import said_of
 from covey.errors import START
-from covey.kernels.build import processor, tested_kernels
-from covey.kernels.calls import available, products
+from covey.models.kernels.build import processor, tested_kernels
+from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
 from covey.runs.folder import IN_CHECKPOINT, STREAMS

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from covey.calling.offered import load_tools
 from covey.config.given import GivenRows
 from covey.config.load import Loaded
 from covey.rewards.contract import Reward
 from covey.runs.atomic import write_file
 from covey.runs.content import parts_of, rows_hash
 from covey.runs.inventory import changes, is_library_file, origin_of
+from covey.sampling.tools.offered import load_tools
 from covey.system.integrity import digest_of, read_record, sealed
 from covey.system.processes import first
 from covey.tasks.source import data_files

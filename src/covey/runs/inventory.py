@@ -17,20 +17,20 @@ from functools import cache
 from pathlib import Path
 
 from covey import types
-from covey.calling.offered import load_tools
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.models.given import checked_model
 from covey.models.load import model_files
 from covey.models.policy import weights_hash
-from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
+from covey.sampling.prompts import Prompted
+from covey.sampling.tools.offered import load_tools
 from covey.system.integrity import digest_of
 from covey.tasks.source import data_files
 from covey_verify import types as verify_types
 
 OURS = (Path(types.__file__).resolve().parent, Path(verify_types.__file__).resolve().parent)
-LEARNED_MODULE = "covey.learned.reward_models"
+LEARNED_MODULE = "covey.rollouts.learned.reward_models"
 LIBRARIES = tuple(
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covey.console import RunConsole
-from covey.estimates import Evaluation
 from covey.learner.batching import Batch, by_completion
 from covey.rollouts.batch import RolloutBatch
 from covey.runs.clock import Clock
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder
-from covey.trackers import Tracking, named
+from covey.runs.trackers import Tracking, named
+from covey.system.console import RunConsole
 
 SKIPPED = "skipped"
 """Folder for the batches of skipped updates."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from covey.config.load import Loaded, resolved
 from covey.config.start import Start, read_start
 from covey.errors import START
-from covey.kernels.kept import cache_folder, cache_places, keep_file, own_file
+from covey.models.kernels.kept import cache_folder, cache_places, keep_file, own_file
 from covey.runs.atomic import write_file
 from covey.system.opening import RECORD_BYTES, read_below
 from covey_verify.errors import ConfigError, CoveyError

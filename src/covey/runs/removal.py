@@ -12,8 +12,8 @@ from covey.runs.folder import RESULT, STREAMS, RunFolder
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
 from covey.runs.reader import stages_in
+from covey.runs.trackers import IDENTITY
 from covey.tasks.source import EXAMPLES
-from covey.trackers import IDENTITY
 
 FILES = (
     *STREAMS,

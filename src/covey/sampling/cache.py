@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.kernels.calls import NEIGHBOURS, call, key_columns
-from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
 from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
+from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
+from covey.models.kernels.recorded import Recorded
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import pack
 from covey.models.policy import Policy

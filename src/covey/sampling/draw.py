@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.kernels.calls import available, call
+from covey.models.kernels.calls import available, call
 from covey.models.logprobs import EXCLUDED
 from covey.sampling.base import SamplingParams
 

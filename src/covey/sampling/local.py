@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from covey.errors import OutOfRoom, out_of_memory
-from covey.kernels.calls import threads_lent
+from covey.models.kernels.calls import threads_lent
 from covey.models.logprobs import exclude_unknown
 from covey.models.policy import Policy, copy_trained
 from covey.rng import uniforms_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 from covey.config.load import Loaded
 from covey.config.schema import Config
 from covey.config.unread import reads
-from covey.console import RunConsole
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
+from covey.system.console import RunConsole
 from covey.tasks.source import Source, prompt_key
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError

@@ -12,16 +12,16 @@ from typing import get_args
 
 import numpy as np
 
-from covey.estimates import Basis, Evaluation
-from covey.learned import identity_of, is_learned
-from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.reading import said_in_tags
 from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.rollouts.groups import Progress, score_all
+from covey.rollouts.learned import identity_of, is_learned
+from covey.runs.estimates import Basis, Evaluation
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
+from covey.sampling.prompts import Prompted
 from covey.types import Completion, Group, Problem
 from covey_verify.extract import Rule, extract
 

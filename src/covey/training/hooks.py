@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from covey.calling.turns import innermost
 from covey.runs.atomic import write_file
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
+from covey.sampling.tools.turns import innermost
 from covey.system.integrity import sealed
 from covey.training.memory import memory_measured
 from covey.training.run import Run

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from covey.calling.turns import innermost
-from covey.learned import reward_model_bytes
 from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
 from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
+from covey.rollouts.learned import reward_model_bytes
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
+from covey.sampling.tools.turns import innermost
 from covey.system.processes import gather, on_this_machine
 from covey.training.run import Run
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from covey.config.schema import Config, Train
-from covey.console import Shown
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, by_completion
 from covey.learner.schedule import learning_rate
@@ -28,6 +27,7 @@ from covey.objective.diagnostics import (
 from covey.objective.signs import gradient_signs, group_signs
 from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
+from covey.system.console import Shown
 from covey.types import Group
 
 OFF_CENTRE = "advantages do not sum to zero"

@@ -15,9 +15,9 @@ from covey.models.load import load_policy
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
-from covey.prompts import Prompted, encode_examples, texts_of
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
+from covey.sampling.prompts import Prompted, encode_examples, texts_of
 from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.sampling.servers import Asking
 from covey.system.processes import first

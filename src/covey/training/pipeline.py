@@ -16,9 +16,7 @@ from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
-from covey.console import RunConsole, duration
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
-from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
@@ -35,9 +33,11 @@ from covey.models.written import check_folder
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.completions import forget_completions
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
+from covey.system.console import RunConsole, duration
 from covey.system.integrity import damage, digest_of, sealed
 from covey.system.parent import works_in
 from covey.system.processes import by_first, environment_rank, said_by_another

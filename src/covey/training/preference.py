@@ -19,10 +19,10 @@ from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData
-from covey.prompts import GivenAnswer, Prompted
 from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
+from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.system.processes import by_first, together
 from covey.training import given
 from covey.training.given import Shares

@@ -30,7 +30,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.prompts import GivenAnswer, Prompted, same_model, told_of
+from covey.sampling.prompts import GivenAnswer, Prompted, same_model, told_of
 from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from covey.config.load import Loaded
 from covey.errors import CheckpointError, GuardStop
-from covey.estimates import Evaluation
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import gravest, no_signal
@@ -23,16 +22,17 @@ from covey.models.policy import Policy
 from covey.models.sharded import own
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
-from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollouts.batch import Position
 from covey.rollouts.draw import sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
+from covey.sampling.prompts import Prompted
 from covey.system.fault_injection import Faults
 from covey.system.integrity import damage
 from covey.system.processes import by_first, first

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Data
-from covey.console import RunConsole
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.harvest import ExampleRow, as_jsonl
 from covey.runs.origin import write_own
+from covey.system.console import RunConsole
 from covey.tasks.classifier import TextClassifier
 from covey.tasks.files import rows
 from covey.tasks.source import EXAMPLES, data_files

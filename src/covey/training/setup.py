@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from covey.calling.forms import calls_by
-from covey.calling.use import untold, with_tools
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, resolved_yaml
-from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.learner.process import set_process
 from covey.models.chat import rendered_at
 from covey.models.load import speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
-from covey.prompts import Prompted, dropped_rows, encode, unseen_by_model
 from covey.runs.arithmetic import follow_run, rounded_so_far, unfollowed
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
@@ -27,11 +23,15 @@ from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.origin import write_own
+from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
+from covey.sampling.prompts import Prompted, dropped_rows, encode, unseen_by_model
+from covey.sampling.tools.forms import calls_by
+from covey.sampling.tools.use import untold, with_tools
+from covey.system.console import RunConsole
 from covey.system.integrity import sealed
 from covey.system.processes import by_first, first, together
 from covey.system.signals import StopSignal
-from covey.trackers import check_tracker
 from covey.training.hooks import connect
 from covey.training.memory import plan_memory
 from covey.training.models import load_critic, load_trained, policy_learner, reference_of, sampler_of

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from covey.calling.running import Toolbox
-from covey.calling.use import beginning, columns_asked, toolbox_of, with_schemas
 from covey.cluster.judges import placed_link
 from covey.config.load import Loaded
-from covey.console import RunConsole
-from covey.learned import forget, rewards_of
 from covey.rewards.base import Rewards
+from covey.rollouts.learned import forget, rewards_of
+from covey.sampling.tools.running import Toolbox
+from covey.sampling.tools.use import beginning, columns_asked, toolbox_of, with_schemas
+from covey.system.console import RunConsole
 from covey.tasks.columns import own_systems, readers, told
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source

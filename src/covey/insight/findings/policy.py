@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from covey.estimates import gains
 from covey.insight.evidence import errors_needed
 from covey.insight.findings.completions import (
     first_of_dead,
@@ -32,6 +31,7 @@ from covey.insight.findings.remedies import (
 from covey.insight.findings.rule import Rule
 from covey.insight.findings.view import RunView, percent
 from covey.insight.verdict import course
+from covey.runs.estimates import gains
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 """Estimators whose advantages differ from token to token."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from covey.estimates import gain
 from covey.insight.findings.completions import first_of_dead, last_token, was_truncated
 from covey.insight.findings.outcomes import NO_SIGNAL, OUTCOMES, STILL
 from covey.insight.findings.remedies import HOTTER, WIDER_SAMPLING, ChangeTo, ScaleBy
 from covey.insight.findings.rule import Rule
 from covey.insight.findings.view import RunView, percent
+from covey.runs.estimates import gain
 
 
 def sampling_is_narrow(run: RunView) -> str | None:

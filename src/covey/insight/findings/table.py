@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from covey.estimates import Evaluation
 from covey.insight.evidence import Records
 from covey.insight.findings import gradient, motion, policy, progress, rewards, sampling
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.rule import Rule, find
 from covey.insight.findings.settings import SettingOf
 from covey.insight.findings.view import WIDEST, RunView, mean_of
+from covey.runs.estimates import Evaluation
 
 RULES: tuple[Rule, ...] = (
     *sampling.RULES,

@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import chain
 from statistics import median
 
-from covey.estimates import Evaluation, gains
 from covey.insight.evidence import Records, errors_needed, known_values, noise
 from covey.insight.findings.settings import SettingOf, unknown
 from covey.insight.verdict import change
+from covey.runs.estimates import Evaluation, gains
 
 WINDOW, WIDEST = 5, 20
 """Least and largest width of a mean, in steps; between them it is a fifth of the run."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.estimates import Evaluation
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.rule import find
 from covey.insight.findings.settings import SettingOf, settings_of, unknown
 from covey.insight.findings.table import RULES, explain
 from covey.insight.findings.view import WIDEST, RunView
+from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
 from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
 from covey.types import Group

@@ -1,0 +1,367 @@
+"""The routes of `covey serve`: OpenAI's completions with token ids and log-probs, and weights by version.
+
+Nothing in a request is executed. Bodies, prompts, counts and waiting are bounded; weights come from one
+folder only. A page in a browser is answered only if this server sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from annotated_types import MinLen
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from covey.cluster.serving.shared import Answered, SharedModel, TooBusy, new_instance
+from covey.rng import key
+from covey.sampling.base import Request, SamplingParams
+from covey.tasks.examples import messages_of
+from covey.types import VERSION, Completion
+from covey_verify.errors import ConfigError, CoveyError, DataError
+from covey_verify.web import LOOPBACK, two_lengths
+
+LARGEST_BODY = 16 << 20
+"""Most bytes of a request's body."""
+BODY_SECONDS = 30.0
+"""Seconds for a body to arrive."""
+Handler = Callable[[HttpRequest], Awaitable[JSONResponse]]
+
+
+StopText = Annotated[str, MinLen(1)]
+
+
+class Refused(CoveyError):
+    """Raised for a request that cannot be answered, with the HTTP status of the reply."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Wanted(BaseModel):
+    """Fields of both kinds of completion. An unknown field is refused: it might change the result."""
+
+    # strict: "1" is no number, and 1.5 no count.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str = ""
+    user: str = ""
+    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    n: int = Field(1, ge=1, le=4096)
+    stop: StopText | list[StopText] | None = Field(None, max_length=1000)
+    seed: int | None = None
+    streams: list[int] | None = Field(None, max_length=4096)
+    """A key for each of the ``n`` completions, instead of ``seed``."""
+    begun: int = Field(0, ge=0, le=2**32)
+    """Number of tokens at the end of the prompt that were drawn from these streams before."""
+    request_id: str = Field("", max_length=200)
+    """The id that the reply gets."""
+
+    def params(self) -> SamplingParams:
+        """Return the sampling parameters."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        # -1 and 0 both mean all tokens: vLLM and SGLang write -1.
+        return SamplingParams(self.max_tokens, self.temperature, self.top_p, max(self.top_k, 0), stop)
+
+    def keys(self) -> list[int]:
+        """Return the key of each completion's random stream. Raises Refused."""
+        if self.streams is not None:
+            if len(self.streams) != self.n or not all(0 <= s < 2**64 for s in self.streams):
+                raise Refused(400, f"streams: one number of 64 bits for each of the {self.n} completions")
+            return self.streams
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return [key(seed, "served", i) for i in range(self.n)]
+
+
+class Text(Wanted):
+    """Body of /v1/completions."""
+
+    prompt: str | list[int]
+    logprobs: int | None = Field(None, ge=0, le=1)
+    return_token_ids: bool = False
+
+
+class Chat(Wanted):
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, object]] = Field(min_length=1)
+    chat_template_kwargs: dict[str, object] = {}
+
+
+class NewWeights(BaseModel):
+    """Body of /weights."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    folder: str = Field(pattern=r"^[^\x00]+$")
+    version: int = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Service:
+    """The routes, and the model and settings that they share."""
+
+    model: SharedModel
+    name: str
+    token: str = ""
+    """The token that every caller has to send, unless empty."""
+    weights: Path | None = None
+    """The folder whose subfolders may be loaded as new weights; None: none may."""
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        routes: Mapping[str, tuple[str, Handler]] = {
+            "/health": ("GET", self.health),
+            "/info": ("GET", self.info),
+            "/v1/models": ("GET", self.models),
+            "/v1/completions": ("POST", self.completions),
+            "/v1/chat/completions": ("POST", self.chat),
+            "/weights": ("POST", self.load),
+        }
+        return Starlette(routes=[Route(p, self._guarded(h), methods=[m]) for p, (m, h) in routes.items()])
+
+    def _guarded(self, handler: Handler) -> Handler:
+        # Every failure becomes a JSON error in OpenAI's form: 4xx for a caller's mistake, 503 for others.
+        async def answer(request: HttpRequest) -> JSONResponse:
+            try:
+                self._check(request)
+                return await handler(request)
+            except Refused as error:
+                # What is left of the message is not read as another one.
+                return _error(error.status, str(error), {"Connection": "close"})
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_context=False)[0]
+                return _error(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            except TooBusy as error:
+                return _error(429, str(error), {"Retry-After": "1"})
+            except (ConfigError, DataError) as error:
+                return _error(400, str(error))
+            except CoveyError as error:
+                return _error(503, str(error))
+            # uvicorn cancels the requests under way when it ends.
+            except asyncio.CancelledError:
+                return _error(503, "the server was told to end")
+
+        return answer
+
+    def _check(self, request: HttpRequest) -> None:
+        """Check that this caller may ask at all. Raises Refused."""
+        # A proxy and this server could disagree about where the message ends (request smuggling).
+        if two_lengths(request.headers):
+            raise Refused(400, "Content-Length and Transfer-Encoding: a message has one of them")
+        if self.token:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            # In constant time, so that the reply's delay does not reveal how much of the token is correct.
+            if not hmac.compare_digest(given.encode(), self.token.encode()):
+                raise Refused(401, "the token is missing or wrong: Authorization: Bearer ...")
+        elif request.url.hostname not in LOOPBACK:
+            # A page of another site can make a browser ask here under its own name (DNS rebinding).
+            raise Refused(403, "without a token only 127.0.0.1 and localhost are answered")
+        elif _foreign(request):
+            raise Refused(
+                403, "without a token pages of other sites are not answered (Origin, Sec-Fetch-Site)"
+            )
+
+    async def health(self, _: HttpRequest) -> JSONResponse:
+        """Report that the server is up."""
+        return JSONResponse({"status": "ok"})
+
+    async def info(self, _: HttpRequest) -> JSONResponse:
+        """Describe the server to a trainer that connects."""
+        policy = self.model.policy
+        return JSONResponse(
+            {
+                "server": "covey",
+                "covey": VERSION,
+                "model": self.name,
+                "version": self.model.version,
+                "takes_weights": self.weights is not None,
+                "context": policy.context,
+                "dtype": str(policy.model.dtype).removeprefix("torch."),
+            }
+        )
+
+    async def models(self, _: HttpRequest) -> JSONResponse:
+        """List the one model, as OpenAI lists models."""
+        return JSONResponse(
+            {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "covey"}]}
+        )
+
+    async def completions(self, request: HttpRequest) -> JSONResponse:
+        """Complete a text or token ids."""
+        wanted = Text.model_validate_json(await _body(request))
+        prompt = wanted.prompt
+        if isinstance(prompt, str):
+            self._bound(prompt)
+            answered = await self._answered(wanted, partial(self.model.policy.encode, prompt))
+        else:
+            answered = await self._answered(wanted, lambda: prompt)
+        choices = [
+            {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, wanted)}
+            for i, c in enumerate(answered.completions)
+        ]
+        return self._reply("text_completion", wanted, answered, choices)
+
+    async def chat(self, request: HttpRequest) -> JSONResponse:
+        """Answer messages, through the model's chat template."""
+        wanted = Chat.model_validate_json(await _body(request))
+        self._bound([wanted.messages, wanted.chat_template_kwargs])
+        messages = messages_of(list(wanted.messages))
+        if messages is None:
+            raise Refused(400, "messages: each has a role, and a content that is a text or parts of text")
+        encode = partial(self.model.policy.encode, messages, wanted.chat_template_kwargs)
+        answered = await self._answered(wanted, encode)
+        choices = [
+            {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}
+            for i, c in enumerate(answered.completions)
+        ]
+        return self._reply("chat.completion", wanted, answered, choices)
+
+    async def load(self, request: HttpRequest) -> JSONResponse:
+        """Take new weights: after all requests that came before, and before all that come later."""
+        wanted = NewWeights.model_validate_json(await _body(request))
+        if self.weights is None:
+            raise Refused(403, "this server takes no weights: start it with --weights FOLDER")
+        # Resolved first, so that neither ``..`` nor a link leads out of the folder.
+        folder, root = Path(wanted.folder).resolve(), self.weights.resolve()
+        if not folder.is_relative_to(root) or not folder.is_dir():
+            raise Refused(403, f"weights are only taken from folders in {root}")
+
+        def take() -> None:
+            # Before the load: if it fails halfway, the weights are not those of the old instance either.
+            self.model.instance = new_instance()
+            try:
+                self.model.policy.load_weights(folder)
+            except (ValueError, OSError) as error:
+                raise DataError(f"{folder}: {error}") from None
+            self.model.version = wanted.version
+
+        await asyncio.wrap_future(self.model.between(take))
+        return JSONResponse({"version": wanted.version})
+
+    @cached_property
+    def most_characters(self) -> int:
+        """Most characters of a prompt: a longer one certainly has more tokens than the context."""
+        policy = self.model.policy
+        return policy.context * max(map(len, policy.tokenizer.get_vocab()))
+
+    def _bound(self, prompt: object) -> None:
+        """Refuse a prompt that cannot fit before it is encoded, which may take a minute. Raises Refused."""
+        if _characters(prompt) > self.most_characters:
+            raise Refused(
+                400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
+            )
+
+    async def _answered(self, wanted: Wanted, encode: Callable[[], Sequence[int]]) -> Answered:
+        if wanted.model not in ("", self.name):
+            raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
+        # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.
+        make = partial(self._request, wanted, wanted.keys(), encode)
+        return await asyncio.wrap_future(self.model.ask(make, wanted.n, wanted.params()))
+
+    def _request(self, wanted: Wanted, keys: list[int], encode: Callable[[], Sequence[int]]) -> Request:
+        """Encode and check a request. Raises Refused."""
+        policy, tokens = self.model.policy, encode()
+        size, vocabulary = len(tokens), policy.embedded
+        if size + wanted.max_tokens > policy.context:
+            raise Refused(
+                400,
+                f"{size} tokens of prompt and max_tokens {wanted.max_tokens} are more than the context of "
+                f"{policy.context}",
+            )
+        if not size or not all(0 <= t < vocabulary for t in tokens):
+            raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
+        return Request(np.array(tokens, dtype=np.int64), keys, wanted.begun)
+
+    def _reply(
+        self, kind: str, wanted: Wanted, answered: Answered, choices: Sequence[Mapping[str, object]]
+    ) -> JSONResponse:
+        size, count = len(answered.prompt), sum(len(c.tokens) for c in answered.completions)
+        return JSONResponse(
+            {
+                "id": wanted.request_id or f"covey-{secrets.token_hex(8)}",
+                "object": kind,
+                "created": int(time.time()),
+                "model": self.name,
+                "instance": self.model.instance,
+                "version": answered.version,
+                "choices": choices,
+                "usage": {
+                    "prompt_tokens": size,
+                    "completion_tokens": count,
+                    "total_tokens": size + count,
+                },
+            }
+        )
+
+
+def _foreign(request: HttpRequest) -> bool:
+    """Whether a browser sent the request for a page of another server."""
+    origin = request.headers.get("origin")
+    own = (None, f"{request.url.scheme}://{request.headers.get('host', '')}")
+    return origin not in own or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _characters(value: object) -> int:
+    """Count the characters of all texts in a value; each message or other object counts at least as one.
+
+    >>> _characters([{"role": "user", "content": "1+2="}])
+    20
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return 1 + sum(_characters(x) for pair in value.items() for x in pair)
+    return sum(map(_characters, value)) if isinstance(value, list) else 1
+
+
+def _details(completion: Completion, wanted: Text) -> dict[str, object]:
+    """Return token ids and log-probs, if they were asked for."""
+    found: dict[str, object] = {}
+    if wanted.return_token_ids:
+        found["token_ids"] = completion.tokens.tolist()
+    if wanted.logprobs is not None:
+        found["logprobs"] = {"token_logprobs": completion.logprobs.tolist()}
+        if completion.sampling_mask is not None:
+            mask = completion.sampling_mask
+            found["sampling_mask"] = {"ids": mask.ids.tolist(), "ends": mask.ends.tolist()}
+    return found
+
+
+async def _body(request: HttpRequest) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which no form of another site can send
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        raise Refused(status, "send JSON, and say so: Content-Type: application/json")
+    # Counted while it arrives: Content-Length may be missing or false.
+    received = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                received += part
+                if len(received) > LARGEST_BODY:
+                    raise Refused(413, f"a body of more than {LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise Refused(408, f"the body took more than {BODY_SECONDS:g} s") from None
+    return bytes(received)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind}}, status, headers)

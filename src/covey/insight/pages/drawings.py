@@ -1,0 +1,67 @@
+"""The contents of the lab besides its tools: guided pages, models under PPO and GRPO, ways to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from covey.insight.lanes import kept_multiple, measured_memory
+from covey.insight.pages.lab import first_words
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.bound import Bound
+
+Drawing = dict[str, Any]
+LANE_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
+"""Preset -> its row of the memory measurements; DAPO keeps the same models as Dr. GRPO."""
+AXES_DRAWN = ("advantage", "ratio", "surrogate", "kl", "reduce")
+
+
+@cache
+def lab_texts() -> Drawing:
+    """Return the guided pages and the three ways to train, from `lab.yaml`."""
+    return yaml.safe_load((files("covey") / "insight" / "pages" / "lab.yaml").read_text(encoding="utf-8"))
+
+
+def lab_contents() -> Drawing:
+    """Return everything that the lab shows besides its tools' answers."""
+    drawn = [
+        {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[lane])}
+        for name, lane in LANE_OF.items()
+    ]
+    return {"algorithms": drawn, "dpo": kept_multiple("dpo"), **lab_texts()}
+
+
+def model_roles(algorithm: Algorithm, taken: Mapping[str, float]) -> Drawing:
+    """Return an algorithm's composition, and the models that it keeps with their measured memory.
+
+    Memory is in multiples of the policy's weights.
+    """
+    trained = sum(taken[part] for part in ("weights", "gradient", "optimizer"))
+    critic, reference = "values" in algorithm.needs, algorithm.needs_reference
+    models = [
+        ("policy", True, trained, "the model that is trained, its gradient, its optimizer"),
+        ("critic", critic, taken["critic"], "predicts the reward from every prefix; trained too"),
+        ("reference", reference, taken["reference"], "the frozen start, for the KL penalty"),
+        ("reward", True, taken["reward_models"], "a program, or a frozen model that judges whole answers"),
+    ]
+    shown = {axis: getattr(algorithm, axis) for axis in AXES_DRAWN}
+    return {
+        "roles": [{"role": r, "kept": kept, "times": size, "says": text} for r, kept, size, text in models],
+        "total": sum(size for _, kept, size, _ in models if kept),
+        "axes": {axis: _named(value) for axis, value in shown.items()},
+        "by_token": critic,
+    }
+
+
+def _named(value: object) -> Drawing:
+    if isinstance(value, Bound):
+        return {"name": value.name, "says": first_words(value.function), "settings": dict(value.all_settings)}
+    kl = getattr(value, "estimator", None)
+    if kl is None:
+        return {"name": "none", "says": "No penalty, and no reference in memory.", "settings": {}}
+    where = {"place": getattr(value, "place", ""), "coef": getattr(value, "coef", 0.0)}
+    return {"name": kl.name, "says": first_words(kl.function), "settings": where}

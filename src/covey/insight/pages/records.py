@@ -1,0 +1,402 @@
+"""Collect the JSON that the pages show of run folders: runs, curves, steps and groups, also live."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+
+from covey.config.algorithm import describe
+from covey.config.rows import schema_rows
+from covey.errors import RECORD, CheckpointError
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.watch import explain_run
+from covey.insight.pages.thinning import Curve
+from covey.insight.show import why_pushed
+from covey.insight.verdict import recorded_verdict
+from covey.objective.algorithms import PRESETS
+from covey.objective.penalties import KL
+from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
+from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
+from covey.system.console import duration
+from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey_verify.errors import ConfigError, CoveyError
+
+Record = dict[str, Any]
+RunState = Literal["training", "finished", "stopped", "interrupted"]
+DEEPEST = 4
+"""Depth of folders that are searched for runs."""
+PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
+COURSE = 80
+"""Number of points of the small curve in the list of runs."""
+CURVES = ("metrics", "timings")
+"""Streams with a record for each step."""
+PROMPT = 400
+"""Number of characters of a prompt in the grid of groups."""
+
+
+class Runs:
+    """The runs below a folder, by the names that their addresses use."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root and root.resolve()
+
+    def folders(self) -> dict[str, Path]:
+        """Return name -> folder, newest first; the stages of a pipeline are runs of their own."""
+        if self.root is None:
+            return {}
+        base = self.root.parent if (self.root / "config.yaml").is_file() else self.root
+        found = sorted(self._below(self.root, DEEPEST), key=_changed, reverse=True)
+        return {folder.relative_to(base).as_posix(): folder for folder in found}
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a run. Raises ConfigError."""
+        # A name from the address is looked up, never joined to a path: it cannot lead out of the root.
+        found = self.folders().get(name)
+        if found is None:
+            raise ConfigError(f"{name}: no run of that name in {self.root}")
+        return found
+
+    def _below(self, folder: Path, depth: int) -> Iterator[Path]:
+        with suppress(PermissionError):  # somebody else's
+            if (folder / "config.yaml").is_file():
+                yield folder
+            elif depth:
+                for inside in folder.iterdir():
+                    if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
+                        yield from self._below(inside, depth - 1)
+
+
+def _changed(folder: Path) -> float:
+    return max(p.stat().st_mtime for p in (folder / "config.yaml", folder / "metrics.jsonl") if p.exists())
+
+
+@dataclass
+class Tail:
+    """A reader of a stream from a byte onwards; it leaves a half-written last line for the next read."""
+
+    path: Path
+    at: int = 0
+    unreadable: int = 0
+
+    def read(self) -> list[Record]:
+        """Return the new records. Raises EOFError if the file was truncated, as by a resume."""
+        if not self.path.exists():
+            return []
+        with open_below(self.path.parent, self.path.name, stream_bytes()) as file:
+            if file.seek(0, os.SEEK_END) < self.at:
+                raise EOFError(self.path)
+            file.seek(self.at)
+            whole = file.read().rpartition(b"\n")[0]
+        self.at += len(whole) + 1 if whole else 0
+        found = [stream_record(line) for line in whole.split(b"\n") if line.strip()]  # a resume blanks lines
+        self.unreadable += found.count(None)
+        return [record for record in found if record is not None]
+
+
+def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
+    """Return readers of all streams of a run, from these bytes on."""
+    return {name: Tail(folder / f"{name}.jsonl", (at or {}).get(name, 0)) for name in PAGE_STREAMS}
+
+
+def run_state(folder: Path) -> RunState:
+    """Return whether a run is training, has finished, was stopped by a guard, or was interrupted.
+
+    Its lock file names the process. Taking the lock to find out could make a starting trainer fail.
+    """
+    if (folder / RESULT).is_file():
+        return "finished"
+    ended: RunState = "interrupted" if resumable(folder) else "stopped"
+    if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
+        return ended
+    try:
+        # "process PID on HOST". Signal 0 only tests whether the process exists; on another host it is
+        # believed to be at work.
+        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
+        os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
+    except PermissionError:
+        return "training"  # by another user
+    except (OSError, ValueError, IndexError, OverflowError, CheckpointError):
+        return ended
+    return "training"
+
+
+def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
+    """Return the verdict on a run as JSON."""
+    verdict = recorded_verdict(folder, evals, seconds)
+    return vars(verdict) if verdict else None
+
+
+def listed_runs(runs: Runs) -> list[Record]:
+    """Return the first page: a row for every run."""
+    return [_row(name, folder) for name, folder in runs.folders().items()]
+
+
+def _row(name: str, folder: Path) -> Record:
+    row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder), "model": ""}
+    try:
+        return row | _known(folder)
+    except CoveyError as error:
+        return row | {"error": str(error)}
+
+
+def _known(folder: Path) -> Record:
+    """Return the facts of a run besides its state. Raises CoveyError if its files are damaged."""
+    settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
+    if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
+        raise ConfigError("its config.yaml is not that of a run")
+    paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
+    streams = tuple((path.name, path.stat().st_size if path.exists() else 0) for path in paths)
+    return _facts(folder, streams) | {
+        "method": settings["method"],
+        "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
+        "model": str(settings.get("model")),
+        "steps": 0 if settings["method"] == "filter" else settings["train"].get("steps"),
+    }
+
+
+@lru_cache(maxsize=512)
+def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
+    """Return a run's recorded config, cached until it changes: a list may have a hundred runs."""
+    return recorded_yaml(folder)
+
+
+@lru_cache(maxsize=512)
+def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
+    """Return the facts of a row that come from the streams, read again only when these have grown."""
+    metrics, evals, timings = (
+        Tail(folder / f"{name}.jsonl").read() for name in ("metrics", "evals", "timings")
+    )
+    course = [m.get("reward/mean", m.get("loss")) for m in metrics]
+    every = max(1, -(-len(course) // COURSE))
+    return {
+        "done": metrics[-1]["step"] + 1 if metrics else 0,
+        "course": course[::every],
+        "greedy": [e.get("greedy") for e in evals],
+        "seconds": seconds_of(folder, timings),
+        "verdict": run_verdict(folder, evals, seconds_of(folder, timings)),
+    }
+
+
+class Reading:
+    """The content of a run's streams; each byte is read once, however often its page is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        # Requests run in threads, and two of them may open the same page.
+        self.folder, self.busy = folder, Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Start again at the first byte."""
+        self.tails = tails(self.folder)
+        self.curves = {name: Curve() for name in CURVES}
+        self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
+        self.refused: dict[str, str] = {}
+        """Stream -> why it is not read: it is a link, a pipe, or too large."""
+
+    def streams(self) -> dict[str, list[Record]]:
+        """Return all streams as they are now, the long ones thinned."""
+        with self.busy:
+            try:
+                self._follow()
+            except EOFError:  # a resume has taken records back
+                self.forget()
+                self._follow()
+            curves = {name: curve.records() for name, curve in self.curves.items()}
+            return {**curves, **{name: list(records) for name, records in self.lists.items()}}
+
+    def _follow(self) -> None:
+        for name, tail in self.tails.items():
+            try:
+                new = tail.read()
+            except CheckpointError as error:
+                self.refused[name] = str(error)
+                continue
+            self.refused.pop(name, None)
+            if name in self.curves:
+                self.curves[name].add(record for record in new if "step" in record)
+            else:
+                self.lists[name] += new
+
+
+@lru_cache(maxsize=16)
+def reading(folder: Path) -> Reading:
+    """Return the shared reading of a run's folder."""
+    return Reading(folder)
+
+
+@lru_cache(maxsize=64)
+def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
+    """Return findings from the records of a run that logged none; made again only when these have grown."""
+    return explain_run(folder)[-1]
+
+
+def run_page(name: str, folder: Path) -> Record:
+    """Return the page of a run: its facts, curves and findings."""
+    known = reading(folder)
+    read = known.streams()
+    streams = known.tails
+    notes = [*known.refused.values()]
+    notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    with suppress(CoveyError):  # of a damaged result, or of what was refused
+        notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
+    settings: list[Record] = []
+    try:
+        settings = differing_settings(folder)
+    except CoveyError as error:
+        notes.append(str(error))
+    remarks: list[Record] = []
+    seconds, verdict = 0.0, None
+    try:
+        seconds = seconds_of(folder, read["timings"])
+        verdict = run_verdict(folder, read["evals"], seconds)
+        if not read["findings"]:
+            remarks = [vars(r) for r in _remarks(folder, tuple(tail.at for tail in streams.values()))]
+    except CoveyError as error:
+        notes.append(str(error))
+    now = run_state(folder)
+    if now in ("stopped", "interrupted") and (ending := read_ending(folder)):
+        notes.append(ending)
+    return {
+        "run": name,
+        "folder": str(folder),
+        "state": now,
+        "settings": settings,
+        "verdict": verdict,
+        "duration": duration(seconds),
+        "remarks": remarks,
+        "notes": list(dict.fromkeys(notes)),
+        "at": {kind: tail.at for kind, tail in streams.items()},
+        **news(read),
+        "logged": recorded_steps(folder),
+    }
+
+
+def news(read: Mapping[str, list[Record]]) -> Record:
+    """Return records for the page: evaluations come without the outcome of every problem."""
+    evals = [{k: v for k, v in e.items() if k != "outcome"} for e in read["evals"]]
+    return {**read, "evals": evals}
+
+
+def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
+    """Return those of the steps that have just ended whose completions are logged."""
+    steps = (int(record["step"]) for record in metrics if "step" in record)
+    return [step for step in steps if rollout_file(folder, step).is_file()]
+
+
+def differing_settings(folder: Path) -> list[Record]:
+    """Return the settings of a run that differ from their defaults, or have none. Raises ConfigError."""
+    recorded: Mapping[str, Any] = recorded_yaml(folder)
+    found = []
+    for row in schema_rows():
+        value: Any = recorded
+        for part in row.key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        default = list(row.default) if isinstance(row.default, tuple) else row.default
+        changed = value is not None and value != default and str(value) != str(default)
+        if changed and row.key not in ("output", "algorithm"):
+            found.append({"setting": row.key, "value": _written(value), "says": row.setting.effect})
+    return [*found, *(_of_algorithm(recorded) if recorded.get("method") == "rl" else ())]
+
+
+def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
+    """Yield the preset nearest to a run's algorithm, and the settings in which they differ."""
+    axes = recorded.get("algorithm") or {}
+    most = (recorded.get("rollout") or {}).get("max_tokens")
+    known = {name: describe(preset, most) for name, preset in PRESETS.items()}
+    name = min(
+        known, key=lambda n: sum(_flat(axes.get(axis)) != _flat(own) for axis, own in known[n].items())
+    )
+    yield {"setting": "algorithm.name", "value": name, "says": PRESETS[name].paper}
+    preset = PRESETS[name]
+    # Compare a KL that the user added with the default KL, so that only its changed settings show.
+    if axes.get("kl") and preset.kl is None:
+        preset = replace(preset, kl=KL())
+    given, own = _flat(axes), _flat(describe(preset, most))
+    for key in (k for k, v in given.items() if v != own.get(k)):
+        yield {"setting": f"algorithm.{key}", "value": _written(given[key]), "says": ""}
+
+
+def _flat(value: object, path: str = "") -> dict[str, object]:
+    """Return a nested mapping as one with dotted keys."""
+    if not isinstance(value, Mapping):
+        return {path: list(value) if isinstance(value, tuple) else value}
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{path}.{key}".strip(".")).items()}
+
+
+def _written(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# --- a step of the rollout log ----------------------------------------------------------------------
+
+
+def step_page(folder: Path, number: int) -> Record:
+    """Return the groups of a step: trained and live ones first, by the spread of their rewards."""
+    log = read_rollouts(folder, number)
+    groups = [_group_row(log, group, places) for group, places in log.groups.items()]
+    groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
+    why = why_pushed(folder, log.rows)
+    return {"step": number, "logged": recorded_steps(folder), "why_pushed": why, "groups": groups}
+
+
+def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
+    rows = [log.rows[i] for i in places]
+    known = np.array([r["reward"] for r in rows if r["reward"] is not None])
+    texts = {r["completion"] for r in rows}
+    tied = len(known) < 2 or bool((known == known[0]).all())
+    return {
+        "group": group,
+        "problem": rows[0]["problem"],
+        "prompt": prompt_text(rows[0]["prompt"])[:PROMPT],
+        "trained": rows[0]["trained"],
+        "rewards": [r["reward"] for r in rows],
+        "lengths": [r["tokens"] for r in rows],
+        "truncated": sum(r["finish"] == "length" for r in rows),
+        "spread": 0.0 if tied else float(known.std()),
+        "mean": float(known.mean()) if len(known) else None,
+        "dead": rows[0].get("dead", tied),
+        "texts": len(texts),
+    }
+
+
+def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
+    """Return a prompt as one text; of a chat, the messages, each after its role."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
+
+
+def group_page(folder: Path, number: int, which: int) -> Record:
+    """Return a group: its completions with the results of all rewards."""
+    log = read_rollouts(folder, number)
+    places = log.groups.get(which)
+    if places is None:
+        raise ConfigError(f"{folder}: step {number} has no group {which}")
+    rows = [dict(log.rows[i]) for i in places]
+    order = [g["group"] for g in step_page(folder, number)["groups"]]
+    return {
+        **_group_row(log, which, places),
+        "step": number,
+        "prompt": rows[0]["prompt"],
+        "weights": rows[0]["weights"],
+        "greedy_reward": rows[0]["greedy_reward"],
+        "why_pushed": why_pushed(folder, rows),
+        "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
+        "order": order,
+    }
+
+
+def model_folder(folder: Path) -> Path | None:
+    """Return the folder with a run's newest model, if that has a tokenizer."""
+    found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
+    return found if found is not None and (found / "tokenizer.json").is_file() else None

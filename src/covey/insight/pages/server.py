@@ -1,0 +1,265 @@
+"""The server of the pages: one site on 127.0.0.1, GET only, for requests with its token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import webbrowser
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import parse_qs
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from covey.insight.pages import lab
+from covey.insight.pages.compare import compared
+from covey.insight.pages.drawings import lab_contents
+from covey.insight.pages.records import (
+    Record,
+    Runs,
+    group_page,
+    listed_runs,
+    newly_logged,
+    news,
+    run_page,
+    run_state,
+    step_page,
+    tails,
+)
+from covey.insight.pages.tokens import token_page
+from covey.system.console import finite
+from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.web import two_lengths
+
+STATIC = Path(str(files("covey") / "insight" / "pages" / "static"))
+ADDRESS = "127.0.0.1"
+ASKED_WITH = "x-covey-token"
+"""Header that carries the token."""
+HEADERS_WITHIN = 10.0
+"""Seconds within which a connection must send its first request."""
+LOOK = 0.5
+"""Seconds between checks of the files of a live run."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class TokenGate:
+    """Refuses requests for other hosts, by other methods than GET, or for runs without the token.
+
+    Adds headers to every answer. The page keeps the token in storage of its own origin, which includes the
+    port. A cookie would be sent to every port of the machine.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self.app, self.token = app, token
+        self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle an ASGI request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return None  # no websockets here
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+            await send(message)
+
+        return await (self._refusal(Request(scope)) or self.app)(scope, receive, answered)
+
+    def _refusal(self, request: Request) -> Response | None:
+        # Against DNS rebinding: a foreign page whose name resolves to 127.0.0.1 still sends its name here.
+        if request.headers.get("host") not in self.hosts:
+            return Response("this page answers to 127.0.0.1 only", 421)
+        if two_lengths(request.headers):
+            return Response("a message has Content-Length or Transfer-Encoding", 400, {"connection": "close"})
+        if request.method not in ("GET", "HEAD"):
+            return Response("only GET", 405, {"allow": "GET, HEAD"})
+        if request.url.path == "/" or request.url.path.startswith("/static/"):
+            return None  # the same for everybody: nothing of any run
+        # An EventSource cannot send a header.
+        given = request.headers.get(ASKED_WITH) or request.query_params.get("token", "")
+        if not secrets.compare_digest(given.encode(), self.token.encode()):
+            return Response("open the address that covey printed: it carries the token of this page", 403)
+        return None
+
+
+class PromptProtocol(H11Protocol):
+    """HTTP that closes connections without a request: each half-sent one would hold a descriptor open."""
+
+    # asyncio declares a BaseTransport and, of a server's protocol, always gives a Transport.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give a new connection its deadline."""
+        super().connection_made(transport)
+        self.loop.call_later(HEADERS_WITHIN, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
+
+
+def json_answer(value: object, status: int = 200) -> Response:
+    """Return a JSON response; numbers that are not finite become null."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
+
+
+def build_site(root: Path | None) -> Starlette:
+    """Return the site without its gate; without a folder it has the lab only."""
+    runs = Runs(root)
+
+    def number(request: Request, name: str) -> int:
+        text = request.query_params.get(name, "")
+        if not text.isdecimal() or len(text) > 12:
+            raise ConfigError(f"{name}: {text!r} is no number")
+        return int(text)
+
+    def folder(request: Request) -> Path:
+        return runs.folder(request.query_params.get("run", ""))
+
+    def page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    # A plain function, not a coroutine: Starlette runs it in a thread, so slow reads block nobody.
+    def of(make: Callable[[Request], object]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            try:
+                return json_answer(make(request))
+            except CoveyError as error:
+                return json_answer({"error": str(error)}, 400)
+            except OSError as error:  # the run's folder may go while it is looked at
+                return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
+
+        return endpoint
+
+    def live(request: Request) -> Response:
+        names = set(request.query_params) - {"run", "token"}
+        at = {name: number(request, name) for name in names}
+        try:
+            return StreamingResponse(live_events(folder(request), at), media_type="text/event-stream")
+        except CoveyError as error:
+            return json_answer({"error": str(error)}, 400)
+
+    api: dict[str, Callable[[Request], object]] = {
+        "runs": lambda _: {"root": str(runs.root or ""), "runs": listed_runs(runs)},
+        "compare": lambda q: compared(
+            runs.folder(q.query_params.get("a", "")), runs.folder(q.query_params.get("b", ""))
+        ),
+        "lab": lambda _: lab_contents(),
+        "run": lambda q: run_page(q.query_params.get("run", ""), folder(q)),
+        "step": lambda q: step_page(folder(q), number(q, "step")),
+        "group": lambda q: group_page(folder(q), number(q, "step"), number(q, "group")),
+        "tokens": lambda q: token_page(folder(q), number(q, "step"), number(q, "group"), number(q, "sample")),
+    }
+    routes = [Route(f"/api/{name}", of(make)) for name, make in api.items()]
+    return Starlette(
+        routes=[
+            Route("/", page),
+            *routes,
+            Route("/api/live", live),
+            Route(
+                "/api/lab/{tool}", of(lambda q: lab.answer_tool(q.path_params["tool"], parse_qs(q.url.query)))
+            ),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+    )
+
+
+async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
+    """Yield new records of a run as server-sent events; `reset` if a resume has truncated its streams."""
+    streams, before = tails(folder, at), ""
+    while True:
+        try:
+            read = await to_thread(lambda: {name: tail.read() for name, tail in streams.items()})
+        except (EOFError, OSError, CoveyError):
+            yield "event: reset\ndata: {}\n\n"
+            return
+        now = run_state(folder)
+        if any(read.values()) or now != before:
+            message: Record = {
+                "state": now,
+                **news(read),
+                "logged": newly_logged(folder, read["metrics"]),
+            }
+            yield f"data: {json.dumps(finite(message), allow_nan=False)}\n\n"
+        before = now
+        await asyncio.sleep(LOOK)
+
+
+class PageServer(uvicorn.Server):
+    """A server that ends at the first signal; the terminal and the supervisor may both send one."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: ``serve_pages`` sets the handlers earlier, and uvicorn would raise the signal again."""
+        yield
+
+
+def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
+    """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken."""
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"{root}: no such folder; give the folder of a run, or one with runs in it")
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind((ADDRESS, port))
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "a port is 0 to 65535"
+            raise ConfigError(f"--port {port}: {why}. Choose another, or leave it out") from None
+        port, token = place.getsockname()[1], secrets.token_urlsafe(16)
+        url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
+        settings = uvicorn.Config(
+            TokenGate(build_site(root), token, port),
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+            lifespan="off",
+            http=PromptProtocol,
+        )
+        server = PageServer(settings)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
+        said = json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it"
+        print(said, flush=True)
+        with TemporaryDirectory(prefix="covey-") as private:  # only its owner can look into it
+            if open_browser and _has_display():
+                webbrowser.open(_doorway(Path(private), url).as_uri())
+            server.run(sockets=[place])
+
+
+def _doorway(folder: Path, url: str) -> Path:
+    """Return a private file that redirects a browser to the address.
+
+    Anybody on a machine can read a command's arguments, and the address holds the token.
+    """
+    page = folder / "covey.html"
+    page.write_text(f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">')
+    return page
+
+
+def _has_display() -> bool:
+    """Whether a browser would open a window rather than take over the terminal."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

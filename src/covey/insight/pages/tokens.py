@@ -1,0 +1,122 @@
+"""Show a completion token by token: its text, and each token's log-prob, advantage and update values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from huggingface_hub import try_to_load_from_cache
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from torch.nn.utils.rnn import pad_sequence
+
+from covey.insight.pages.records import Record, model_folder
+from covey.objective.credit import prefix_values
+from covey.objective.penalties import k3
+from covey.runs.origin import is_own
+from covey.runs.reader import look_at
+from covey.runs.rollouts import RolloutLog, read_rollouts
+from covey.system.opening import read_below
+from covey_verify.errors import ConfigError, CoveyError
+
+QUANTITIES = {
+    "applied": "gradient coefficient: how hard the step's updates pushed this token, the reduction included",
+    "advantage": "advantage of the token",
+    "logprob": "log-prob under the sampler, nats",
+    "ratio": "importance ratio in the last update that saw the token",
+    "kl": "KL to the reference by k3, nats",
+    "entropy": "entropy of the policy at this token, nats",
+    "value": "mean reward of the completions that share the text up to here",
+    "critic": "what the critic expected before this token",
+}
+"""Quantities by which tokens can be coloured, with their descriptions."""
+TOKENIZER_BYTES = 256 << 20
+
+
+def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
+    """Return the page of one completion of the rollout log."""
+    log = read_rollouts(folder, step)
+    places = log.groups.get(group, [])
+    if not 0 <= sample < len(places):
+        raise ConfigError(f"{folder}: step {step} has no completion {sample} of group {group}")
+    row, arrays = log.rows[places[sample]], log.of_completion(places[sample])
+    tokenizer, ids = tokenizer_of(folder), arrays["tokens"].tolist()
+    drawn = arrays.get("sampled", np.ones(len(ids), bool))
+    values = {
+        "applied": arrays.get("applied"),
+        "advantage": arrays["advantages"],
+        "logprob": arrays["logprobs"],
+        "ratio": arrays.get("ratios"),
+        "kl": None
+        if "ref_log_ratios" not in arrays
+        else k3(torch.from_numpy(arrays["ref_log_ratios"])).numpy(),
+        "entropy": arrays.get("entropies"),
+        "value": _values_of_prefixes(log, places, sample),
+        "critic": arrays.get("values"),
+    }
+    return {
+        "row": {k: v for k, v in row.items() if k != "prompt"},
+        "prompt": row["prompt"],
+        "siblings": len(places),
+        "ids": ids,
+        "pieces": None if tokenizer is None else token_pieces(tokenizer, ids),
+        "quantities": {k: QUANTITIES[k] for k, v in values.items() if v is not None},
+        "values": {k: np.where(drawn, v, np.nan) for k, v in values.items() if v is not None},
+        "inserted": np.flatnonzero(~drawn).tolist(),
+    }
+
+
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds; empty for a token that only begins a character."""
+    stream = DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, i) or "" for i in ids]
+
+
+def tokenizer_of(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer of a run's model, or of its base model if that is on this machine; else None."""
+    own = model_folder(folder)
+    try:
+        place = own / "tokenizer.json" if own else _of_base(folder)
+        if place is None:
+            return None
+        # In the run's folder no part of the path may be a link; elsewhere only the file itself is checked.
+        within = folder if place.is_relative_to(folder) else place.parent
+        return _read(within, str(place.relative_to(within)), place.stat().st_mtime)
+    except (OSError, ValueError, CoveyError):
+        return None
+
+
+def _of_base(folder: Path) -> Path | None:
+    """Return the tokenizer file of a run's base model; in a hub's cache it is a link, which is followed."""
+    if not is_own(folder):  # a stranger's record must not decide which files are opened here
+        return None
+    loaded = look_at(folder)
+    model = str(loaded.config.model)
+    for place in (loaded.folder / model, Path(model)):
+        if (place / "tokenizer.json").is_file():
+            return (place / "tokenizer.json").resolve()
+    found = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")
+    return Path(found).resolve() if isinstance(found, str) else None
+
+
+@lru_cache(maxsize=8)
+def _read(folder: Path, name: str, _changed: float) -> Tokenizer:
+    content = read_below(folder, name, TOKENIZER_BYTES)
+    try:
+        return Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{folder / name}: cannot be read: {error}") from None
+
+
+def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> np.ndarray | None:
+    """Return (T,) values before each token of a completion: the mean reward of siblings with that prefix."""
+    known = [i for i in places if log.rows[i]["reward"] is not None]
+    if places[sample] not in known:
+        return None
+    rewards = torch.tensor([log.rows[i]["reward"] for i in known], dtype=torch.float64)
+    ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in known]
+    values = prefix_values(rewards, pad_sequence(ids, batch_first=True, padding_value=-1))
+    return values[known.index(places[sample]), : len(ids[known.index(places[sample])])].numpy()

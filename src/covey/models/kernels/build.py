@@ -1,0 +1,352 @@
+"""Building the kernel library: taken from the wheel or compiled once per machine, tried, then loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from covey.models.kernels.choice import Trial, trial_of
+from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
+from covey.models.kernels.kept import (
+    cache_folder,
+    keep_file,
+    keep_library,
+    kept_library,
+    own_file,
+    tell_damaged,
+)
+from covey.system.integrity import sealed, unsealed
+
+OFF = "COVEY_KERNELS"
+"""Environment variable: 0 means no compiled operations, a path means that library, unchecked."""
+FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
+"""Signals that end a process whose library does not fit the processor."""
+WHEEL = Path(__file__).with_name("prebuilt")
+"""Folder of the libraries in a wheel, one for each of `compiler.LEVELS`."""
+TILES = b"permit_tiles"
+"""Name of a function that only libraries with AMX tiles have."""
+TRIAL_SECONDS = 120
+"""Seconds until a trial is given up."""
+TRIAL = (
+    "import runpy, sys; sys.path[:] = sys.argv[1:]; "
+    "runpy.run_module('covey.models.kernels.trial', run_name='__main__')"
+)
+"""Code of the child, with this process's paths: under `python -m` torch would import a `random.py` of the
+working folder.
+"""
+COMPILERS = ("cc", "gcc", "clang")
+"""Compilers in the order they are tried, after the one that CC names."""
+COST = "torch does their work: rollouts and updates take about three times as long"
+REMEDY = "install gcc or clang (apt-get install gcc), or name another compiler, as CC=clang"
+
+
+class Kernels(NamedTuple):
+    """A library that computes correct values on this processor."""
+
+    operations: ctypes.CDLL
+    path: Path
+    trial: Trial
+    instructions: str
+    """Widest instructions that its products use."""
+    origin: str
+    digest: str
+    """Hash of its bytes, since two compilers may give sums of the same sources different last bits."""
+
+
+class Candidate(NamedTuple):
+    """A library that has not been tried on this processor."""
+
+    content: bytes
+    path: Path
+    """Path in the cache; the result of its trial is kept next to it."""
+    instructions: str
+    origin: str
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled operations, built if they are not in the cache yet; None if there are none."""
+    if (given := os.environ.get(OFF, "")).startswith("/"):
+        return _permitted(ctypes.CDLL(given))
+    found = tested_kernels() if given != "0" else None
+    return None if found is None else found.operations
+
+
+@cache
+def tested_kernels() -> Kernels | None:
+    """The fastest library that passes its trial; None, with a line on the console, if there is none."""
+    if os.environ.get(OFF):
+        return None
+    # The last reason is the one reported: candidates come best first, and each may fail its trial.
+    reason: object = ""
+    try:
+        for content, path, instructions, origin in _candidates():
+            trial = _tried(content, path)
+            reason = trial.problem
+            if trial.works:
+                try:
+                    operations = _permitted(_loaded(content, path))
+                except OSError as error:  # what a child may do, this process may not
+                    print(f"note: {instructions} is not used: {error}", file=sys.stderr, flush=True)
+                    reason = error
+                    continue
+                _keep_freed_memory()
+                digest = hashlib.sha256(content).hexdigest()[:12]
+                return Kernels(operations, path, trial, instructions, origin, digest)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = error
+    if reason:
+        warnings.warn(f"the compiled operations cannot be used ({reason!s:.300}); {COST}", stacklevel=2)
+    else:
+        print(f"note: no compiled operations: {no_compiler()}; {COST}; {REMEDY}", file=sys.stderr, flush=True)
+    return None
+
+
+def _candidates() -> Iterator[Candidate]:
+    """The wheel's libraries for this processor, then compiled ones, then those in the cache; best first."""
+    yield from _from_the_wheel()
+    if platform.system() not in ("Linux", "Darwin"):
+        return
+    folder, ways = cache_folder(), _ways()
+    if (named := os.environ.get("CC")) and not shutil.which(named):
+        print(f"note: CC={named} is no program here; not used", file=sys.stderr, flush=True)
+    for compiler in compilers():
+        yield from _made_by(compiler, ways)
+    for way in ways:  # a machine without a compiler may have had one, or its cache from one like it
+        made = folder.glob(f"kernels-{_identity_of(way)}-*.so")
+        for path in sorted(made, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
+            if (content := kept_library(path, "not used")) is not None:
+                yield Candidate(content, path, _instructions(content), "compiled here")
+
+
+def _from_the_wheel() -> Iterator[Candidate]:
+    machine, flags = platform.machine(), set(processor().split())
+    for level in LEVELS if platform.system() == "Linux" else ():
+        file = WHEEL / f"{level.name}.so"
+        # A processor meets all levels below its best: if that library fails its trial, the next is tried.
+        if level.machine == machine and level.needs <= flags and file.is_file():
+            content = file.read_bytes()
+            kept = cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
+            yield Candidate(content, kept, level.instructions, "from the wheel")
+
+
+def _ways() -> list[list[str]]:
+    """Sets of compiler options, that of the fastest library first."""
+    # A system may not permit the AMX tiles that its processor has; then the library without them is next.
+    return [[], [WITHOUT_TILES]] if "amx_bf16" in processor().split() else [[]]
+
+
+def compilers() -> list[str]:
+    """The compilers on this machine, each once: `cc` is usually a link to another one."""
+    found = dict[str, str]()
+    for name in (os.environ.get("CC", ""), *COMPILERS):
+        if place := shutil.which(name):
+            found.setdefault(os.path.realpath(place), name)
+    return list(found.values())
+
+
+def no_compiler() -> str:
+    """The reason why no compiler made a library."""
+    there = ", ".join(compilers())
+    return f"no C compiler that works ({there} failed)" if there else "no C compiler"
+
+
+def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate]:
+    """The libraries that a compiler makes; a note tells of one that makes none, before the next is tried."""
+    failed: Exception | None = None
+    for way in ways:
+        try:
+            content, path = _compiled(compiler, way)
+        except subprocess.TimeoutExpired as error:
+            failed = error
+            break
+        except (OSError, subprocess.CalledProcessError) as error:
+            failed = error  # an older compiler has no tiles, and may have made the next way
+            continue
+        failed = None
+        yield Candidate(content, path, _instructions(content), "compiled here")
+    if failed is not None:
+        print(f"note: {compiler} cannot compile the operations: {_why(failed)}", file=sys.stderr, flush=True)
+
+
+def _why(failed: Exception) -> str:
+    """A compiler's first error message, or its last line, or how it ended."""
+    if isinstance(failed, subprocess.TimeoutExpired):
+        return f"no answer within {failed.timeout:.0f} seconds"
+    if isinstance(failed, subprocess.CalledProcessError):
+        lines = failed.stderr.decode(errors="replace").strip().splitlines()
+        lines = lines or [f"exit code {failed.returncode}"]
+        return next((line for line in lines if "error:" in line), lines[-1])[:200]
+    return str(failed)[:200]
+
+
+def _instructions(content: bytes) -> str:
+    """The widest instructions of a library that was compiled here for this processor.
+
+    A compiler older than the processor makes a library without tiles, and does not tell.
+    """
+    machine, flags = platform.machine(), set(processor().split())
+    if TILES not in content:
+        flags.discard("amx_bf16")
+    levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
+    return next((level.instructions for level in levels), machine)
+
+
+def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, after asking the system for permission to use AMX tiles if it has any."""
+    if hasattr(loaded, TILES.decode()) and loaded.permit_tiles() != 0:
+        raise OSError("the system does not let this process use AMX")
+    return loaded
+
+
+def _tried(content: bytes, path: Path) -> Trial:
+    """The trial of this library in a child process; the result is kept next to the library."""
+    kept = path.with_suffix(".json")
+    try:
+        return trial_of(unsealed(own_file(kept)))
+    except (OSError, ValueError):
+        tell_damaged(kept, "measured anew")
+    try:
+        done = _run_trial(content)
+        trial = trial_of(json.loads(done.stdout))
+        lasts = True
+    except subprocess.TimeoutExpired:
+        trial, lasts = Trial(problem=f"no result within {TRIAL_SECONDS} seconds"), False
+    except ValueError:
+        last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
+        trial = Trial(problem=f"they fail on this processor: {last:.200}")
+        lasts = -done.returncode in FAULTS  # anything else, as a lack of memory, may pass
+    if lasts:
+        with contextlib.suppress(OSError):
+            keep_file(kept, sealed(vars(trial)).encode())
+    return trial
+
+
+def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
+    """Run a trial of these bytes in a child process, and return its output."""
+    handle = _in_memory(content)
+    with tempfile.TemporaryDirectory() as scratch:
+        # The child inherits the open file under the same number, so this path is valid there too.
+        place = Path(f"/proc/self/fd/{handle}")
+        if handle is None:
+            place = Path(scratch) / "kernels.so"
+            place.write_bytes(content)
+        try:
+            return subprocess.run(
+                [sys.executable, "-P", "-c", TRIAL, *sys.path],
+                env={**os.environ, OFF: str(place), "OMP_NUM_THREADS": "1"},
+                pass_fds=() if handle is None else (handle,),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TRIAL_SECONDS,
+                check=False,
+                start_new_session=True,
+            )
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse large blocks: mapping fresh pages for every tensor costs more than the products."""
+    if platform.libc_ver()[0] == "glibc":
+        # -3 and -1 are M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
+        libc, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
+        libc.mallopt(mmap_threshold, 1 << 27)
+        libc.mallopt(trim_threshold, 1 << 30)
+
+
+def _compiled(compiler: str, way: Sequence[str] = ()) -> tuple[bytes, Path]:
+    """A compiler's library for this processor, from the cache or compiled now, and its path there."""
+    target = cache_folder() / f"kernels-{_identity_of(way)}-{_identity(_version(compiler))}.so"
+    content = kept_library(target, "compiled anew")
+    if content is None:
+        print(
+            f"note: compiling operations for this processor with {compiler}, once: half a minute",
+            file=sys.stderr,
+            flush=True,
+        )
+        content = built(compiler, [NATIVE, *way], c_sources())
+        with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
+            keep_library(target, content)
+    return content, target
+
+
+def _identity_of(way: Sequence[str]) -> str:
+    """Hash of a library's sources, options and processor, whichever compiler makes it."""
+    options = (*FLAGS, NATIVE, *way)
+    return _identity(*c_sources().values(), *options, platform.machine(), processor())
+
+
+def _identity(*parts: bytes | str) -> str:
+    """Hash of a library and of the files that try it, so that a new test tries every library anew."""
+    tried_with = [
+        (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known.py", "bits.py")
+    ]
+    whole = [part.encode() if isinstance(part, str) else part for part in (*parts, *tried_with)]
+    return hashlib.sha256(b"\0".join(whole)).hexdigest()[:16]
+
+
+def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
+    """Load exactly the bytes that were checked; the file could have changed since."""
+    handle = _in_memory(content)  # stays open: the loader knows libraries by their path
+    return ctypes.CDLL(str(path) if handle is None else f"/proc/self/fd/{handle}")
+
+
+def _in_memory(content: bytes) -> int | None:
+    """An open file in memory with these bytes, because a disk may forbid execution (`noexec`).
+
+    None if the system has no such files, or does not execute from them.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    handle = None
+    try:
+        handle = os.memfd_create("covey-kernels")
+        os.write(handle, content)
+        # Try what the loader needs: the path through /proc, and a mapping that may be executed.
+        Path(f"/proc/self/fd/{handle}").stat()
+        mmap.mmap(handle, len(content), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except (OSError, ValueError):  # ValueError: not all was written
+        if handle is not None:
+            os.close(handle)
+        return None
+    return handle
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run(
+        [compiler, "--version"],
+        capture_output=True,
+        text=True,
+        errors="replace",  # of a language other than this process's
+        timeout=20,
+        check=False,
+        start_new_session=True,
+    ).stdout
+
+
+def processor() -> str:
+    """The processor's flags, on which `-march=native` and so the last bits of sums depend."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,204 @@
+"""Calls of the kernels with torch tensors: pointers, sizes, threads, and the choice of products."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covey.models.kernels.build import library, tested_kernels
+from covey.models.kernels.choice import FEW_ROWS, MUCH_FASTER
+from covey.models.kernels.known import first_incorrect
+
+LANES = 16
+"""Floats in a vector of the C code; the sizes that operations run over are multiples of it."""
+MIXED_PRODUCTS: Literal["mixed"] = "mixed"
+"""Products of float32 whose factors are rounded to bfloat16 on the way; sums and results are float32."""
+Numbers = torch.dtype | Literal["mixed"]
+DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED_PRODUCTS: "mixed"}
+WIDEST_HEAD = 1024
+"""Largest head width of the attention operations."""
+PANEL = 64
+"""Outputs that the matrix product computes together; packed weights are padded to a multiple of it."""
+
+NEIGHBOURS = 16
+"""Keys that are adjacent in the cache of `decode_attend`, for each feature."""
+
+
+def key_columns(keys: Tensor) -> Tensor:
+    """Keys in the layout of `decode_attend`, with zeros after the last. (n, K, E) -> (K, n / 16, E, 16)."""
+    full = F.pad(keys, (0, 0, 0, 0, 0, -len(keys) % NEIGHBOURS))
+    return full.unflatten(0, (-1, NEIGHBOURS)).permute(2, 0, 3, 1)
+
+
+def available(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether compiled operations exist for tensors of this kind."""
+    return device.type == "cpu" and dtype in DTYPES and library() is not None and correct(dtype)
+
+
+@cache
+def correct(numbers: Numbers) -> bool:
+    """Whether every operation gives its known answer; checked once, in a few milliseconds."""
+    operation = first_incorrect(call, packed_size, numbers)
+    if operation is not None:
+        name = DTYPES[numbers]
+        warnings.warn(f"{operation}_{name} computes incorrect values here; torch does the work", stacklevel=3)
+    return operation is None
+
+
+def memory_of(numbers: Numbers) -> torch.dtype:
+    """The dtype of the tensors in memory: float32 for mixed products."""
+    return numbers if isinstance(numbers, torch.dtype) else torch.float32
+
+
+def key_of(numbers: Numbers) -> str:
+    """The name of these numbers in records."""
+    return str(numbers).removeprefix("torch.")
+
+
+def by_torch(kind: str, numbers: Numbers) -> bool:
+    """Whether torch does products of this kind (`choice.PRODUCT_KINDS`)."""
+    return kind in _kinds_of_torch(numbers)
+
+
+@cache
+def _kinds_of_torch(numbers: Numbers) -> Sequence[str]:
+    return products().get(key_of(numbers), ())
+
+
+def same_bits(numbers: Numbers) -> bool:
+    """Whether sampling and training compute a token's result to the same bits."""
+    found = tested_kernels()
+    return found is None or not found.trial.differs[key_of(numbers)]
+
+
+def forward_kind(rows: int) -> str:
+    """The kind of a product with so many rows: sampling has few, training many."""
+    return "decode" if rows <= FEW_ROWS else "forward"
+
+
+def products() -> Mapping[str, Sequence[str]]:
+    """Map each dtype to the kinds of products that torch does in this process."""
+    # A resumed run keeps the choices that it began with, whatever this machine measured.
+    if _followed is None and (found := tested_kernels()) is not None:
+        return found.trial.choice()
+    return _followed or {}
+
+
+def rounding_pays() -> bool:
+    """Whether products round to bfloat16 with `precision: auto`."""
+    return rounding_is_faster() if _rounding is None else _rounding
+
+
+def rounding_is_faster() -> bool:
+    """Whether rounding was measured to be much faster on this machine."""
+    found = tested_kernels()
+    return found is not None and found.trial.rounding_gain > MUCH_FASTER
+
+
+def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:
+    """Take the choices that a run began with, so that its bits stay the same; None: what was measured."""
+    global _followed, _rounding  # like the number of threads they are the process's
+    _followed, _rounding = recorded, rounding
+    _kinds_of_torch.cache_clear()
+
+
+def followed() -> tuple[Mapping[str, Sequence[str]] | None, bool | None]:
+    """The choices that `follow` was given last."""
+    return _followed, _rounding
+
+
+_followed: Mapping[str, Sequence[str]] | None = None
+_rounding: bool | None = None
+
+
+def packed_size(outputs: int, inputs: int, numbers: Numbers) -> int:
+    """Bytes of a packed weight."""
+    loaded = library()
+    assert loaded is not None
+    function = getattr(loaded, f"packed_size_{DTYPES[numbers]}")
+    function.restype = ctypes.c_long
+    return int(function(ctypes.c_long(outputs), ctypes.c_long(inputs)))
+
+
+def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = None) -> None:
+    """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
+    loaded = library()
+    assert loaded is not None, "check `available` first"
+    _set_threads(loaded)
+    function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
+    # ctypes keeps one function object a name, so its types are set at the first call; None is a null pointer.
+    if function.argtypes is None:
+        function.argtypes = [_c_type(a) for a in arguments]
+    values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
+    function(*values)
+    if (note := _note.get()) is not None:
+        note(name, ctypes.cast(function, ctypes.c_void_p), arguments)
+
+
+Operands = Sequence[Tensor | float | None]
+"""The arguments of an operation, in C's order."""
+Note = Callable[[str, ctypes.c_void_p, Operands], None]
+"""Function that gets the name of an operation, its address and its arguments."""
+_note: ContextVar[Note | None] = ContextVar("note", default=None)
+
+
+@contextmanager
+def noting(note: Note) -> Iterator[None]:
+    """Pass this thread's calls to ``note`` inside the block."""
+    before = _note.set(note)
+    try:
+        yield
+    finally:
+        _note.reset(before)
+
+
+@contextmanager
+def threads_lent(wanted: bool) -> Iterator[None]:
+    """Give torch's threads to the compiled operations, where these do nearly all the work (``wanted``).
+
+    Torch's threads wait for each other after every small operation. While other programs run, that takes many
+    times as long as the work. Ours do not wait so (`team.c`).
+    """
+    global _lent  # noqa: PLW0603 - like the number of threads it is the process's
+    count = torch.get_num_threads()
+    if not wanted or count == 1:
+        yield
+        return
+    _lent = count
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+        _lent = 0
+
+
+def _set_threads(loaded: ctypes.CDLL) -> None:
+    """Give the library as many threads as torch has or has lent."""
+    global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
+    if (count := _lent or torch.get_num_threads()) != _threads:
+        loaded.team_size(ctypes.c_long(count))
+        _threads = count
+
+
+_lent, _threads = 0, 1
+
+
+def _address(tensor: Tensor) -> int:
+    assert tensor.is_contiguous(), "an address says nothing about strides"
+    return tensor.data_ptr()
+
+
+def _c_type(value: Tensor | float | None) -> type[ctypes.c_void_p | ctypes.c_float | ctypes.c_long]:
+    if isinstance(value, Tensor) or value is None:
+        return ctypes.c_void_p
+    return ctypes.c_float if isinstance(value, float) else ctypes.c_long

@@ -1,0 +1,87 @@
+"""The trial of a kernel library in a process of its own: its answers, its bits and its speed.
+
+`python -m covey.models.kernels.trial` prints the results for the library that COVEY_KERNELS names. A library
+that crashes ends only this process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+from covey.models.kernels.bits import first_difference
+from covey.models.kernels.calls import DTYPES, Numbers, call, key_of, memory_of, packed_size
+from covey.models.kernels.choice import PRODUCT_KINDS
+from covey.models.kernels.known import first_incorrect
+
+SHAPES = {
+    "decode": (32, 768, 256),
+    "forward": (256, 1024, 256),
+    "inputs": (256, 768, 256),
+    "weights": (256, 768, 256),
+}
+"""Kind of product -> its rows, outputs and inputs."""
+TURN_SECONDS = 0.02
+"""Time of the four turns of one side, at least."""
+
+
+def print_trial() -> None:
+    """Print the results of the trial as JSON."""
+    torch.set_num_threads(1)
+    for numbers, name in DTYPES.items():
+        if operation := first_incorrect(call, packed_size, numbers):
+            print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
+            return
+    with torch.no_grad():
+        rates = {key_of(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
+        differs = {key_of(d): first_difference(d) for d in DTYPES}
+    print(json.dumps({"rates": rates, "differs": differs}))
+
+
+def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
+    """GFLOP/s of one thread, ours and torch's; torch has no mixed products and computes in float32."""
+    m, n, k = SHAPES[kind]
+    x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
+    ours, back, into = x.new_empty(m, n), x.new_empty(m, k), torch.zeros(n, k)
+    panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
+    call("pack_weight", w, panels, n, k, dtype=dtype)
+    sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "decode": (lambda: call("product", x, panels, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
+        "forward": (
+            lambda: call("product_once", x, w, 0, None, ours, m, n, k, dtype=dtype),
+            lambda: x @ w.t(),
+        ),
+        "inputs": (
+            lambda: call("product_once", grad, w, 1, None, back, m, k, n, dtype=dtype),
+            lambda: grad @ w,
+        ),
+        "weights": (
+            lambda: call("outer_sum", grad.data_ptr(), n, x, k, into, m, n, k, dtype=dtype),
+            lambda: into.add_(grad.t() @ x),
+        ),
+    }
+    # In turns, so that a change of the clock rate hits both; the best time is the least disturbed.
+    pair = sides[kind]
+    best = [float("inf")] * 2
+    for _ in range(4):
+        for side, work in enumerate(pair):
+            best[side] = min(best[side], _seconds(work))
+    rate, of_torch = (max(0.1, round(2e-9 * m * n * k / s, 1)) for s in best)  # rates are divided
+    return rate, of_torch
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of one call, which do not include the time of other programs."""
+    work()  # the first call loads caches and pages
+    began, calls = time.thread_time(), 0
+    while (taken := time.thread_time() - began) < TURN_SECONDS / 4 or not calls:
+        work()
+        calls += 1
+    return taken / calls
+
+
+if __name__ == "__main__":
+    print_trial()

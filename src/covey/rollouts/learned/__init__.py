@@ -1,0 +1,74 @@
+"""Learned rewards: reward models as rewards. They load torch, which other rewards do without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from covey.config.load import Loaded
+from covey.rewards.base import Function, Rewards, load_rewards
+from covey.rewards.contract import Reward
+from covey_verify.errors import ConfigError
+
+
+def _imported(name: str) -> Callable[..., object]:
+    from covey.rollouts.learned import reward_models
+
+    return getattr(reward_models, name)
+
+
+LEARNED: Mapping[str, Callable[[], Callable[..., object]]] = {
+    name: partial(_imported, name) for name in ("reward_model", "process_reward_model")
+}
+"""name -> the function that imports the reward, called when a config names it."""
+
+
+def is_learned(reward: Reward) -> bool:
+    """Whether a reward is a reward model's."""
+    return reward.function.__module__ == f"{__name__}.reward_models"
+
+
+def identity_of(reward: Reward) -> str:
+    """Return the hash of a learned reward's weights, which are loaded if they were not."""
+    from covey.rollouts.learned.reward_models import named_by
+
+    return named_by(reward.function.__name__, reward.settings).identity
+
+
+def reward_model_bytes(rewards: Iterable[Reward]) -> int:
+    """Return the bytes of the reward models among some rewards, which are loaded if they were not."""
+    learned = [r for r in rewards if is_learned(r)]
+    if not learned:
+        return 0
+    from covey.models.alive import alive_bytes
+    from covey.rollouts.learned.reward_models import named_by
+
+    models = (named_by(r.function.__name__, r.settings).model for r in learned)
+    return alive_bytes(weight for model in models for weight in model.parameters())
+
+
+def forget() -> None:
+    """Drop cached reward models of earlier runs in this process: their folders may hold others by now."""
+    # Looked up, not imported: an import would load torch just to clear an empty cache.
+    module = sys.modules.get(f"{__name__}.reward_models")
+    if module is not None:
+        module.cached.cache_clear()
+
+
+def rewards_of(
+    loaded: Loaded, named: Sequence[object], wrap: Callable[[Function], Function] = lambda function: function
+) -> Rewards:
+    """Load rewards under a config's settings. Raises ConfigError with the line that names them."""
+    config = loaded.config
+    forget()
+    try:
+        found = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
+    except ConfigError as error:
+        said = str(error)
+        # Only rewards of the config itself have a line there; a task brings its own.
+        raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None
+    if config.method == "rl" and not any(r.weight for r in found):
+        said = "rewards: each has weight 0, so no completion is better than another; weigh one"
+        raise ConfigError(loaded.placed(said))
+    return found

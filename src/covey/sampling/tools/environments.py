@@ -1,0 +1,245 @@
+"""Environments: an object of the user's class for each completion, in a process of its own.
+
+    class Game:
+        def reset(self, *, secret: int) -> str | None: ...  # columns of the row, by name; ends the prompt
+        def guess(self, number: int) -> str: ...            # what the model may call
+        def get_reward(self) -> float: ...                  # if it has that
+
+The process is forked from one that has imported the class. One that hangs or dies costs its own completion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import NamedTuple, TypeVar, cast
+
+from covey.rng import key
+from covey.sampling.tools.allowance import Waiting
+from covey.sampling.tools.child import EnvironmentSetup
+from covey.sampling.tools.offered import Environment
+from covey.types import Problem
+from covey_verify.errors import CoveyError, DataError, RewardError
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.client import GRACE, ChildProcess, ForkServer
+from covey_verify.sandbox.confine import Limits
+from covey_verify.threads import Call, Executor
+
+T = TypeVar("T")
+CHILD = "covey.sampling.tools.child"
+CALLS_AT_ONCE = 32
+"""Most calls at the same time: most of them wait for something else than this processor."""
+HOSTED = 300
+"""Most objects of one fork server: it holds open files for each, and 1,024 are safe."""
+OPEN_FILES = 65_536
+"""Open files that this process asks the system for: it needs two for each object that lives."""
+STATE = 1 << 20
+"""Most bytes of an object's attributes as JSON."""
+LAST_SECONDS = 1.0
+"""Seconds for an object to report its state when the time for tools is used up."""
+NO_AGE = 1e8
+"""Seconds: a process is ended by the call that it does not answer, not by its age."""
+
+
+class Ending(NamedTuple):
+    """The final state of a completion's environment."""
+
+    state: dict[str, object] | None
+    """The public attributes; None if it hung, died or has a fault."""
+    fault: str = ""
+    """The exception of `get_reward`, in words; empty: none."""
+
+
+class Environments:
+    """The fork servers of a run's environments. Safe from any thread."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        serve: Callable[[], ForkServer],
+        timeout: float,
+        most: int,
+        output: int,
+    ) -> None:
+        """``timeout``: seconds of a call; ``most``, ``output``: characters and bytes of its answer."""
+        self.environment, self.serve, self.timeout, self.most = environment, serve, timeout, most
+        self.limits = Limits(wall=NO_AGE, output=output + STATE)
+        self.lock = threading.Lock()
+        self.warned = False
+        # Each fork server with the episodes whose process it holds; one more is started when all are full.
+        self.hosts: list[tuple[ForkServer, set[Episode]]] = []
+        # The soft limit of open files is raised as far as the hard one allows, and never lowered.
+        few, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, OPEN_FILES)), most_files))
+
+    def host(self, episode: Episode) -> ForkServer:
+        """Return a fork server with room, and count the episode there."""
+        with self.lock:
+            if not (free := [host for host in self.hosts if len(host[1]) < HOSTED]):
+                free = [(self.serve(), set[Episode]())]
+                self.hosts += free
+            server, hosted = free[0]
+            hosted.add(episode)
+            return server
+
+    def warn(self, words: str) -> None:
+        """Print the first failure of a `get_reward`; later ones are counted as metrics only."""
+        with self.lock:
+            first, self.warned = not self.warned, True
+        if first:
+            print(f"{words}: this completion gets 0", file=sys.stderr)
+
+    def leave(self, episode: Episode) -> None:
+        """Count an episode out: its process is gone."""
+        with self.lock:
+            for _, hosted in self.hosts:
+                hosted.discard(episode)
+
+
+class Episode:
+    """A completion's use of its environment; calls run one after another, in the order of ``submit``."""
+
+    def __init__(self, among: Environments, executor: Executor, problem: Problem, seed: int) -> None:
+        self.among, self.executor, self.problem, self.seed = among, executor, problem, seed
+        self.stack = contextlib.ExitStack()
+        self.child: ChildProcess | None = None
+        self.over: Outcome | None = None
+        """The end of its process; None while it may be used."""
+        self.called = False
+        """Whether the model has called a method."""
+        self.lock = threading.RLock()
+        """Held during a call, so that the connection is not closed while another thread uses it."""
+        self.last: Future[object] | None = None
+
+    def submit(self, function: Callable[[], T]) -> Call[T]:
+        """Queue a function after all that this completion has queued before."""
+        # A chain of futures: each run waits for the one before, which was submitted, and so starts, earlier.
+        before = self.last
+
+        def run() -> T:
+            if before is not None:
+                wait([before])
+            return function()
+
+        call = self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
+        self.last = cast(Future[object], call.future)
+        return call
+
+    def call(self, method: str, given: Mapping[str, object], seconds: float) -> Outcome:
+        """Call a method. -> its result, or how it failed. The first call makes and resets the object."""
+        with self.lock:
+            if self.over is None and self.child is None:
+                # Also for the state, which an empty ``method`` asks for (see ``child``).
+                self._expect(self._reset())
+            self.called = self.called or bool(method)
+            return self.over or self._asked((method, given), seconds)
+
+    def opening(self) -> str | None:
+        """Return the text of `reset`, with which the prompt is to end. The object is not used again."""
+        try:
+            with self.lock:
+                return self._reset()
+        finally:
+            self.close()
+
+    def end(self, batch: Waiting | None = None) -> Ending:
+        """Ask for the final state and end the process. It has one second if its ``batch`` may wait no longer.
+
+        If `get_reward` raises after the model has called a method, those calls may have caused it, so only
+        this completion is affected. Raises RewardError if the model called nothing.
+        """
+        hurried = batch is not None and batch.left() <= 0
+        seconds = min(LAST_SECONDS if hurried else math.inf, self.among.timeout)
+        try:
+            outcome = self.call("", {}, seconds)
+        finally:
+            self.close()
+        if outcome.kind != "error":
+            return Ending(outcome.value if outcome.kind == "ok" else None)
+        words = f"{self._name}: get_reward raised {outcome.text[:300]} on problem {self.problem.id}"
+        if not self.called:
+            raise RewardError(words)
+        # The model's calls may have caused it: no reward for this completion, and the run continues.
+        self.among.warn(words)
+        return Ending(None, words)
+
+    def close(self) -> None:
+        """End its process, whatever it does; no other is started."""
+        self.over = self.over or Outcome("crashed", text="it was given up")
+        if self.child is not None:
+            # Without the lock, which a call that hangs would hold: the shutdown makes that call return.
+            for connection in (self.child.status, self.child.channel):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+        with self.lock:
+            self.stack.close()
+        self.among.leave(self)
+
+    @property
+    def _name(self) -> str:
+        return self.among.environment.spec
+
+    def _reset(self) -> str | None:
+        """Make the object and reset it. -> the result of `reset`."""
+        environment, server = self.among.environment, self.among.host(self)
+        self.child = self.stack.enter_context(server.child("serve", self.among.limits))
+        place, name = environment.home
+        columns = environment.columns(self.problem.columns)
+        # Two seeds: siblings begin alike until ``reset`` returns, then each has its completion's stream.
+        setup: EnvironmentSetup = {
+            "function": f"{CHILD}:serve_environment",
+            "place": place,
+            "name": name,
+            "columns": columns,
+            "problem_seed": key("reset", self.problem.id) % (1 << 32),
+            "seed": self.seed % (1 << 32),
+            "most": self.among.most,
+        }
+        try:
+            outcome = self._asked(setup, self.among.timeout)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.problem.id}: columns {', '.join(columns)} cannot be sent to the process of "
+                f"{self._name}: {error}. What is JSON can be"
+            ) from None
+        if outcome.kind != "ok":
+            raise DataError(f"{self.problem.id}: {self._name}: reset failed: {outcome.text or outcome.kind}")
+        return None if outcome.value is None else str(outcome.value)
+
+    def _expect(self, said: str | None) -> None:
+        """Raise DataError if the prompt does not end with the text of `reset`: a group has one prompt."""
+        if said and not self.problem.ends_with(said):
+            raise DataError(
+                f"{self.problem.id}: {self._name}: reset returned {said[:60]!r}, with which the prompt does "
+                "not end. It has to return the same for all completions of a row: let it depend on columns, "
+                "and on `random` or numpy, which are seeded. If it returns a text for some rows only, let it "
+                "return '' for the others, not None"
+            )
+
+    def _asked(self, message: object, seconds: float) -> Outcome:
+        """Send a message and wait ``seconds`` for its answer. A process that gives none is ended.
+
+        Raises CoveyError if it is lost.
+        """
+        assert self.child is not None
+        self.child.send(message)
+        reply = self.child.receive(seconds)
+        if isinstance(reply, dict) and "value" in reply:
+            return Outcome("ok", reply["value"])
+        if isinstance(reply, dict):
+            return Outcome("error", text=f"{reply['error']}: {reply['text']}")
+        # No answer: ``ended`` closes the channel and waits for the report of the end, for GRACE at most.
+        self.child.deadline = time.monotonic() + GRACE
+        ended = self.over or self.child.ended()
+        self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        self.close()
+        if ended.kind == "lost":
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {ended.text}")
+        return self.over

@@ -1,0 +1,107 @@
+"""Inserted tokens: the results of calls, in the form of the chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from covey.models.chat import chat_tokens
+from covey.models.controls import ControlWords, template_words
+from covey.models.policy import Policy
+from covey.sampling.tools.calls import ToolCall
+from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
+
+RESULT_TAGS = "<tool_response>", "</tool_response>"
+"""Marks around a result, in plain text and in the templates of Qwen and Hermes."""
+IN_TEXT = f"\n{RESULT_TAGS[0]}\n{{}}\n{RESULT_TAGS[1]}\n"
+"""Form of a result where prompts are plain text."""
+NOT_SHOWN = "error: the result cannot be told from the words of the chat template"
+NAME = re.compile(r"[\w.-]{1,64}")
+"""Names of tools that are rendered as the model wrote them: others could contain the template's own words."""
+
+
+def answer_tokens(
+    policy: Policy,
+    problem: Problem,
+    calls: Sequence[ToolCall],
+    results: Sequence[str],
+    closed: bool = True,
+) -> list[int]:
+    """Return the tokens that are inserted after a turn: results of its calls, and the next turn's beginning.
+
+    ``closed``: the turn has the end of turn that the template asks for; else it is inserted too. Raises
+    DataError or ConfigError where the chat template has no place for results.
+    """
+    if not problem.chat:
+        text = "".join(IN_TEXT.format(result) for result in results)
+        return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+    asked: list[Mapping[str, object]] = [{"role": "user", "content": "?"}]
+    # Three renderings: a question alone, with a made-up turn of calls, and with the results too. Inserted is
+    # the rest of the third after the end of that turn.
+    opening = chat_tokens(policy.tokenizer, asked, problem.template, begin=False)
+    before, after = _around(policy, problem, asked, calls, results)
+    # End tokens within the turn with calls: most templates have one, some (GLM's) none.
+    closes = sum(token in policy.end_ids for token in before[len(opening) :])
+    # Only what follows the turn counts: some, Qwen 3's for one, write it otherwise when it is the last.
+    ends = [n for n in range(len(opening), len(after)) if after[n] in policy.end_ids][:closes]
+    if after[: len(opening)] != opening or not (ends or after[: len(before)] == before):
+        raise ConfigError(
+            "rollout.tools: the model's chat template writes a conversation anew once a tool has answered, "
+            "so that what it read would not be what is trained on. Use a template that only appends, or "
+            "prompts in plain text"
+        )
+    # The turn's own end is the model's; what the template writes after it, a line break say, is not.
+    return after[ends[-1] + closed if ends else len(before) :]
+
+
+def _around(
+    policy: Policy,
+    problem: Problem,
+    asked: Sequence[Mapping[str, object]],
+    calls: Sequence[ToolCall],
+    results: Sequence[str],
+) -> tuple[list[int], list[int]]:
+    """Return a conversation up to the end of a turn with calls, and the same with their results.
+
+    The turn is made up, because the model's own tokens stay. Some templates refuse several calls, others
+    want arguments as text. Raises DataError if every form is refused.
+    """
+    named = [call.name if NAME.fullmatch(call.name) else "call" for call in calls]
+    refusal = None
+    # In this order: all calls, one call, and both again with arguments as text. Arguments do not matter here.
+    for names, arguments in ((named, {}), (named[:1], {}), (named, "{}"), (named[:1], "{}")):
+        ids = [f"call{n:05}" for n in range(len(names))]  # nine characters, as Mistral's want them
+        made = [
+            {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, name in zip(ids, names, strict=True)
+        ]
+        turn = [*asked, {"role": "assistant", "content": "", "tool_calls": made}]
+        said = [
+            {"role": "tool", "name": name, "tool_call_id": ids[n % len(ids)], "content": result}
+            for n, (name, result) in enumerate(zip(named, results, strict=True))
+        ]
+        try:
+            before = chat_tokens(policy.tokenizer, turn, problem.template, begin=False)
+            return before, chat_tokens(policy.tokenizer, [*turn, *said], problem.template)
+        except DataError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def plain_result(policy: Policy, words: ControlWords, text: str, most: int) -> str:
+    """Return a result of at most ``most`` tokens, without anything that reads as the template's ``words``."""
+    # Lone surrogates, which no tokenizer takes, become question marks first.
+    text = words.removed(text.encode("utf-8", "replace").decode())
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not set(policy.tokenizer.all_special_ids).isdisjoint(ids):
+        return NOT_SHOWN  # some tokenizers read other letters, full-width ones say, as those of their tokens
+    return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
+
+
+def result_words(policy: Policy) -> ControlWords:
+    """Return the words that no result may contain: the template's own, and tokens unknown to the model."""
+    added = policy.tokenizer.added_tokens_decoder.items()
+    unknown = [token.content for n, token in added if n >= policy.embedded]
+    return ControlWords([*RESULT_TAGS, *template_words(policy.tokenizer), *unknown])

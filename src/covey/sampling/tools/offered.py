@@ -1,0 +1,207 @@
+"""The tools of a run: functions by name, and the schemas that the model is told.
+
+    def look_up(word: str, *, glossary: dict[str, str]) -> str:
+        '''The meaning of a word, and an `Args:` section with a line for `word`'''
+
+Annotations and docstring become the JSON schema that the chat template shows the model, as Transformers
+makes it, so that functions written for TRL work unchanged. Keyword-only arguments, such as `glossary`, are
+columns of the row: the model neither sees nor sets them. An environment is a class with a method `reset`;
+all its other public methods are tools.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+from covey.config.algorithm import hint
+from covey.config.sampling import ToolUse
+from covey.sampling.tools.arguments import Misfit, fitting
+from covey.sampling.tools.builtin import BUILT_IN_TOOLS
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import load_function
+
+NO_TOOLS = ("reset", "get_reward")
+"""Methods of an environment that covey calls and the model cannot."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    function: Callable[..., object]
+    home: tuple[str, str]
+    """Module or file, and the name there, by which a process finds the function, or a method's class."""
+    method: bool = False
+    """Whether it is a method of the environment."""
+
+    @property
+    def columns(self) -> Mapping[str, inspect.Parameter]:
+        """Columns of the row that it gets besides the model's arguments."""
+        return {n: p for n, p in _parameters(self.function).items() if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
+        """Arguments that the model gives."""
+        return {n: p for n, p in _parameters(self.function).items() if p.kind is not p.KEYWORD_ONLY}
+
+    @cached_property
+    def schema(self) -> dict[str, object]:
+        """Schema for the model. Raises ConfigError if docstring or annotations are incomplete."""
+        try:
+            schema = get_json_schema(_without_columns(self.function))
+            return {**schema, "function": {**schema["function"], "name": self.name}}
+        except (DocstringParsingException, TypeHintParsingException, NameError) as error:
+            raise ConfigError(
+                f"rollout.tools: {self.name}: {error}. The model is told of a tool by its docstring, with a "
+                "line for each argument below `Args:`, and by its annotations"
+            ) from None
+
+    def fitting(self, given: Mapping[str, object], told: object = None) -> dict[str, object]:
+        """Return the arguments of a call in the types of its schema, and of ``told``, a row's own schema.
+
+        Raises Misfit, with a message for the model.
+        """
+        known, name = self.arguments, self.name[:40]
+        missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
+        unknown = [n for n in given if n not in known]
+        if missing or unknown:
+            which = f"lacks {missing[0]!r}" if missing else f"has no argument {unknown[0][:40]!r}"
+            raise Misfit(f"{name} {which}; it takes {', '.join(known) or 'nothing'}")
+        # Of an argument that may be left out, null says just that where null is what it then is.
+        left_out = {n: None for n, v in given.items() if v is None and known[n].default is None}
+        found: object = {n: v for n, v in given.items() if n not in left_out}
+        own: Mapping[str, Any] = self.schema
+        for schema in (told, own["function"]["parameters"]):
+            found = fitting(found, schema, name)
+        assert isinstance(found, dict)
+        return {**found, **left_out}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A class of the user's; each completion has an object of its own."""
+
+    spec: str
+    home: tuple[str, str]
+    reset: Callable[..., object]
+    tools: Sequence[Tool]
+
+    def columns(self, row: Mapping[str, object]) -> dict[str, object]:
+        """Return the columns of a row that `reset` asks for."""
+        asked = _parameters(self.reset)
+        every = any(p.kind is p.VAR_KEYWORD for p in asked.values())
+        return {name: value for name, value in row.items() if every or name in asked}
+
+    @property
+    def needed(self) -> set[str]:
+        """Columns without which `reset` cannot be called."""
+        return _required(self.reset)
+
+
+def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
+    """Load tools by name: built-in ones, functions as module.py:function from ``folder``, an environment's.
+
+    Raises ConfigError.
+    """
+    # Schemas are made at once: their errors are the user's, and cost no loading of a model.
+    environment = load_environment(tools.environment, folder)
+    every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
+    found: dict[str, Tool] = {}
+    for tool in every:
+        if tool.name in found:
+            raise ConfigError(f"rollout.tools: two functions are named {tool.name}: rename one")
+        found[tool.name] = tool
+    for tool in every:
+        assert tool.schema, "whatever is wrong with it is said before a model is loaded"
+    return found
+
+
+def load_environment(spec: str | None, folder: Path) -> Environment | None:
+    """Load the class that ``spec`` names, module.py:Class from ``folder``. Raises ConfigError."""
+    if spec is None:
+        return None
+    where = f"rollout.tools.environment: {spec}"
+    if ":" not in spec:
+        raise ConfigError(f"{where}: write it as module.py:Class")
+    made = load_function(spec, folder)
+    reset = getattr(made, "reset", None)
+    if not inspect.isclass(made) or not callable(reset):
+        raise ConfigError(f"{where}: a class with a method `reset` is expected")
+    if missing := _required(made):
+        raise ConfigError(
+            f"{where}: it is made without arguments, and asks for {min(missing)!r}; `reset` gets the columns"
+        )
+    members = inspect.getmembers(made, inspect.isfunction)
+    public = [(n, f) for n, f in members if not n.startswith("_") and n not in NO_TOOLS]
+    if not public:
+        raise ConfigError(f"{where}: it has no public method but `reset`, so there is nothing to call")
+    home = _home(spec, folder)
+    # A bound method's signature lacks `self`; there is no object yet, and none is needed for it.
+    bound = {name: MethodType(function, made) for name, function in public}
+    tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in bound.items()]
+    return Environment(spec, home, MethodType(reset, made), tools)
+
+
+def _load(spec: str, folder: Path) -> Tool:
+    if ":" not in spec:
+        if spec not in BUILT_IN_TOOLS:
+            raise ConfigError(
+                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN_TOOLS)}; a function of yours is "
+                "module.py:function"
+            )
+        return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
+    function, home = _checked(load_function(spec, folder), spec), _home(spec, folder)
+    return Tool(home[1], function, home)
+
+
+def _home(spec: str, folder: Path) -> tuple[str, str]:
+    place, _, name = spec.partition(":")
+    return str((folder / place).resolve()) if place.endswith(".py") else place, name
+
+
+def _checked(function: Callable[..., object], spec: str) -> Callable[..., object]:
+    """Return the function if the model can call it. Raises ConfigError."""
+    kinds = {p.kind for p in _parameters(function).values()}
+    if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+        raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without / and *args")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"rollout.tools: {spec}: a tool returns its answer, and this one yields; return a list"
+        )
+    return function
+
+
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _required(function: Callable[..., object]) -> set[str]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    asked = _parameters(function).items()
+    return {name for name, p in asked if p.kind in named and p.default is p.empty}
+
+
+def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a function with this one's name, docstring and signature, but without the columns."""
+
+    @functools.wraps(function)
+    def shown() -> None: ...
+
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    hints = getattr(function, "__annotations__", {})
+    shown.__annotations__ = {p.name: hints[p.name] for p in kept if p.name in hints}
+    # What inspect asks for first, though the type of a function does not have it.
+    shown.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return shown

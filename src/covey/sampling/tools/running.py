@@ -1,0 +1,221 @@
+"""Running calls: each in a process of its own that can be killed, model-written code in the sandbox."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from covey.config.sampling import ToolUse
+from covey.config.schema import Sandbox
+from covey.sampling.tools.allowance import Allowance, Waiting
+from covey.sampling.tools.arguments import Misfit
+from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
+from covey.sampling.tools.calls import ToolCall
+from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, Environments, Episode
+from covey.sampling.tools.offered import Tool, load_environment, load_tools
+from covey.types import Problem
+from covey_verify.errors import CoveyError, DataError
+from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.choice import choose
+from covey_verify.sandbox.client import ForkServer
+from covey_verify.sandbox.confine import Limits
+from covey_verify.threads import SHARED_SIZE, Executor
+
+ERROR = "error: "
+"""Beginning of a result that reports an error. The model reads it and may try again."""
+NOT_RUN = f"{ERROR}not run"
+LONGEST_TOKEN = 128
+"""Most characters of a token; Qwen and Llama 3 have tokens of 128 spaces."""
+MANY_RESETS = 500
+"""Number of prompts up to which resets need no message: they take a second or two."""
+ESCAPED = 12
+"""Most bytes of a character in a process's JSON: two escapes of the form backslash uXXXX."""
+
+
+class Toolbox:
+    """The tools of a run, and the processes that they run in. Safe from any thread."""
+
+    def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
+        """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
+        self.tools, self.functions = tools, load_tools(tools, folder)
+        self.environment = load_environment(tools.environment, folder)
+        self.most = LONGEST_TOKEN * tools.result_tokens + 1
+        """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
+        self.output = Limits.output + ESCAPED * self.most
+        # A sandbox is looked for only if a program can be called: on some systems none holds.
+        programs = any(tool.function is python for tool in self.functions.values())
+        self.chosen = choose(**sandbox.model_dump()) if programs else None
+        """The sandbox of the model's programs, if it may write any."""
+        self.executor = Executor()
+        self.folder = folder.resolve()
+        self.server = self._serve()
+        self.environments = (
+            Environments(self.environment, self._serve, tools.timeout, self.most, self.output)
+            if self.environment
+            else None
+        )
+
+    def _serve(self) -> ForkServer:
+        """Start a fork server that has imported the user's files."""
+        places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
+        files = [str(Path(place).parent) for place in places if place.endswith(".py")]
+        return ForkServer(
+            preload=[CHILD, *places],
+            confined=False,
+            path=[*files, str(self.folder), *sys.path],
+            at_once=CALLS_AT_ONCE,
+            folder=str(Path.cwd()),
+        )
+
+    @property
+    def schemas(self) -> list[dict[str, object]]:
+        """The tools' schemas, for the chat template."""
+        return [tool.schema for tool in self.functions.values()]
+
+    def episode(self, problem: Problem, seed: int) -> Episode | None:
+        """Return the episode of a completion, None without an environment; nothing runs yet."""
+        if self.environments is None:
+            return None
+        return Episode(self.environments, self.executor, problem, seed)
+
+    def openings(self, problems: Sequence[Problem], say: Callable[[str], object]) -> list[str]:
+        """Return the texts that prompts have to end with; none at all if the first `reset` returns None."""
+        # The first is asked alone: if it returns None, no other process has to be started.
+        asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
+        if not asked or (first := asked[0].opening()) is None:
+            return [""] * len(problems)
+        if len(asked) > MANY_RESETS:
+            say(f"{self.tools.environment}: reset is called for each of {len(asked):,} prompts")
+        begun = [episode.submit(episode.opening) for episode in asked[1:]]
+        return [first, *(one.result() or "" for one in begun)]
+
+    def allowance(self, batch: Waiting) -> Allowance:
+        """Return the time limit of a completion in a batch."""
+        return Allowance(self.tools.seconds, batch)
+
+    def waiting(self) -> Waiting:
+        """Return the time limit of a batch of completions."""
+        return Waiting(self.tools.seconds)
+
+    def begin(
+        self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance
+    ) -> Callable[[], list[str]]:
+        """Start the calls of a turn. -> a function that waits for their results, texts for the model."""
+        most = self.tools.calls_per_turn
+        run = [partial(self._within, allowance, call, problem, episode) for call in calls[:most]]
+        beyond = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
+        if episode is not None:  # its calls come one after another
+            one = episode.submit(lambda: [each() for each in run])
+            return lambda: [*one.result(), *beyond]
+        begun = [
+            self.executor.submit(*self._pool(call), each, math.inf)  # its process has a clock
+            for call, each in zip(calls, run, strict=False)
+        ]
+        return lambda: [*(each.result() for each in begun), *beyond]
+
+    def _pool(self, call: ToolCall) -> tuple[str, int]:
+        """Return the queue of a call, and how many of the queue run at once."""
+        tool = self.functions.get(call.name)
+        return ("programs", SHARED_SIZE) if tool and tool.function is python else ("tools", CALLS_AT_ONCE)
+
+    def _within(self, allowance: Allowance, call: ToolCall, problem: Problem, episode: Episode | None) -> str:
+        """Run a call in the seconds that are left to the completion."""
+        seconds = min(self.tools.timeout, allowance.left())
+        if seconds <= 0:
+            return self._used_up
+        with allowance():
+            return self.result(call, problem, episode, seconds)
+
+    def result(
+        self,
+        call: ToolCall,
+        problem: Problem,
+        episode: Episode | None = None,
+        seconds: float | None = None,
+    ) -> str:
+        """Run a call and return its result or error, within ``seconds`` or `rollout.tools.timeout`.
+
+        Raises CoveyError if it cannot even be tried.
+        """
+        seconds = self.tools.timeout if seconds is None else seconds
+        # Where it runs: arithmetic here, a program in the sandbox, a method in its environment's process, any
+        # other function in a forked process.
+        tool = self.functions.get(call.name)
+        if call.wrong or tool is None:
+            return ERROR + (call.wrong or self._unknown(call.name))
+        try:
+            call = call._replace(arguments=tool.fitting(call.arguments, _told(tool, problem)))
+        except Misfit as misfit:
+            return ERROR + str(misfit)
+        if tool.function is calculate:
+            outcome = _here(tool, call)
+        elif tool.function is python:
+            outcome = self._in_sandbox(call, seconds)
+        elif tool.method:
+            assert episode is not None
+            outcome = episode.call(tool.name, _given(tool, call, problem), seconds)
+        else:
+            outcome = self._in_child(tool, call, problem, seconds)
+        # "lost": the call could not be started, or its end is unknown: no error where little time was left.
+        if outcome.kind == "lost" and seconds < self.tools.timeout:
+            return self._used_up  # what was left did not suffice to begin
+        if outcome.kind == "lost":
+            raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
+        text = _text(outcome)[: self.most]
+        return text if outcome.kind == "ok" else ERROR + text.strip()
+
+    @property
+    def _used_up(self) -> str:
+        return f"{NOT_RUN}: the {self.tools.seconds:g} s for tools are used up"
+
+    def _unknown(self, name: str) -> str:
+        return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
+
+    def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
+        limits, given = Limits(wall=seconds, output=self.output), _given(tool, call, problem)
+        try:
+            return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{problem.id}: columns {', '.join(tool.columns)} cannot be sent to the process of the tool "
+                f"{tool.name}: {error}. What is JSON can be"
+            ) from None
+
+    def _in_sandbox(self, call: ToolCall, seconds: float) -> Outcome:
+        assert self.chosen is not None
+        limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=self.output)
+        return self.chosen.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
+
+
+def _here(tool: Tool, call: ToolCall) -> Outcome:
+    """Calculate in this process: arithmetic is bounded, and a fork would take a hundred times as long."""
+    try:
+        return Outcome("ok", tool.function(**call.arguments))
+    except ValueError as error:
+        return Outcome("error", text=str(error))
+
+
+def _told(tool: Tool, problem: Problem) -> object:
+    """Return a tool's parameters in a row that has schemas of its own; None if it has none."""
+    rows = problem.template.get("tools")
+    for one in rows if isinstance(rows, Sequence) else ():
+        function = one.get("function", one) if isinstance(one, Mapping) else None
+        if isinstance(function, Mapping) and function.get("name") == tool.name:
+            return function.get("parameters")
+    return None
+
+
+def _given(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
+    """Return the arguments of a tool: the model's, and columns of the row."""
+    columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
+    return {**call.arguments, **columns}
+
+
+def _text(outcome: Outcome) -> str:
+    """Return an outcome in words for the model."""
+    if outcome.kind == "ok":
+        return str(outcome.value)
+    return outcome.text or outcome.kind

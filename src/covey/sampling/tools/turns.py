@@ -1,0 +1,261 @@
+"""The sampler of several turns: the results of a turn's calls are inserted, and the completion continues.
+
+A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
+ended, those that were answered continue from their tokens, each with its own random stream. Inserted tokens
+are read and never trained (``Completion.sampled``). With an environment, each completion has an object of
+its own from its first call on, and ends with that object's final state.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.models.policy import Policy
+from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.sampling.local import Owner
+from covey.sampling.tools.allowance import Waiting
+from covey.sampling.tools.calls import ToolCall, as_message, calls_in, ends_inside
+from covey.sampling.tools.environments import Ending, Episode
+from covey.sampling.tools.forms import reader_of
+from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
+from covey.sampling.tools.running import Toolbox
+from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
+from covey_verify.texts.structured import CLOSE_CALL
+from covey_verify.threads import Call
+
+MOST_ADDED = 8
+"""Most continuations of a turn in plain text that `</tool_call>` has ended inside a call's text."""
+
+
+class Called(NamedTuple):
+    """A completion whose last turn ended with calls, and their results to be."""
+
+    owner: Owner
+    begun: Completion
+    calls: Sequence[ToolCall]
+    results: Callable[[], list[str]]
+
+
+class TurnSampler:
+    """``covey.sampling.base.Sampler``, around another that samples the turns."""
+
+    def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
+        self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
+        self.read = reader_of(policy, toolbox.schemas)
+        self.words = result_words(policy)
+        self.waited = 0.0
+        """Seconds spent waiting for tools while nothing was sampled."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that are sampled from."""
+        return self.sampler.version
+
+    @property
+    def shares(self) -> bool:
+        """Whether each process samples some of the requests, as the inner sampler has it."""
+        return self.sampler.shares
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether the inner sampler is bit-exact: a turn continues the very tokens that are trained on."""
+        return self.sampler.bit_exact
+
+    def sync(self, weights: Weights) -> None:
+        """Let the inner sampler follow these weights."""
+        self.sampler.sync(weights)
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Yield completions as their last turn ends. Inserted tokens count for ``params.max_tokens``."""
+        episodes = {
+            (r, s): self.toolbox.episode(request.problem, stream)
+            for r, request in enumerate(requests)
+            for s, stream in enumerate(request.streams)
+        }
+        waiting = self.toolbox.waiting()
+        finished = self._in_rounds(requests, params, episodes, waiting)
+        try:
+            if self.toolbox.environment is None:
+                yield from finished
+            else:
+                # No process runs yet: it starts with the first call, or at the end for the final state.
+                begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
+                yield from _as_they_ended(finished, begun, waiting)
+        finally:
+            self.waited += waiting.waited
+            for episode in episodes.values():
+                if episode is not None:
+                    episode.close()
+
+    def _in_rounds(
+        self,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        episodes: Mapping[Owner, Episode | None],
+        waiting: Waiting,
+    ) -> Iterator[Sampled]:
+        assert all(r.problem is not NO_PROBLEM for r in requests), (
+            "a chat is answered as one, a text as a text"
+        )
+        # ``asked``: the requests of this round; ``owners``: which completions each of them brings. In the
+        # first round that is a whole group, later one completion, since their tokens differ then.
+        asked = list(requests)
+        owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
+        allowances = {owner: self.toolbox.allowance(waiting) for owner in episodes}
+        # ``begun``: completions up to their last results; ``turns``: parts of the turn that is being sampled.
+        begun: dict[Owner, Completion] = {}
+        turns: dict[Owner, list[Completion]] = defaultdict(list)
+        while asked:
+            # Calls run while other turns are sampled; their results are waited for at the end of the round.
+            called, continued = list[Called](), list[tuple[Owner, Completion]]()
+            for place, sample, part in self._turns(asked, params):
+                owner = owners[place][sample]
+                request, problem = asked[place], requests[owner[0]].problem
+                turns[owner].append(part)
+                turn = self._joined(turns[owner])
+                before = begun.get(owner)
+                # A stop string inside of an argument: the same turn continues in the next round.
+                if len(turns[owner]) <= MOST_ADDED and self._goes_on(problem, before, turn, params):
+                    continued.append((owner, turn if before is None else before.then(turn)))
+                    continue
+                del turns[owner]
+                calls = self._calls(request, turn, before)
+                said = _with_calls(turn, calls)
+                whole = turn if before is None else before.then(replace(turn, turns=(said,)))
+                if calls:
+                    results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
+                    called.append(Called(owner, whole, calls, results))
+                else:
+                    yield Sampled(*owner, whole)
+            asked, owners = [], []
+            for one in called:
+                whole = self._answered(requests[one.owner[0]], one, waiting)
+                # No room for another turn: it ends with its own last turn, without the results.
+                if params.max_tokens - len(whole.tokens) < 1:
+                    yield Sampled(*one.owner, replace(one.begun, finish="length"))
+                    continue
+                begun[one.owner] = whole
+                continued.append((one.owner, whole))
+            for owner, whole in continued:
+                room = params.max_tokens - len(whole.tokens)
+                asked.append(_continued(requests[owner[0]], owner[1], whole, room))
+                owners.append([owner])
+
+    def _joined(self, parts: Sequence[Completion]) -> Completion:
+        """Join the parts of a turn; there are several if its stop string was inside an argument."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = reduce(Completion.then, parts)
+        return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
+
+    def _goes_on(
+        self, problem: Problem, before: Completion | None, turn: Completion, params: SamplingParams
+    ) -> bool:
+        """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""
+        length = len(turn.tokens) + (0 if before is None else len(before.tokens))
+        ended = turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids
+        if problem.chat or ended or length >= params.max_tokens or any(s in turn.text for s in params.stop):
+            return False
+        return ends_inside(turn.text)
+
+    def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> list[ToolCall]:
+        """Return a turn's calls; none if it was truncated, or no more turns may be answered."""
+        tools = self.toolbox.tools
+        answered = 0 if before is None else sum(not drawn for drawn, _ in before.parts)
+        if turn.finish != "stop" or answered >= tools.max_calls:
+            return []
+        return self.read(turn.tokens, asked.prompt) if asked.problem.chat else calls_in(turn.text)
+
+    def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Sample the next turn of each. In plain text a call's end is a stop string, in chats it is not."""
+        in_text = replace(params, stop=(*params.stop, CLOSE_CALL))
+        # Two passes, since a pass has one set of stop strings; ``places`` maps back to numbers in ``asked``.
+        for kind, chat in ((params, True), (in_text, False)):
+            places = [n for n, request in enumerate(asked) if request.problem.chat is chat]
+            for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
+                yield sampled._replace(request=places[sampled.request])
+
+    def _answered(self, request: Request, called: Called, waiting: Waiting) -> Completion:
+        """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
+        most, begun = self.toolbox.tools.result_tokens, called.begun
+        with waiting():
+            said = called.results()
+        results = [plain_result(self.policy, self.words, text, most) for text in said]
+        closed = int(begun.tokens[-1]) in self.policy.end_ids
+        ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
+        tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
+        # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
+        # ``sampled`` is False on all of them (no zero is above 0).
+        inserted = Completion(
+            tokens,
+            nothing,
+            "",
+            "stop",
+            begun.version,
+            SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None,
+            sampled=nothing > 0,
+            versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
+            turns=tuple(_said("tool", result) for result in results),
+        )
+        opening = _with_calls(begun, called.calls)
+        first = begun if begun.turns else replace(begun, turns=(opening,))
+        return first.then(inserted)
+
+
+def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
+    """Return a turn as a message with its calls."""
+    message = _said("assistant", turn.text)
+    return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
+
+
+def _as_they_ended(
+    finished: Iterator[Sampled], episodes: Mapping[Owner, Episode], waiting: Waiting
+) -> Iterator[Sampled]:
+    """Yield completions with the final state of their environments, asked for while others are sampled."""
+    ending: deque[tuple[Sampled, Call[Ending]]] = deque()
+    for one in finished:
+        episode = episodes[one.request, one.sample]
+        ending.append((one, episode.submit(partial(episode.end, waiting))))
+        # In the order in which completions ended; one whose state is late holds up those after it.
+        while ending and ending[0][1].future.done():
+            yield _ended(*ending.popleft())
+    for sampled, call in ending:
+        with waiting():
+            call.result()
+        yield _ended(sampled, call)
+
+
+def _ended(sampled: Sampled, call: Call[Ending]) -> Sampled:
+    end = call.result()
+    return sampled._replace(completion=replace(sampled.completion, environment=end.state, fault=end.fault))
+
+
+def seconds_waited(sampler: Sampler) -> float:
+    """Return the seconds that a sampler has spent waiting for tools."""
+    return sampler.waited if isinstance(sampler, TurnSampler) else 0.0
+
+
+def _said(role: str, text: str) -> Mapping[str, str]:
+    return {"role": role, "content": text}
+
+
+def _continued(request: Request, sample: int, whole: Completion, room: int) -> Request:
+    """Return the request for the rest of a completion: its draws continue where they were."""
+    return replace(
+        request,
+        prompt=np.concatenate([request.prompt, whole.tokens]),
+        streams=[request.streams[sample]],
+        begun=request.begun + len(whole.tokens),
+        room=room,
+    )
+
+
+def innermost(sampler: Sampler) -> Sampler:
+    """Return the sampler that draws tokens, without the one of turns around it."""
+    return sampler.sampler if isinstance(sampler, TurnSampler) else sampler

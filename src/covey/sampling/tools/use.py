@@ -1,0 +1,157 @@
+"""Tools in a run: loaded before its model, described to the model, put around its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from covey.config.load import Loaded
+from covey.config.methods import COLLECTS
+from covey.config.unread import reads
+from covey.models.policy import Policy
+from covey.sampling.base import Sampler
+from covey.sampling.prompts import check_known
+from covey.sampling.tools.calls import ToolCall
+from covey.sampling.tools.inserted import answer_tokens
+from covey.sampling.tools.readable import prove_readable
+from covey.sampling.tools.running import Toolbox
+from covey.sampling.tools.turns import TurnSampler
+from covey.tasks.gym import PREFIX
+from covey.tasks.source import Source
+from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
+from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL
+
+PROBE = "42"
+"""A result that has to occur in what the template inserts."""
+
+
+def toolbox_of(loaded: Loaded) -> Toolbox | None:
+    """Return the tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
+    config = loaded.config
+    if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
+        return None
+    toolbox = Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+    task = config.data.task or ""
+    open_to_programs = toolbox.chosen is not None and not toolbox.chosen.sealed
+    # The puzzles' solvers are importable where reasoning-gym is.
+    if task.startswith(PREFIX) and (open_to_programs or "reasoning_gym" in config.sandbox.packages):
+        raise ConfigError(
+            f"rollout.tools: with the tool python a program could compute the answers of data.task: {task}, "
+            "as whoever can import reasoning-gym can. Use the sandbox bwrap, landlock or wasm and leave "
+            "reasoning_gym out of sandbox.packages, or leave the tool out"
+        )
+    return toolbox
+
+
+def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
+    """Return the state of a problem's environment after `reset`, if there is one. Raises DataError."""
+    episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
+    return None if episode is None else episode.end().state
+
+
+def with_schemas(
+    source: Source, toolbox: Toolbox | None, say: Callable[[str], object] = lambda _: None
+) -> Source:
+    """Add the tools' schemas to the problems' chats; a row that has `tools` of its own keeps them.
+
+    The text that an environment's `reset` returns is added to the prompts. Raises DataError if a tool asks
+    for a column that a row lacks.
+    """
+    if toolbox is None:
+        return source
+    problems = [*source.train, *source.test]
+    for tool in toolbox.functions.values():
+        needed = {name for name, p in tool.columns.items() if p.default is p.empty}
+        _check_columns(f"the tool {tool.name}", needed, problems)
+    if toolbox.environment is not None:
+        _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
+        _refuse_taken(problems)
+    given = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
+    # By identity: ids of problems may repeat between training and test.
+    openings = dict(zip(map(id, given), toolbox.openings(given, say), strict=True))
+
+    schemas: Mapping[str, object] = {"tools": toolbox.schemas}
+
+    def informed(problem: Problem) -> Problem:
+        whole = _ending_with(problem, openings[id(problem)])
+        return replace(whole, template={**schemas, **problem.template}) if problem.chat else whole
+
+    train, test = ([informed(p) for p in own] for own in (source.train, source.test))
+    learned, held_out = (
+        [replace(e, problem=informed(e.problem)) for e in own] for own in (source.examples, source.held_out)
+    )
+    return replace(source, train=train, test=test, examples=learned, held_out=held_out)
+
+
+def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[str, set[str]]:
+    """Return the columns that each tool reads: name of a tool, or of the environment's class -> columns."""
+    if toolbox is None:
+        return {}
+    asked = {name: set(tool.columns) for name, tool in toolbox.functions.items()}
+    if (environment := toolbox.environment) is not None:
+        asked[f"{environment.spec}.reset"] = {n for p in problems for n in environment.columns(p.columns)}
+    return asked
+
+
+def _ending_with(problem: Problem, text: str) -> Problem:
+    """Add a text to a prompt, unless it ends so already, as those of completions of an earlier stage do."""
+    if problem.sampled is not None or problem.ends_with(text):
+        return problem
+    prompt = problem.prompt
+    if isinstance(prompt, str):
+        return replace(problem, prompt=prompt + text)
+    last = {**prompt[-1], "content": f"{prompt[-1]['content']}{text}"}
+    return replace(problem, prompt=[*prompt[:-1], last])
+
+
+def _check_columns(asking: str, needed: set[str], problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        if lacks := needed - set(problem.columns):
+            raise DataError(
+                f"{problem.id}: no column {min(lacks)!r}, which {asking} asks for: add it to the data, or "
+                "give the argument a default"
+            )
+
+
+def _refuse_taken(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        if taken := {"environment", "environments"} & set(problem.columns):
+            raise DataError(
+                f"{problem.id}: column {min(taken)!r} has the name by which rewards get a completion's "
+                "environment: rename it"
+            )
+
+
+def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl") -> Iterator[str]:
+    """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
+    if toolbox is None:
+        return
+    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
+    # One problem is enough: the template and the tools are the same for all.
+    for problem in [p for p in problems if p.chat][:1]:
+        inserted = answer_tokens(policy, problem, [call], [PROBE])
+        check_known(policy, inserted, "what the chat template writes around the result of a tool")
+        if PROBE not in policy.decode(inserted):
+            raise ConfigError(
+                "rollout.tools: the model's chat template has no place for what a tool says (messages of the "
+                "role tool). Use a model whose template has one, or prompts in plain text"
+            )
+        yield from prove_readable(policy, problem, toolbox.schemas)
+    in_text = [p for p in problems if not p.chat]
+    if in_text and method in COLLECTS:
+        raise ConfigError(
+            f"rollout.tools: method {method} keeps completions as examples, and in plain text nobody could "
+            "tell what the model has to write from what a tool said; set data.chat: true"
+        )
+    if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
+        yield (
+            f"{in_text[0].id}: the prompt is plain text, so nobody tells the model of its tools. Say in it "
+            f'how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
+            "or set data.chat: true"
+        )
+
+
+def with_tools(sampler: Sampler, policy: Policy, toolbox: Toolbox | None) -> Sampler:
+    """Return a sampler whose completions may call tools, if there are any."""
+    return sampler if toolbox is None else TurnSampler(sampler, policy, toolbox)

@@ -1,0 +1,381 @@
+"""The console: show a run as a live panel on a terminal, as occasional lines elsewhere, not with --json."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TextIO, cast
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from covey.system.plot import beside, framed
+
+BARS = "▁▂▃▄▅▆▇█"
+LINES_PER_STAGE = 20
+CURVE_ROWS = 5
+SILENCE, LONG = 10.0, 60.0
+"""Seconds between two signs of life where there is no terminal, in the first minute and later."""
+TALL, WIDE = 18, 60
+"""Lines and columns of a terminal that has room for curves and completions."""
+
+
+class Output:
+    """A text stream that drops what it cannot write (closed pipe, full disk) and keeps the reason.
+
+    A character that the stream's encoding lacks is written as an escape.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text, or drop it."""
+        with self._tolerating():
+            try:
+                self.stream.write(text)
+            except UnicodeEncodeError as error:
+                self.stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, or do nothing if it is gone."""
+        with self._tolerating():
+            self.stream.flush()
+
+    @contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.lost = self.lost or error
+        except ValueError:
+            # ValueError is how Python reports a write to a closed stream; any other one is a bug.
+            if not self.stream.closed:
+                raise
+            self.lost = self.lost or OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+@contextmanager
+def tolerant_output() -> Iterator[None]:
+    """Inside the block no `print` fails because its pipe was closed or its disk is full."""
+    before = sys.stdout, sys.stderr
+    # A process may start with closed standard streams; Python then has None for them.
+    sys.stdout, sys.stderr = (cast("TextIO", s and tolerant(s)) for s in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def tolerant(stream: TextIO) -> Output:
+    """Return the stream as an Output, which it may be already."""
+    return stream if isinstance(stream, Output) else Output(stream)
+
+
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters: they move the cursor, ring, colour, or reverse text. Tab and newline are not here."""
+
+
+def inert(text: str) -> str:
+    r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
+
+    >>> print(inert("\x1b[2Jgone\u202e"))
+    \x1b[2Jgone\u202e
+    """
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def say_aside(text: str) -> None:
+    """Print a line on standard error, for people; standard output has the result only."""
+    print(inert(text), file=sys.stderr)
+
+
+def finite(value: object) -> object:
+    """Return a value that JSON can hold: None for numbers that are not finite.
+
+    >>> finite({"mean": math.nan, "rows": [1, 0.5]})
+    {'mean': None, 'rows': [1, 0.5]}
+    """
+    if hasattr(value, "tolist"):  # numpy's, which is not loaded here
+        return finite(value.tolist())
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_line(value: object) -> str:
+    """Return a value as one line of JSON in which no character acts on a terminal."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
+    return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """Return values as a line of bars, averaged into at most ``width`` columns.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    values = [v for v in values if math.isfinite(v)]
+    if not values:
+        return ""
+    # Ceiling division: values per column.
+    size = -(-len(values) // max(width, 1))
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(7, int(8 * (m - low) / span))] for m in means)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text for people.
+
+    >>> duration(7), duration(95), duration(7300)
+    ('7 s', '1 min 35 s', '2 h 1 min')
+    """
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
+
+
+class Shown(NamedTuple):
+    """A completion for the panel, with its reward."""
+
+    reward: float
+    text: str
+
+
+class RunConsole:
+    """The console of one run. With ``quiet`` it prints nothing."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.output = tolerant(sys.stdout) if sys.stdout is not None else None
+        self.console = Console(highlight=False, quiet=quiet, file=cast("TextIO | None", self.output))
+        self._told = False
+        self.live: Live | None = None
+        self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
+        self.at_most = self.by_completion = False
+        self.values: list[tuple[float, float]] = []
+        self.held_out: list[tuple[float, float]] = []
+        self.facts: Mapping[str, str] = {}
+        self.worries: Mapping[str, str] = {}
+        self.examples: tuple[str, Shown, Shown] | None = None
+        self.newest = ""
+        self.activity = ""
+        self.step_number = 0
+        self.made = self.spoke = time.monotonic()
+        self.sampling_since: float | None = None
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line that stays: wrapped between words on a terminal, left whole in a file.
+
+        The newest line in yellow, a warning or finding, is on the panel too.
+        """
+        if style == "yellow":
+            self.newest = text
+        self.spoke = time.monotonic()
+        self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
+
+    def lost_output(self) -> str:
+        """Return why output is lost, on the first call only; empty if nothing is lost."""
+        if self._told or self.output is None or self.output.lost is None:
+            return ""
+        self._told = True
+        return str(self.output.lost.strerror)
+
+    def begin(
+        self, title: str, steps: int, first: int = 0, at_most: bool = False, by_completion: bool = False
+    ) -> None:
+        """Start to show a stage, from step ``first`` if it resumes.
+
+        ``at_most``: it may end before all its steps. ``by_completion``: its progress counts completions.
+        """
+        self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
+        self.at_most, self.by_completion = at_most, by_completion
+        self.values, self.held_out, self.facts, self.worries = [], [], {}, {}
+        self.examples, self.newest, self.activity, self.step_number = None, "", "", first
+        if self.console.is_terminal and not self.console.quiet:
+            self.live = Live(self.panel(), console=self.console, refresh_per_second=8, transient=True)
+            self.live.start()
+
+    def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
+        """Restore the curves from the records before the stage was interrupted."""
+        for name in ("reward/mean", "loss"):
+            seen = [(m["step"] + 1, m[name]) for m in metrics if m.get(name) is not None]
+            # The reward if there is one, else the loss.
+            self.values = self.values or seen
+        self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
+
+    def sampling(self, done: int, total: int, what: str = "sampling") -> None:
+        """Show how many completions are done."""
+        if self.by_completion:
+            self.step_number = done
+        if not done or self.sampling_since is None:
+            self.sampling_since = time.monotonic()
+        # Only in the first step: afterwards measured steps give a better estimate.
+        first = what == "sampling" and not self.by_completion and self.step_number == self.first
+        self.doing(f"{what} {done}/{total}{self._first_estimate(done, total) if first else ''}")
+
+    def _first_estimate(self, done: int, total: int) -> str:
+        """Return an estimate for all steps from the pace of the first completions."""
+        elapsed = time.monotonic() - (self.sampling_since or 0.0)
+        if elapsed < SILENCE or not 0 < done <= total:
+            return ""
+        left = duration(elapsed / done * total * (self.steps - self.first))
+        return f", {left} for the sampling of all steps at this pace"
+
+    def loading(self, what: str) -> None:
+        """Announce work that reports nothing until it ends and may take minutes."""
+        self.doing(what)
+        if self.live is None and not self.console.is_terminal:
+            self.say(f"{what} ...")
+
+    def fewer_running(self, running: int) -> None:
+        """Say that sampling ran out of memory and continues with fewer completions at once."""
+        self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
+
+    def doing(self, activity: str) -> None:
+        """Show the current activity; without a terminal print it after some silence."""
+        self.activity = activity
+        self._refresh()
+        now = time.monotonic()
+        silence = SILENCE if now - self.made < LONG else LONG
+        if self.live is None and now - self.spoke > silence:
+            self.say(f"{self.title} {activity}".strip())
+
+    def measured(self, step: int, accuracy: float) -> None:
+        """Add a point to the curve of held-out accuracy, sampled."""
+        self.held_out.append((float(step), accuracy))
+        self._refresh()
+
+    def step(
+        self, number: int, value: float, facts: Mapping[str, str], worries: Mapping[str, str] | None = None
+    ) -> None:
+        """Show a finished step: its headline value (reward or loss), facts, and styles for worrying ones.
+
+        A step without a score has the value NaN, which is no point of the curve.
+        """
+        self.values += [] if math.isnan(value) else [(float(number), value)]
+        self.step_number, self.facts, self.worries, self.activity = number, facts, worries or {}, ""
+        self._refresh()
+        every = max(1, self.steps // LINES_PER_STAGE)
+        if self.live is None and (number % every == 0 or number == self.steps):
+            shown = "  ".join(f"{k} {v}" for k, v in facts.items())
+            self.say(f"{self.title} {number}/{self.steps}  {shown}  {self._time_left()}")
+
+    def end(self) -> None:
+        """End the display of a stage."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def _refresh(self) -> None:
+        if self.live is not None:
+            self.live.update(self.panel())
+
+    def _time_left(self) -> str:
+        done = self.step_number - self.first
+        if not done or self.step_number >= self.steps:
+            return ""
+        elapsed = time.monotonic() - self.started
+        left = duration(elapsed / done * (self.steps - self.step_number))
+        return f"at most {left} left" if self.at_most else f"{left} left"
+
+    def panel(self) -> RenderableType:
+        """Return the panel: progress, curves, facts of the last step, two completions, the newest finding.
+
+        On a low or narrow terminal the curve is a sparkline and the completions are left out.
+        """
+        width = self.console.width
+        unit = "completion" if self.by_completion else "step"
+        words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
+        # Everything of the first line must fit: the title is truncated first, then the bar gets the rest.
+        room = width - sum(2 + w.cell_len for w in words)
+        title = Text(self.title, style="bold")
+        title.truncate(max(16, room), overflow="ellipsis")
+        room -= title.cell_len + 2
+        bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
+        rows: list[list[Text]] = [[title, *bar, *words]]
+        tall = self.console.height >= TALL and width >= WIDE
+        if tall and self.values:
+            rows += [[line] for line in self._curves(width)]
+        facts = [self._fact(name, value) for name, value in self.facts.items()]
+        course = Text(sparkline([v for _, v in self.values], min(32, width)), style="green")
+        rows += [[*([] if tall else [course]), Text(self.activity, style="dim")], facts]
+        rows += [[line] for line in self._completions(width)] if tall else []
+        if self.newest:
+            newest = Text.assemble(("! ", "yellow"), inert(self.newest).replace("\n", " "))
+            newest.truncate(2 * width, overflow="ellipsis")
+            rows.append([newest])
+        return Group(*(line for row in rows for line in flow([item for item in row if item], width)))
+
+    def _fact(self, name: str, value: str) -> Text:
+        style = self.worries.get(name)
+        return Text.assemble((f"{name} ", "dim"), (value, style) if style else value)
+
+    def _curves(self, width: int) -> list[Text]:
+        name = next(iter(self.facts), "reward")
+        last = max(self.steps, 1)
+        half = width // 2 if self.held_out else min(width, 2 * WIDE // 2)
+        own = framed(name, self.values, half - 2, CURVE_ROWS, last, "green")
+        if not self.held_out:
+            return own
+        other = framed("held-out accuracy", self.held_out, width - half, CURVE_ROWS, last, "cyan", (0.0, 1.0))
+        return beside(own, other, half)
+
+    def _completions(self, width: int) -> list[Text]:
+        """Return the prompt, and the best and the worst completion of a group, one line each."""
+        if self.examples is None:
+            return []
+        prompt, best, worst = self.examples
+        lines = [Text(_one_line(prompt), style="dim")]
+        for sign, style, shown in (("▲", "green", best), ("▼", "red", worst)):
+            lines.append(Text.assemble((f"{sign} {shown.reward:.3g} ", style), _one_line(shown.text)))
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return lines
+
+
+def _one_line(text: str) -> str:
+    return inert(text.strip()).replace("\n", " ⏎ ").replace("\t", " ")
+
+
+def flow(items: Sequence[Text], width: int) -> list[Text]:
+    """Lay items out side by side on as many lines as they need; only one wider than a line is broken.
+
+    >>> [line.plain for line in flow([Text("loss 1.5"), Text("tokens/s 9"), Text("lr 3")], 20)]
+    ['loss 1.5  tokens/s 9', 'lr 3']
+    """
+    lines: list[Text] = []
+    for item in items:
+        if lines and lines[-1].cell_len + 2 + item.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", item)
+        else:
+            lines.append(item)
+    return lines
+
+
+def _bar(share: float, width: int) -> Text:
+    done = round(min(share, 1.0) * width)
+    return Text.assemble(("━" * done, "green"), ("━" * (width - done), "bright_black"))

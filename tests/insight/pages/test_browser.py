@@ -1,0 +1,385 @@
+"""The pages in a real browser: their numbers are the library's, they are silent, inert and alive."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from covey.insight.pages import lab
+from covey.insight.pages.copy import write_copy
+from covey.insight.pages.drawings import lab_texts
+from covey.objective.advantages import group_centered, group_zscore, leave_one_out
+from covey.runs.folder import RunFolder
+from covey.runs.rollouts import read_rollouts
+from tests.fakes import as_stream
+from tests.insight.pages.conftest import log_step, made_group, made_run, serving
+
+RANDOM = np.random.default_rng(5)
+
+
+def numbers(page, selector: str) -> list[float]:
+    page.wait_for_selector(selector)
+    return [float(v) for v in page.eval_on_selector_all(selector, "all => all.map(e => e.dataset.value)")]
+
+
+def advantages(page, name: str) -> list[float]:
+    return numbers(page, f"table.estimators tr:has(code:text-is('{name}')) td .num")
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_advantages_in_the_page_are_those_of_the_objective(site, page, size: int) -> None:
+    rewards = RANDOM.uniform(0, 1, size).round(2)
+    page.goto(site.at(f"#/lab/bench?rewards={','.join(map(str, rewards))}"))
+    r = torch.from_numpy(rewards)
+    assert advantages(page, "group_zscore") == pytest.approx(group_zscore(r).tolist(), abs=1e-6)
+    assert advantages(page, "group_centered") == pytest.approx(group_centered(r).tolist(), abs=1e-6)
+    assert advantages(page, "leave_one_out") == pytest.approx(leave_one_out(r).tolist(), abs=1e-6)
+
+
+def test_clicking_cards_until_all_are_equal_makes_the_group_dead(site, page) -> None:
+    page.goto(site.at("#/lab"))
+    page.wait_for_selector(".card .gain .num")
+    first = numbers(page, ".card .gain .num")
+    assert first == pytest.approx(
+        group_zscore(torch.tensor([1.0, 1, 0, 1, 0, 1]).double(), ddof=0, eps=0.0).tolist()
+    )
+    for card in page.query_selector_all(".card[aria-pressed=false]"):
+        card.click()
+    page.wait_for_selector("text=All correct.")
+    assert numbers(page, ".card .gain .num") == [0] * 6
+    page.keyboard.press("Enter")  # the last card has the focus
+    page.wait_for_selector("text=5 of 6 are correct")
+
+
+def test_sliders_and_paste_ask_again(site, page) -> None:
+    page.goto(site.at("#/lab/bench?rewards=1,0,0,0"))
+    page.wait_for_selector("table.estimators")
+    page.focus("input[type=range] >> nth=1")
+    page.keyboard.press("End")
+    page.wait_for_selector("table.estimators thead >> text=2: r = 1")
+    expected = group_zscore(torch.tensor([1.0, 1, 0, 0]).double()).tolist()
+    assert advantages(page, "group_zscore") == pytest.approx(expected, abs=1e-6)
+    page.fill("form input[type=text]", "0.5 0.5 0.5")
+    page.click("form button[type=submit]")
+    page.wait_for_selector(".facts-row >> text=dead group")
+    page.fill("form input[type=text]", "1, x")
+    page.click("form button[type=submit]")
+    page.wait_for_selector("text=2 to 64 numbers are due")
+
+
+def walk(page, guide: dict) -> None:
+    """Go through a guided page; every number of its sentences is the library's."""
+    page.wait_for_selector(f"h1:text-is({json.dumps(guide['title'])})")
+    for look in guide["looks"]:
+        wanted = told(guide, look)
+        page.wait_for_function("() => !document.querySelector('.say').textContent.includes('…')")
+        if wanted:
+            assert numbers(page, ".say .num") == pytest.approx(wanted, abs=1e-6), look["say"]
+        page.click(".steps-of .primary")
+
+
+def told(guide: dict, look: dict) -> list[float]:
+    """The numbers of a sentence, as the library computes them."""
+    answer = lab.answer_tool(guide["tool"], {k: [v] for k, v in look["ask"].items()})
+    wanted = []
+    for path in re.findall(r"\{([^{}:]+):[+%]?\d\}", look["say"]):
+        value = answer
+        for part in path.split("."):
+            named = isinstance(value, list) and not part.isdecimal()
+            value = (
+                next(v for v in value if v["name"] == part)
+                if named
+                else value[int(part)]
+                if isinstance(value, list)
+                else value[part]
+            )
+        wanted.append(value)
+    return wanted
+
+
+def test_an_answer_that_comes_late_does_not_speak_for_another_state(site, page) -> None:
+    differ = (g for g in lab_texts()["guides"] if told(g, g["looks"][0]) and told(g, g["looks"][1]))
+    guide = next(g for g in differ if told(g, g["looks"][0]) != told(g, g["looks"][1]))
+    late, ahead = [], []
+    page.route(re.compile(r"/lab/\w+\?"), lambda route: route.continue_() if ahead else late.append(route))
+    page.goto(site.at(f"#/lab/guide/{guide['id']}"))
+    page.wait_for_selector(".steps-of .primary")
+    page.wait_for_timeout(100)
+    ahead.append(True)
+    page.click(".steps-of .primary")
+    page.wait_for_selector(".say .num")
+    for route in late:
+        route.continue_()
+    page.wait_for_timeout(300)
+    assert late
+    assert numbers(page, ".say .num") == pytest.approx(told(guide, guide["looks"][1]), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [g["id"] for g in lab_texts()["guides"]])
+def test_a_guided_page_shows_the_numbers_of_the_library(site, page, name: str) -> None:
+    page.goto(site.at(f"#/lab/guide/{name}"))
+    walk(page, next(g for g in lab_texts()["guides"] if g["id"] == name))
+
+
+def test_the_copy_works_from_a_file_and_asks_nobody(page, tmp_path) -> None:
+    file = write_copy(tmp_path / "copy")
+    requests = []
+    page.on("request", lambda r: requests.append(r.url))
+    for guide in lab_texts()["guides"]:
+        page.goto(f"{file.as_uri()}#/lab/guide/{guide['id']}")
+        walk(page, guide)
+    page.goto(f"{file.as_uri()}#/lab")
+    page.click(".card >> nth=0")
+    page.wait_for_selector("text=3 of 6 are correct")
+    for tool in ("bench", "weights", "gate", "kl", "odds", "toy", "models", "ways"):
+        page.goto(f"{file.as_uri()}#/lab/{tool}")
+        page.wait_for_selector("h1")
+        assert page.query_selector(".note.bad") is None, tool
+    assert all(url.startswith(("file:///", "data:")) for url in requests)
+
+
+def test_what_a_model_writes_stays_text(page, tmp_path) -> None:
+    folder = made_run(tmp_path / "hostile")
+    texts_of = [
+        "<script>window.struck = 1</script><img src=x onerror='window.struck = 1'>",
+        "\x1b[31mred\x07 \x9b2J",
+        "price \u202e00.1\u202c \u2066x\u2069 \u200b\U000e0041",
+        "]]></title><style>body{display:none}</style>",
+    ]
+    hostile = "<b onclick=alert(1)>\u202eprompt"
+    log_step(folder, 0, [made_group([1, 0, 1, 0], texts_of, prompt=hostile, name="<i>name</i>\u202e")])
+    folder.append("events.jsonl", {"step": 0, "event": "<img src=x onerror=alert(1)>\x1b[0m"})
+    with serving(tmp_path) as url:
+        for fragment in (
+            "#/run/hostile",
+            "#/run/hostile/step/0",
+            "#/run/hostile/step/0/group/0",
+            "#/run/hostile/step/0/group/0/token/0",
+        ):
+            page.goto(f"{url}?token=right{fragment}")
+            page.wait_for_selector("h1")
+        page.goto(f"{url}?token=right#/run/hostile/step/0/group/0")
+        page.wait_for_selector(".completion")
+        shown = page.inner_text("main")
+        hidden = page.eval_on_selector_all(".hidden-char", "all => all.map(e => e.title)")
+        struck = page.evaluate("window.struck")
+        foreign = page.evaluate("document.querySelectorAll('main script, main img, main style').length")
+        page.goto("about:blank")
+    folder.close()
+    assert "<script>window.struck = 1</script>" in shown
+    assert (struck, foreign) == (None, 0)
+    assert not set("\x1b\x07\x9b\u202e\u2066\u200b") & set(shown)
+    assert {"U+001B", "U+0007", "U+009B", "U+202E", "U+2066", "U+200B", "U+E0041"} <= set(hidden)
+
+
+def test_a_live_page_grows_while_the_run_writes(site, page) -> None:
+    folder = RunFolder(site.root / "one")
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".strip a")
+    assert page.locator(".strip a").count() == 3
+    page.wait_for_selector("text=training")
+    groups = [made_group([1, 1, 0, 1], ["a", "b", "c", "d"])]
+    log_step(folder, 3, groups, **{"entropy/sampled": 0.5})
+    page.wait_for_selector("a[aria-label^='Step 3,']")
+    line = as_stream([{"step": 4, "reward/mean": 0.75, "groups/dead": 0}])
+    with (site.root / "one" / "metrics.jsonl").open("a") as file:
+        file.write(line[:30])
+        file.flush()
+        time.sleep(1)
+        assert page.locator("text=5 / ").count() == 0
+        file.write(line[30:])
+    page.wait_for_selector("text=5 / ")
+    page.wait_for_selector(".tile:has-text('reward') >> text=0.750")
+    folder.close()
+
+
+def test_a_killed_and_a_damaged_run_open(site, page) -> None:
+    one, two = site.root / "one", site.root / "two"
+    with (one / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    (two / "metrics.jsonl").write_bytes(b"\x00\xff\n" + (two / "metrics.jsonl").read_bytes())
+    (two / "rollouts" / "step_000001.npz").write_bytes(b"PK\x03")
+    (two / ".lock").write_text("process 999999999 on elsewhere")
+    (site.root / "foreign").mkdir()
+    (site.root / "foreign" / "config.yaml").write_text("server: {port: 80}")
+    (site.root / "bad").mkdir()
+    (site.root / "bad" / "config.yaml").write_text("{ not: [yaml")
+    page.goto(site.at("#/"))
+    page.wait_for_selector(".run >> nth=3")
+    page.goto(site.at("#/run/foreign"))
+    page.wait_for_selector("h1")
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".pill.state")
+    page.goto(site.at("#/run/two"))
+    page.wait_for_selector("text=lines cannot be read")
+    page.goto(site.at("#/run/two/step/1/group/0"))
+    page.wait_for_selector(".completion")
+
+
+def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
+    page.goto(site.at("#/run/one/step/0/group/0/token/1"))
+    page.wait_for_selector(".tokens .tok")
+    page.focus(".tokens")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".panel >> text=Token 2")
+    row = {
+        k: float(v)
+        for k, v in page.eval_on_selector_all(
+            ".panel tr:has(.num)",
+            "all => all.map(r => [r.cells[0].textContent, r.querySelector('.num').dataset.value])",
+        )
+    }
+    archive = read_rollouts(site.root / "one", 0).arrays
+    place = int(archive["ends"][0]) + 2
+    expected = {
+        "log-prob": "logprobs",
+        "advantage": "advantages",
+        "ratio": "ratios",
+        "entropy": "entropies",
+        "gradient": "applied",
+    }
+    for shown, name in expected.items():
+        assert row[shown] == pytest.approx(float(archive[name][place]), abs=1e-6), shown
+    page.check("input[value=clip]", force=True)
+    page.wait_for_selector(".legend >> text=silenced")
+
+
+def test_a_finding_leads_to_its_evidence(site, page) -> None:
+    evidence = {"step": 1, "group": 0, "completion": 2, "token": 3}
+    finding = {
+        "id": "x",
+        "step": 2,
+        "severity": "severe",
+        "sentence": "It went wrong",
+        "remedy": "train: {lr: 1}",
+    }
+    with (site.root / "one" / "findings.jsonl").open("a") as file:
+        file.write(as_stream([{**finding, "advice": "", "evidence": evidence}]))
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".finding.severe >> text=train: {lr: 1}")
+    page.click(".finding.severe a")
+    page.wait_for_selector("h1:text-is('Completion 2')")
+    page.wait_for_selector(".panel >> text=Token 3")
+
+
+def test_labels_of_an_axis_are_the_numbers_they_stand_at(page, tmp_path) -> None:
+    """Of small gradients every label was 0.01, whose own lines stood at .002, .004, .006."""
+    folder = made_run(tmp_path / "small")
+    folder.write_rollouts(
+        0,
+        [made_group([1, 0], ["yes", "no"])],
+        [np.ones(4), -np.ones(5)],
+        seen={"applied": np.arange(9) / 1300},
+    )
+    folder.close()
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/run/small/step/0/group/0/token/1")
+        page.wait_for_selector("svg.plot text[text-anchor=end]")
+        said = page.eval_on_selector_all(
+            "svg.plot text[text-anchor=end]",
+            "all => all.map(t => [Number(t.textContent), Number(t.getAttribute('y'))])",
+        )
+    values, heights = np.array(said).T
+    slopes = np.diff(values) / np.diff(heights)
+    assert len(set(values)) == len(values) > 2
+    assert slopes == pytest.approx(slopes[0], rel=1e-3)
+
+
+def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> None:
+    run = site.root / "one"
+    record = {"exit_code": 75, "error": "stopped by SIGTERM", "go_on": "covey resume runs/one"}
+    (run / ".lock").write_text("")
+    (run / "exit.json").write_text(json.dumps(record))
+    (run / "findings.jsonl").write_text(
+        as_stream([{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}])
+    )
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")
+    page.wait_for_selector("text=No verdict yet")
+    page.wait_for_selector(".finding >> text=step 2")  # as the console and the curves count
+    (run / "result.json").write_text("{}")
+    page.reload()
+    page.wait_for_selector("text=No verdict: held-out problems were not measured")
+
+
+def test_two_runs_are_compared(site, page) -> None:
+    page.goto(site.at("#/"))
+    page.check("input[data-run=one]")
+    page.check("input[data-run=two]")
+    page.click("button:text-is('Compare two')")
+    page.wait_for_selector("h2:text-is('What differs')")
+    page.wait_for_selector("canvas")
+
+
+PAGES = [
+    "#/",
+    "#/run/one",
+    "#/run/one/step/0",
+    "#/run/one/step/0/group/0",
+    "#/run/one/step/0/group/0/token/0",
+    "#/compare/one/two",
+    "#/lab",
+]
+TOOLS = [
+    "bench",
+    "weights",
+    "gate",
+    "kl",
+    "odds",
+    "toy",
+    "models",
+    "ways",
+    "guide/tickets",
+    "guide/prefix",
+    "guide/laststep",
+]
+
+
+def test_at_360_pixels_nothing_sticks_out_and_everything_has_a_name(site, page) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    for fragment in (*PAGES, *(f"#/lab/{t}" for t in TOOLS)):
+        page.goto(site.at(fragment))
+        page.wait_for_selector("h1")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, fragment
+        nameless = page.evaluate(
+            """[...document.querySelectorAll('button, a, input, select')].filter(e => !(e.textContent.trim()
+            || e.getAttribute('aria-label') || e.title || e.closest('label')?.textContent.trim()))
+            .map(e => e.outerHTML)"""
+        )
+        assert nameless == [], fragment
+        assert page.locator("h1").count() == 1, fragment
+
+
+@pytest.mark.slow
+def test_a_step_of_half_a_million_tokens_opens_in_a_second(page, tmp_path) -> None:
+    folder = made_run(tmp_path / "large")
+    big = made_group([float(i % 3 == 0) for i in range(16)], ["word " * 250] * 16)
+    tokens = np.arange(1000) % 300
+    completions = tuple(
+        replace(c, tokens=tokens, logprobs=np.full(1000, -0.5, np.float32)) for c in big.completions
+    )
+    log_step(folder, 0, [replace(big, completions=completions) for _ in range(32)])
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/run/large")
+        page.wait_for_selector(".strip a")
+        taken = []
+        for fragment, ready in (
+            ("#/run/large/step/0", ".group >> nth=31"),
+            ("#/run/large/step/0/group/3/token/2", ".tok >> nth=999"),
+        ):
+            start = time.perf_counter()
+            page.evaluate(f"location.hash = {fragment!r}")
+            page.wait_for_selector(ready, state="attached")
+            taken.append(time.perf_counter() - start)
+        page.goto("about:blank")
+    folder.close()
+    print("seconds", taken)
+    assert max(taken) < 1

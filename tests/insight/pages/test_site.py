@@ -1,0 +1,308 @@
+"""Who is let in, what is answered, and that colours can be read."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import covey
+from covey.config.load import load_config, resolved_yaml
+from covey.insight.pages import server, tokens
+from covey.insight.pages.records import Runs, group_page, listed_runs, run_page, run_state, step_page
+from covey.insight.pages.server import STATIC
+from covey.insight.pages.thinning import MOST, Curve
+from covey.insight.show import show_step
+from covey.runs.origin import write_own
+from tests.conftest import full_tokenizer
+from tests.fakes import as_stream, rewrite_rollouts, rows_of
+from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run
+
+
+def asked(url: str, path: str, host: str | None = None, token: str = TOKEN, method: str = "GET"):
+    port = urlsplit(url).port
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{port}")
+    if token:
+        connection.putheader("x-covey-token", token)
+    connection.endheaders()
+    try:
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def test_only_the_holder_of_the_token_is_let_in(site) -> None:
+    for path in ("/api/runs", "/api/run?run=one", "/api/live?run=one", "/api/lab/group"):
+        assert asked(site.url, path, token="")[0].status == 403
+        assert asked(site.url, path, token="wrong")[0].status == 403
+    assert asked(site.url, "/api/runs")[0].status == 200
+    assert asked(site.url, f"/api/runs?token={TOKEN}", token="")[0].status == 200
+    # What is the same for everybody needs none: the page reads the token from its own address.
+    assert asked(site.url, "/", token="")[0].status == 200
+    assert asked(site.url, "/static/main.js", token="")[0].status == 200
+
+
+def test_no_cookie_carries_the_token_to_other_ports(site) -> None:
+    assert "set-cookie" not in asked(site.url, f"/?token={TOKEN}", token="")[0].headers
+
+
+def test_a_connection_that_asks_nothing_is_closed(site, monkeypatch) -> None:
+    monkeypatch.setattr(server, "HEADERS_WITHIN", 0.2)
+    port = urlsplit(site.url).port
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as half:
+        half.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert half.recv(1) == b""
+    assert asked(site.url, "/api/runs")[0].status == 200
+
+
+def test_the_browser_is_not_told_the_token_on_its_command_line(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1/?token=secret#/"
+    page = server._doorway(tmp_path, url)
+    assert "secret" not in page.as_uri() and url in page.read_text()
+
+
+def test_other_hosts_and_other_methods_are_refused(site) -> None:
+    for host in ("evil.example", "127.0.0.1", "localhost.evil.example:80"):
+        assert asked(site.url, "/api/runs", host=host)[0].status == 421
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert asked(site.url, "/api/runs", method=method)[0].status == 405
+
+
+def test_every_answer_forbids_foreign_content(site) -> None:
+    for path in ("/", "/static/main.js", "/api/runs", "/nothing"):
+        headers = asked(site.url, path)[0].headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    for file in STATIC.rglob("*"):
+        if file.suffix in (".js", ".css", ".html") and file.parent.name != "vendor":
+            assert not re.search(r"(src|href|url|import|fetch)\W{1,3}https?://", file.read_text()), file
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+        "/api/run?run=../../etc",
+        "/api/run?run=%2Fetc",
+        "/api/run",
+        "/api/step?run=one&step=99",
+        "/api/step?run=one&step=x",
+        "/api/group?run=one&step=0&group=77",
+        "/api/tokens?run=one&step=0&group=0&sample=9",
+        "/api/lab/none",
+        "/api/live?run=none",
+        "/api/compare?a=one",
+    ],
+)
+def test_what_is_not_there_is_said_in_words(site, path: str) -> None:
+    response, body = asked(site.url, path)
+    assert response.status in (400, 404)
+    assert response.status == 404 or json.loads(body)["error"]
+
+
+def test_groups_come_in_the_order_of_what_they_teach(site) -> None:
+    groups = json.loads(asked(site.url, "/api/step?run=one&step=0")[1])["groups"]
+    assert [g["dead"] for g in groups] == [False, True]
+    assert [g["texts"] for g in groups] == [4, 1]
+
+
+def test_a_line_without_a_step_is_no_record_and_a_result_ends_a_run(site) -> None:
+    run = site.root / "one"
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"loss": 1}\n{"step": 1'
+            + "0" * 400
+            + '}\n{"step": 2, "loss": NaN}\n{"step": 2, "loss": 1e999}\n'
+        )
+    assert listed_runs(Runs(site.root))[0]["done"] == 3
+    assert any("4 lines cannot be read" in note for note in run_page("one", run)["notes"])
+    assert run_state(run) == "training"  # this process has its lock
+    (run / "result.json").write_text("{}")  # as a stage leaves it that makes examples, and no model
+    assert run_state(run) == "finished"
+
+
+def test_what_is_not_finite_becomes_null(site) -> None:
+    log = site.root / "one" / "rollouts" / "step_000000.npz"
+    with np.load(log) as archive:
+        arrays = dict(archive)
+    arrays["ratios"][:] = np.nan
+    rewrite_rollouts(site.root / "one", 0, rows_of(log.with_suffix(".jsonl")), arrays)
+    values = json.loads(asked(site.url, "/api/tokens?run=one&step=0&group=0&sample=0")[1])["values"]
+    assert set(values["ratio"]) == {None}
+    assert values["value"][0] == 0.5  # half of the siblings are correct
+
+
+def test_it_starts_says_where_and_ends_with_ctrl_c(site) -> None:
+    command = [sys.executable, "-m", "covey", "ui", str(site.root), "--no-open", "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    url = json.loads(process.stdout.readline())["url"]
+    assert url.startswith("http://127.0.0.1:")
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "covey", "ui", str(tmp_path / "none")], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "no such folder" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- colours -----------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+PAIRS = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", (STATIC / "style.css").read_text()))
+ON = [
+    (text, ground)
+    for text in ("ink", "muted", "accent", "up", "down", "good", "bad", "unsure")
+    for ground in ("page", "card", "sunk")
+]
+ON += [("on-accent", "accent"), ("good", "good-wash"), ("bad", "bad-wash"), ("unsure", "unsure-wash")]
+
+
+@pytest.mark.parametrize(("text", "ground"), ON)
+def test_text_can_be_read_in_light_and_dark(text: str, ground: str) -> None:
+    for a, b in zip(PAIRS[text].split(", "), PAIRS[ground].split(", "), strict=True):
+        assert contrast(a, b) >= 4.5, (a, b)
+
+
+def test_the_wheel_carries_the_pages(tmp_path) -> None:
+    """As far as that can be seen without building one: everything below `src/covey` goes in."""
+    root = Path(covey.__file__).parent
+    assert {p.name for p in STATIC.iterdir()} >= {"index.html", "main.js", "style.css", "vendor"}
+    assert (STATIC / "vendor" / "uPlot.LICENSE").read_text().startswith("The MIT License")
+    assert STATIC.is_relative_to(root) and not zipfile.is_zipfile(root)
+
+
+def test_a_long_run_is_shown_in_few_points_and_no_spike_is_lost(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "long", train={"steps": 5000})
+    for step in range(5000):
+        spike = {2345: 99.0, 4100: -7.0}.get(step, step / 5000)
+        folder.append("metrics.jsonl", {"step": step, "reward/mean": spike, "accuracy": 1 / 3})
+    folder.close()
+    found = run_page("long", tmp_path / "long")
+    metrics = found["metrics"]
+    assert len(metrics) <= 2 * MOST + 2
+    rewards = [m["reward/mean"] for m in metrics]
+    assert (max(rewards), min(rewards)) == (99.0, -7.0)
+    assert (metrics[0]["step"], metrics[-1]["step"]) == (0, 4999)
+    assert [m["step"] for m in metrics] == sorted(m["step"] for m in metrics)
+    assert len(json.dumps(found)) < 200_000
+
+
+def test_a_page_that_is_opened_again_reads_only_what_is_new(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", train={"steps": 9})
+    folder.append("metrics.jsonl", {"step": 0, "loss": 1.0})
+    assert [m["step"] for m in run_page("run", tmp_path / "run")["metrics"]] == [0]
+    folder.append("metrics.jsonl", {"step": 1, "loss": 2.0})
+    found = run_page("run", tmp_path / "run")
+    assert [m["loss"] for m in found["metrics"]] == [1.0, 2.0]
+    assert found["at"]["metrics"] == (tmp_path / "run/metrics.jsonl").stat().st_size
+    # A resume takes records back: the page begins again.
+    (tmp_path / "run/metrics.jsonl").write_text(as_stream([{"step": 0, "loss": 3.0}]))
+    assert [m["loss"] for m in run_page("run", tmp_path / "run")["metrics"]] == [3.0]
+    folder.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 2500), parts=st.integers(1, 5))
+def test_a_curve_has_the_extremes_of_its_stream(seed: int, count: int, parts: int) -> None:
+    values = np.random.default_rng(seed).normal(size=count).tolist()
+    curve = Curve()
+    records = [{"step": step, "x": value} for step, value in enumerate(values)]
+    for part in np.array_split(np.arange(len(records)), parts):
+        curve.add(records[i] for i in part)
+    shown = curve.records()
+    assert len(shown) <= 2 * MOST + 2
+    steps = [r["step"] for r in shown]
+    assert steps == sorted(set(steps)) and (steps[0], steps[-1]) == (0, len(values) - 1)
+    assert max(r["x"] for r in shown) == pytest.approx(max(values), rel=1e-5)
+    assert min(r["x"] for r in shown) == pytest.approx(min(values), rel=1e-5)
+    assert (shown[0]["x"], shown[-1]["x"]) == pytest.approx((values[0], values[-1]), rel=1e-5)
+
+
+def test_a_message_with_two_lengths_is_refused_and_nothing_of_it_is_another_one(site) -> None:
+    place = urlsplit(site.url)
+    with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+        connection.sendall(
+            f"GET / HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n"
+            f"\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode()
+        )
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ({"name": "rloo", "kl": {"place": "reward", "coef": 0.1}}, "The KL in the reward"),
+        ({"name": "reinforce_pp", "kl": None}, "compares with something else than the group"),
+    ],
+)
+def test_a_dead_group_with_advantages_has_the_reason_of_its_own_algorithm(
+    tmp_path: Path, algorithm: object, says: str
+) -> None:
+    folder = made_run(tmp_path / "run", algorithm=algorithm)
+    log_step(folder, 0, [made_group([1.0, 1.0], ["4", "5"]), made_group([1.0, 0.0], ["4", "5"])])
+    assert says in step_page(folder.path, 0)["why_pushed"] in "\n".join(show_step(folder.path, 0)[1])
+    assert says in group_page(folder.path, 0, 0)["why_pushed"]
+    assert group_page(folder.path, 0, 1)["why_pushed"] == ""
+
+
+def test_tokens_of_a_base_model_in_a_hubs_cache_have_their_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of that cache are links into its blobs: they were refused, and no token had a text."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "blobs").mkdir()
+    full_tokenizer().backend_tokenizer.save(str(tmp_path / "blobs" / "0a1b"))
+    (tmp_path / "snapshot").mkdir()
+    link = tmp_path / "snapshot" / "tokenizer.json"
+    link.symlink_to(tmp_path / "blobs" / "0a1b")
+    monkeypatch.setattr(tokens, "try_to_load_from_cache", lambda *_: str(link))
+    folder = made_run(tmp_path / "run")
+    log_step(folder, 0, [made_group([1, 0], ["four", "five"])])
+    values = {"model": "some/model", "data": {"task": "sums"}, "output": str(tmp_path / "run")}
+    write_own(folder.path, "config.yaml", resolved_yaml(load_config(values=values)))
+    assert tokens.token_page(folder.path, 0, 0, 0)["pieces"]
+
+
+def test_a_page_of_a_run_whose_settings_are_gone_names_them(tmp_path: Path) -> None:
+    """The list had it a moment ago: the page said nothing, and the server had an error of its own."""
+    folder = made_run(tmp_path / "run")
+    log_step(folder, 0, [made_group([1, 0], ["four", "five"])])
+    (tmp_path / "run" / "config.yaml").unlink()
+    assert any("config.yaml: missing" in note for note in run_page("run", tmp_path / "run")["notes"])
