@@ -1,4 +1,4 @@
-"""Compiled operations for the wheel: a library for each of `models/kernels/compiler.LEVELS` that this can make.
+"""Compiled operations for the wheel: a library for each of `models/kernels/compiler.LEVELS` it can make.
 
 `python -m build --wheel` and `pip wheel .` run this. For processors like this machine's it needs gcc, for
 arm64 aarch64-linux-gnu-gcc (`apt-get install gcc-aarch64-linux-gnu`). What cannot be made is left out and
