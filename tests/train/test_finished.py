@@ -19,7 +19,7 @@ from covey.cli import main
 from covey.config.load import load_config
 from covey.errors import CheckpointError
 from covey.insight.pages.records import run_page
-from covey.insight.report import write_report
+from covey.insight.pages.report import write_report
 from covey.insight.show import show_run
 from covey.runs.estimates import Evaluation
 from covey.training.run import Run, RunOptions
