@@ -1,6 +1,6 @@
 // Curves of runs, drawn by uPlot; they follow what comes in.
 
-import { fmt, h, percent, places } from "./dom.js";
+import { fmt, h, label, percent, places } from "./dom.js";
 
 const COLOURS = ["a", "b", "c", "d", "e", "f"];
 const known = (name, text) => [name, text];
@@ -90,12 +90,12 @@ export function curves(source) {
       for (const p of plots) p.destroy();
       plots = [];
       grid.replaceChildren();
-      more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, n)));
+      more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, label(n))));
     }
     chosen.forEach(([title, series, show], i) => {
       const { values, made, bands } = table(data, series, colours, show);
       if (shape === drawn) { plots[i].setData(values); return; }
-      const host = h("figure", { class: "chart" }, h("figcaption", {}, title));
+      const host = h("figure", { class: "chart" }, h("figcaption", {}, label(title)));
       grid.append(host);
       plots.push(new window.uPlot({
         width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
@@ -113,7 +113,7 @@ export function curves(source) {
     const made = lines.map((l, i) => {
       const few = l.points.size < 60;
       return {
-        label: l.text, stroke: colour(l, i), width: 1.75, spanGaps: true,
+        label: label(l.text), stroke: colour(l, i), width: 1.75, spanGaps: true,
         dash: source.compare && l.k ? [5, 4] : undefined, points: { show: l.name.startsWith("held-out:") || (few && l.points.size < 2), size: 6 },
         value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
       };

@@ -75,6 +75,9 @@ export function written(text) {
   return parts;
 }
 
+// The same where elements cannot be: in the labels of curves and the options of a list.
+export const label = (text) => written(text).map((part) => (typeof part === "string" ? part : `[${part.title}]`)).join("");
+
 export const prose = (text, attributes = {}) => h("div", { dir: "auto", ...attributes, class: `prose ${attributes.class ?? ""}` }, written(text));
 
 // --- questions --------------------------------------------------------------------------------------
