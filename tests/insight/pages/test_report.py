@@ -46,6 +46,10 @@ def reported(run: Path) -> dict[str, Any]:
     return answers_of((run.parent / "report.html").read_text())
 
 
+def steps_in(answers: dict[str, Any]) -> list[int]:
+    return sorted(int(key.rpartition("=")[2]) for key in answers if key.startswith("step?"))
+
+
 def rounds(folder: RunFolder, steps: int, groups: int = 2, text: str = "four") -> None:
     for step in range(steps):
         log_step(
@@ -70,11 +74,11 @@ def test_a_report_has_every_page_that_it_leads_to(tmp_path: Path) -> None:
     answers = reported(folder.path)
     assert answers["report?"] == {"name": "run", "runs": ["run"]}
     run = answers["run?run=run"]
-    assert run["logged"] == [0, 2, 4]
+    assert steps_in(answers) == [0, 2, 4]
     assert "Of 5 steps with completions it has 3, with 6 of their groups and 24 completions" in run["report"]
-    for step in run["logged"]:
+    for step in (0, 2, 4):
         page = answers[f"step?run=run&step={step}"]
-        assert page["logged"] == run["logged"] and page["of"] == 2
+        assert page["of"] == 2
         for group in (g["group"] for g in page["groups"]):
             held = answers[f"group?group={group}&run=run&step={step}"]
             assert held["order"] == [0, 1] and len(held["completions"]) == 4
@@ -98,7 +102,7 @@ def test_a_report_of_a_long_run_is_small_and_says_what_it_leaves_out(tmp_path: P
     answers = reported(folder.path)
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
     run = answers["run?run=run"]
-    assert {0, 4999} <= set(run["logged"]) <= {0, 2500, 4999, 4990}
+    assert {0, 4999} <= set(steps_in(answers)) <= {0, 4990, 4999}
     assert len(run["metrics"]) < 500
     for step in (0, 4999):
         page = answers[f"step?run=run&step={step}"]
@@ -123,7 +127,7 @@ def test_the_evidence_of_findings_is_in_the_report(tmp_path: Path) -> None:
     (folder.path / "findings.jsonl").write_text(as_stream(records))
     folder.close()
     answers = reported(folder.path)
-    assert answers["run?run=run"]["logged"] == [0, 12, 20, 29, 39]
+    assert steps_in(answers) == [0, 12, 20, 29, 39]
     assert "tokens?group=1&run=run&sample=3&step=29" in answers
 
 
@@ -147,13 +151,12 @@ def test_the_page_of_a_run_sums_its_times_over_all_steps(tmp_path: Path) -> None
             "timings.jsonl",
             {
                 "step": step, "seconds/rollout": 0.5, "seconds/save": 0.25,
-                "tokens_per_second/rollout": 10.0, "memory/peak_mib": 1000.0 - step,
+                "tokens_per_second/rollout": 10.0,
             },
         )  # fmt: skip
     folder.close()
     spent = run_page("run", folder.path)["spent"]
-    assert spent["seconds"] == {"rollout": 450, "save": 225}
-    assert spent["tokens"]["rollout"] == 4500 and spent["peak_mib"] == 1000
+    assert spent == {"seconds/rollout": 450, "seconds/save": 225, "tokens/rollout": 4500, "tokens/save": 0}
 
 
 def test_ten_buckets_of_pass_rates_are_three_curves(tmp_path: Path) -> None:

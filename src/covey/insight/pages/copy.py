@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 
 from covey.insight.pages import lab
-from covey.insight.pages.document import address, document, rounded
+from covey.insight.pages.document import address, document
 from covey.insight.pages.drawings import lab_contents, lab_texts
+from covey.insight.pages.thinning import rounded
 from covey.runs.atomic import make_folder, write_file
 
 DIGITS = 10

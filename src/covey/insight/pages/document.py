@@ -66,19 +66,6 @@ def address(path: str, query: Mapping[str, object]) -> str:
     return f"{path}?" + "&".join(sorted(f"{name}={value}" for name, value in query.items()))
 
 
-def rounded(value: object, digits: int) -> object:
-    """Return JSON with so many significant digits, and null for numbers that are not finite."""
-    if hasattr(value, "tolist"):
-        return rounded(value.tolist(), digits)
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if abs(value) < float("inf") else None
-    if isinstance(value, Mapping):
-        return {k: rounded(v, digits) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(v, digits) for v in value]
-    return value
-
-
 def _static(name: str) -> str:
     return (files("covey") / "insight" / "pages" / "static" / name).read_text(encoding="utf-8")
 

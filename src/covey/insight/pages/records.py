@@ -201,26 +201,6 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     }
 
 
-class Spent:
-    """The seconds and tokens of a run by phase, and its largest memory."""
-
-    def __init__(self) -> None:
-        self.seconds, self.tokens = defaultdict[str, float](float), defaultdict[str, float](float)
-        self.peak_mib = 0.0
-
-    def add(self, records: Iterable[Record]) -> None:
-        """Add the times of further steps; other records have none."""
-        for record in records:
-            for name, value in record.items():
-                kind, _, phase = name.partition("/")
-                if kind == "seconds" and isinstance(value, float | int):
-                    rate = record.get(f"tokens_per_second/{phase}")
-                    self.seconds[phase] += value
-                    self.tokens[phase] += value * rate if isinstance(rate, float | int) else 0.0
-                elif name == "memory/peak_mib" and isinstance(value, float | int):
-                    self.peak_mib = max(self.peak_mib, value)
-
-
 class Reading:
     """The content of a run's streams; each byte is read once, however often its page is opened."""
 
@@ -234,7 +214,8 @@ class Reading:
         self.tails = tails(self.folder)
         self.curves = {name: Curve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
-        self.spent = Spent()
+        self.spent = defaultdict[str, float](float)
+        """Phase, as `seconds/rollout` or `tokens/rollout` -> total of all steps."""
         self.refused: dict[str, str] = {}
         """Stream -> why it is not read: it is a link, a pipe, or too large."""
 
@@ -259,9 +240,18 @@ class Reading:
             self.refused.pop(name, None)
             if name in self.curves:
                 self.curves[name].add(record for record in new if "step" in record)
-                self.spent.add(new)
+                self._count(new)
             else:
                 self.lists[name] += new
+
+    def _count(self, records: Iterable[Record]) -> None:
+        for record in records:
+            for name, value in record.items():
+                kind, _, phase = name.partition("/")
+                if kind == "seconds" and isinstance(value, float | int):
+                    rate = record.get(f"tokens_per_second/{phase}")
+                    self.spent[name] += value
+                    self.spent[f"tokens/{phase}"] += value * rate if isinstance(rate, float | int) else 0
 
 
 @lru_cache(maxsize=16)
@@ -309,7 +299,7 @@ def run_page(name: str, folder: Path) -> Record:
         "state": now,
         "settings": settings,
         "environment": environment,
-        "spent": vars(known.spent),
+        "spent": dict(known.spent),
         "verdict": verdict,
         "duration": duration(seconds),
         "remarks": remarks,

@@ -88,15 +88,16 @@ function facts(run) {
   const part = (title, ...body) => h("details", {}, h("summary", {}, title), body);
   const pair = (key, value, says) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, written(key))), h("td", {}, h("code", {}, written(value))), says === undefined ? null : h("td", { class: "muted" }, says));
   const differing = run.settings.filter((s) => s.differs), others = run.settings.filter((s) => !s.differs);
-  const whole = Object.values(run.spent.seconds).reduce((sum, s) => sum + s, 0);
-  const spent = Object.entries(run.spent.seconds).sort(([, a], [, b]) => b - a).map(([phase, s]) => {
-    const tokens = run.spent.tokens[phase];
-    return h("tr", {}, h("th", { scope: "row" }, written(phase)), [s < 60 ? `${fmt(s, 1)} s` : seconds(s), percent(whole ? s / whole : 0), tokens ? fmt(Math.round(tokens), 0) : "–", tokens && s ? fmt(Math.round(tokens / s), 0) : "–"].map((t) => h("td", { class: "num" }, t)));
+  const phases = Object.keys(run.spent).filter((name) => name.startsWith("seconds/")).map((name) => [name.slice(8), run.spent[name]]);
+  const whole = phases.reduce((sum, [, s]) => sum + s, 0), most = Math.max(...run.timings.map((t) => t["memory/peak_mib"] ?? 0));
+  const spent = phases.sort(([, a], [, b]) => b - a).map(([phase, s]) => {
+    const tokens = run.spent[`tokens/${phase}`];
+    return h("tr", {}, h("th", { scope: "row" }, written(phase)), [s < 60 ? `${fmt(s, 1)} s` : seconds(s), percent(whole ? s / whole : 0), tokens ? fmt(Math.round(tokens), 0) : "–", tokens ? fmt(Math.round(tokens / s), 0) : "–"].map((t) => h("td", { class: "num" }, t)));
   });
   return [
     part(`Settings that differ from the defaults (${differing.length})`, table([], differing.map((s) => pair(s.setting, s.value, s.says)))),
     part(`All other settings, which are as by default or by the preset (${others.length})`, table([], others.map((s) => pair(s.setting, s.value)), "scroll")),
-    spent.length ? part("Time and memory", table(["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(run.spent.peak_mib), 0)} MiB at most.`)) : null,
+    spent.length ? part("Time and memory", table(["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(most), 0)} MiB at most.`)) : null,
     run.environment.length ? part("Environment: versions, machine, files", table([], run.environment.map(([key, value]) => pair(key, value)), "scroll")) : null,
   ];
 }
@@ -136,7 +137,7 @@ function evidenceLink(run, name, { step, evidence }) {
 
 function stepStrip(run, name) {
   if (!run.logged.length) return [];
-  if (isStatic()) return [h("h2", {}, "Look into a step"), h("p", {}, run.logged.map((s, i) => [i ? " · " : "", pageLink({ run: name, step: s }, {}, `Step ${s}`)]))];
+  if (isStatic()) return [h("h2", {}, "Look into a step"), h("p", {}, run.logged.filter((s) => holds({ run: name, step: s })).map((s, i) => [i ? " · " : "", pageLink({ run: name, step: s }, {}, `Step ${s}`)]))];
   const dead = new Map(run.metrics.map((m) => [m.step, m["groups/dead"]]));
   const every = Math.max(1, Math.ceil(run.logged.length / 240));
   const shown = run.logged.filter((s, i) => i % every === 0 || s === run.logged.at(-1));

@@ -1,13 +1,13 @@
 // A step as a grid of its groups, and a group as its completions side by side.
 
-import { ask, fmt, h, isStatic, num, pageLink, prose, trail, written } from "./dom.js";
+import { ask, fmt, h, holds, isStatic, num, pageLink, prose, trail, written } from "./dom.js";
 import { bar } from "./plot.js";
 
 const tie = (g) => (g.rewards.every((r) => r === null) ? "nothing scored" : `all ${fmt(g.mean, 2)}`);
 export const why = (g) => (g.texts === 1 ? "the same text every time" : `${g.texts} different texts, the same reward`);
 
-function place(run, step, logged) {
-  const i = logged.indexOf(step);
+function place(run, step, all) {
+  const logged = all.filter((s) => holds({ run, step: s })), i = logged.indexOf(step);
   const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : pageLink({ run, step: to }, { "aria-label": label }, text));
   return h("span", { class: "pager" }, go(logged[i - 1], "‹ earlier", "The step before"), go(logged[i + 1], "later ›", "The next step"));
 }
@@ -45,12 +45,12 @@ const lastLine = (text) => {
 
 export async function groupPage(run, step, number) {
   const g = await ask("group", { run, step, group: number });
-  const i = g.order.indexOf(number);
+  const order = g.order.filter((n) => holds({ run, step, group: n })), i = order.indexOf(number);
   const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : pageLink({ run, step, group: to }, { "aria-label": label }, text));
   const bench = `#/lab/bench?rewards=${g.rewards.map((r) => r ?? 0).join(",")}&lengths=${g.lengths.map((n) => Math.max(n, 1)).join(",")}`;
   const node = h("div", {},
     trail({ run, step, group: number }),
-    h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(g.order[i - 1], "‹ before", "The group before"), go(g.order[i + 1], "next ›", "The next group"))),
+    h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(order[i - 1], "‹ before", "The group before"), go(order[i + 1], "next ›", "The next group"))),
     g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.why_pushed ? `. ${g.why_pushed}` : ", so every advantage is 0."}`)
       : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
     h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
