@@ -16,12 +16,12 @@ from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
-from covey.runs.rollouts import read_rollouts
+from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
 ROOM = 1_200_000
-"""Characters of a report for completions and their tokens, of all stages together."""
+"""Characters of a report for completions and their tokens, of all stages together that sample."""
 GROUPS = 48
 """Most groups that the page of a step lists."""
 TEXTS = 100_000
@@ -42,9 +42,10 @@ def write_report(run: Path, output: Path) -> None:
     if output.is_dir() or not output.parent.is_dir():
         raise ConfigError(f"--output {output}: name a file in a folder that exists")
     name, answers = run.resolve().name, dict[str, object]()
+    room = ROOM // max(1, sum(bool(recorded_steps(stage)) for stage in stages))
     for stage in stages:
         _refuse_damage(stage)
-        answers |= _pages(stage, stage.resolve().name, ROOM // len(stages))
+        answers |= _pages(stage, stage.resolve().name, room)
     answers["report?"] = {"name": name, "runs": [stage.resolve().name for stage in stages]}
     modules = ("curves", "step", "tokens", "run", "routes", "report")
     write_file(output, document(name, modules, answers, REFUSAL, plots=True))

@@ -64,7 +64,7 @@ export function curves(source) {
   const grid = h("div", { class: "charts" });
   const zero = h("p", { class: "muted small" }), more = h("select", { "aria-label": "Any other metric" });
   let plots = [], extra = null, drawn = "";
-  const sync = window.uPlot?.sync("steps");
+  const sync = window.uPlot?.sync(source.run ?? "two runs");
 
   function wanted(data) {
     const names = [...new Set(data.flatMap((d) => [...d.keys()]))];

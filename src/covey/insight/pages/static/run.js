@@ -44,7 +44,7 @@ export async function runPage(name, part = false) {
 
   redraw();
   examples(run, name).then((nodes) => shown.replaceChildren(...nodes));
-  const node = h("div", {}, head, tiles, found, steps, h("section", {}, h("h2", {}, "Curves"), charts.node), held, shown,
+  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, steps, h("section", {}, h("h2", {}, "Curves"), charts.node), held, shown,
     h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
   const source = isStatic() ? null : follow(run, name, redraw);
   return { title: name, node, shown: charts.draw, leave: () => { charts.leave(); source?.close(); } };
@@ -63,7 +63,7 @@ function evaluations(evals) {
     const show = name === "reward" ? (v) => fmt(v, 3) : (v) => fmt(100 * v, 0);
     return `${show(value)}${name === "reward" ? "" : " %"} [${show(low)}, ${show(high)}]`;
   };
-  return [h("h2", {}, "Held-out problems"), h("p", { class: "muted" }, `${evals.at(-1).problems ?? ""} problems, ${evals.at(-1).samples ?? ""} samples of each; with 95 % intervals.`),
+  return [h("h2", {}, "Held-out problems"), h("p", { class: "muted" }, `${evals.length} evaluations of ${evals.at(-1).problems ?? "some"} problems, with ${evals.at(-1).samples ?? "some"} samples of each and 95 % intervals.`),
     table(["step", ...names.map((n) => written(n))], evals.map((e) => h("tr", {}, h("th", { scope: "row", class: "num" }, fmt(e.step, 0)), names.map((n) => h("td", { class: "num" }, said(e, n))))), "scroll")];
 }
 
