@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 from html import unescape
 from pathlib import Path
@@ -177,6 +178,13 @@ def test_a_stage_names_the_other_stages_of_its_pipeline(tmp_path: Path) -> None:
     assert runs.page("pipe/2-rl")["stages"] == ["pipe/1-sft", "pipe/2-rl", "pipe/10-rl"]
     assert runs.page("alone")["stages"] == []
     assert Runs(tmp_path / "pipe" / "2-rl").page("2-rl")["stages"] == ["2-rl"], "the others are not served"
+
+
+def test_the_name_of_a_folder_need_not_be_text(tmp_path: Path) -> None:
+    run = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff<"))
+    made_run(tmp_path / "run").close()
+    (tmp_path / "run").rename(run)
+    assert reported(run)["report?"]["name"] == "r\udcff<"
 
 
 def test_a_report_needs_a_run_and_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
