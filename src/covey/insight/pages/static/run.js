@@ -34,7 +34,7 @@ export async function runPage(name, part = false) {
       ...(last("reward/mean") === undefined ? [tile("loss", fmt(last("loss"), 3), `began at ${fmt(first("loss"), 3)}`)] : [
         tile("reward", fmt(last("reward/mean"), 3), `began at ${fmt(first("reward/mean"), 3)}`),
         tile("correct", ...share("accuracy")), tile("dead groups", ...share("groups/dead")), tile("truncated", ...share("length/truncated")),
-        tile("entropy", fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
+        tile("entropy", last("entropy/sampled") === undefined ? undefined : fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
     ].filter(Boolean));
     found.replaceChildren(...findings(run, name));
     held.replaceChildren(...evaluations(run.evals));
