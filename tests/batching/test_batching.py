@@ -43,7 +43,7 @@ def test_truncated_completions_can_be_left_untrained() -> None:
             *[*(getattr(cut.completions[1], n) for n in ("tokens", "logprobs", "text")), "length"]
         ),
     )
-    cut = type(cut)(cut.problem, cut.prompt, completions, cut.rewards, cut.components, cut.weights)
+    cut = replace(cut, completions=completions)
     assert collate([cut]).mask.any(-1).tolist() == [True, True]
     assert collate([cut], mask_truncated=True).mask.any(-1).tolist() == [True, False]
 
