@@ -187,8 +187,8 @@ def test_scores_carry_status_extraction_and_parts() -> None:
 
 def test_half_a_surrogate_pair_in_a_score_is_spelled_out() -> None:
     """No file takes it, and `json.loads` makes one of a completion's escape."""
-    score = judged(lambda completion: Score(1.0, extracted="\ud83d", metrics={"\ud83d": 1.0})).scores
-    (first, *_) = next(iter(score.values()))
+    group = judged(lambda completion: Score(1.0, extracted="\ud83d", metrics={"\ud83d": 1.0}))
+    (first, *_) = next(iter(group.components.values())).scores
     assert (first.extracted, first.metrics) == (r"\ud83d", {r"\ud83d": 1.0})
 
 
