@@ -453,7 +453,7 @@ MUTANTS = [
     *of(
         "training/preference.py",
         ("mean over the micro-batch", "micro.totals.prompts", "len(micro.rows) // 2"),
-        ("reference of the policy as it is now", "sums[first + i] for i", "sums[first] for i"),
+        ("reference of the policy as it is now", "torch.cat([sums[i] for i in rows])", "torch.cat([sums[0] for i in rows])"),
         ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
     ),
     *of(
