@@ -244,10 +244,12 @@ def command_check(
         model's folder the chat template is tried on made-up conversations; no weights are loaded.
     :param steps: How many steps of a run are repeated.
     """
-    if (config / "tokenizer_config.json").is_file():
+    gguf = config.suffix.lower() == ".gguf"
+    if gguf or (config / "tokenizer_config.json").is_file():
+        from covey.models.gguf import folder_of_gguf
         from covey.proof.check_template import check_template
 
-        report = check_template(config)
+        report = check_template(folder_of_gguf(config) if gguf else config)
         _print(as_json, report.record(), report.lines())
         return 0
     loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)
