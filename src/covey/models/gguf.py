@@ -61,11 +61,8 @@ def _folder_of(file: Path, state: tuple[int, int]) -> Path:  # noqa: ARG001 - an
         print(f"note: dequantizing {file.name} once, into {target}", file=sys.stderr, flush=True)
         # Whole or not at all: another process, or the next one, never sees half a model.
         half = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
-        # The libraries' bars are for people: in a log they would be a hundred lines.
-        bars = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
         try:
-            with bars:
-                _write_folder(file, half)
+            _write_folder(file, half)
             if not target.is_dir():  # another process may have been faster
                 half.rename(target)
         finally:
@@ -79,8 +76,9 @@ def _write_folder(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as a Hugging Face folder."""
     place, options = str(file.parent), {"gguf_file": file.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        loaded = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+        with _bars_for_people():
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
+            loaded = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
     except Exception as error:  # a damaged file makes the libraries fail in any way
         if out_of_memory(error):
             raise
@@ -110,8 +108,14 @@ def _write_folder(file: Path, folder: Path) -> None:
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     model.generation_config = loaded.generation_config
-    model.save_pretrained(folder)
+    with _bars_for_people():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _bars_for_people() -> contextlib.AbstractContextManager[object]:
+    """Show the libraries' progress bars on a terminal only; in a log they would be a hundred lines."""
+    return contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
 
 
 def _set_splits(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
