@@ -12,14 +12,25 @@ import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from covey.errors import out_of_memory
 from covey.models.kernels.kept import cache_folder
 from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 MAGIC = b"GGUF"
 GPT_2 = {"default", "gpt-2", "jais", "mpt", "olmo", "phi-2"}
@@ -74,11 +85,19 @@ def _folder_of(file: Path, state: tuple[int, int]) -> Path:  # noqa: ARG001 - an
 
 def _write_folder(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as a Hugging Face folder."""
-    place, options = str(file.parent), {"gguf_file": file.name}
+    from gguf import GGUFReader
+
+    place = str(file.parent)
+    options = {"gguf_file": file.name}
     try:
         with _bars_for_people():
+            reader = GGUFReader(file)
             tokenizer = AutoTokenizer.from_pretrained(place, **options)
-            loaded = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+            config = AutoConfig.from_pretrained(place, **options)
+            _set_head_size(config, reader)
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                place, config=config, dtype=torch.float32, output_loading_info=True, **options
+            )
     except Exception as error:  # a damaged file makes the libraries fail in any way
         if out_of_memory(error):
             raise
@@ -87,7 +106,13 @@ def _write_folder(file: Path, folder: Path) -> None:
             f"model: {file}: it could not be read: {reason[:300]}\n"
             "If the file is whole, transformers cannot read its architecture: take the model's folder"
         ) from None
-    _set_splits(tokenizer, file)
+    # Weights that do not fit are replaced by random ones in transformers, with a line in the log.
+    if unfit := [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]:
+        raise ConfigError(
+            f"model: {file}: {len(unfit)} weights are missing or of another shape, as {unfit[0]}: "
+            "transformers reads this kind of file incompletely; take the model's Hugging Face folder"
+        )
+    _set_splits(tokenizer, reader, file.name)
     weights = loaded.state_dict()
     # Tied weights have two names and one place.
     needed = sum(w.nbytes for w in {w.data_ptr(): w for w in weights.values()}.values())
@@ -99,7 +124,6 @@ def _write_folder(file: Path, folder: Path) -> None:
         )
     # transformers does not save a model that it has loaded through a quantizer, so the weights move into one
     # that it has not; on "meta" that one takes no memory of its own.
-    config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.name_or_path = ""
@@ -118,20 +142,41 @@ def _bars_for_people() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
 
 
-def _set_splits(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Split texts as the file says. Warn where the way is not known: ids may not be llama.cpp's then."""
-    from gguf import GGUFReader
+def _set_head_size(config: PretrainedConfig, reader: GGUFReader) -> None:
+    """Take the size of a head from the file; transformers leaves it at its default."""
+    architecture = _field(reader, "general.architecture")
+    size = _field(reader, f"{architecture}.attention.key_length")
+    if size is not None and hasattr(config, "head_dim"):
+        config.head_dim = int(size)
+
+
+def _set_splits(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader, name: str) -> None:
+    """Split texts before merging bytes as the file says, whatever class transformers chose for it.
+
+    Warn where the way is not known: some texts may then get other ids than in llama.cpp.
+    """
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    field = GGUFReader(file).get_field("tokenizer.ggml.pre")
-    way = "default" if field is None else str(field.contents())
-    if way in DIGITS_APART:
-        # transformers takes GPT-2's way, in which digits merge where the vocabulary has numbers.
-        apart = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-        tokenizer.backend_tokenizer.pre_tokenizer = apart
-    elif way not in GPT_2 and way not in GGUF_PRE_TOKENIZER_SPLITS:
+    if _field(reader, "tokenizer.ggml.model") != "gpt2":
+        return  # no byte-level BPE, hence no splits
+    way = _field(reader, "tokenizer.ggml.pre") or "default"
+    if way in GGUF_PRE_TOKENIZER_SPLITS:
+        pattern = Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[way]), behavior="isolated")
+        splits: PreTokenizer = Sequence([pattern, ByteLevel(add_prefix_space=False, use_regex=False)])
+    elif way in DIGITS_APART:
+        splits = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    else:
+        splits = ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = splits
+    if way not in GGUF_PRE_TOKENIZER_SPLITS and way not in DIGITS_APART | GPT_2:
         warnings.warn(
-            f"{file.name}: how it splits texts ({way}) is not known, so some may get other tokens than in "
+            f"{name}: how it splits texts ({way}) is not known, so some may get other tokens than in "
             "llama.cpp; where that matters, take the model's Hugging Face folder",
             stacklevel=2,
         )
+
+
+def _field(reader: GGUFReader, name: str) -> Any:
+    """Return the value of a field, None if the file has none."""
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
