@@ -23,6 +23,7 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from covey.errors import out_of_memory
@@ -134,7 +135,11 @@ def _write_folder(file: Path, folder: Path) -> None:
     model.generation_config = loaded.generation_config
     with _bars_for_people():
         model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    # The class of its architecture would put its own splits back when the folder is loaded.
+    special = {f"{name}_token": getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special)
+    plain.chat_template = tokenizer.chat_template
+    plain.save_pretrained(folder)
 
 
 def _bars_for_people() -> contextlib.AbstractContextManager[object]:
