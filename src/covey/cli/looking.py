@@ -150,6 +150,7 @@ def command_export(
     *,
     step: int | None = None,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    gguf: str = "",
     as_json: Json = False,
 ) -> int:
     """Write a checkpoint of a run as a model folder that everybody loads: by default the best evaluated one.
@@ -157,11 +158,14 @@ def command_export(
     :param run: Its folder; of several stages, the last one's is taken.
     :param step: Steps done by then; a run keeps its newest checkpoints and that of the best evaluation.
     :param output: The folder to write; by default `export/step_...` in the run's.
+    :param gguf: Write a GGUF file for llama.cpp and Ollama too: f32, f16, bf16 or q8_0.
     """
     from covey.insight.export import export
 
-    written = export(run, step, output)
-    _print(as_json, {"model": str(written)}, [f"model   {written}"])
+    written = export(run, step, output, gguf)
+    files = [str(file) for file in written.glob("*.gguf")]
+    lines = [f"model   {written}", *(f"gguf    {file}" for file in files)]
+    _print(as_json, {"model": str(written), "gguf": files}, lines)
     return 0
 
 
@@ -244,10 +248,12 @@ def command_check(
         model's folder the chat template is tried on made-up conversations; no weights are loaded.
     :param steps: How many steps of a run are repeated.
     """
-    if (config / "tokenizer_config.json").is_file():
+    gguf = config.suffix.lower() == ".gguf"
+    if gguf or (config / "tokenizer_config.json").is_file():
+        from covey.models.gguf import folder_of_gguf
         from covey.proof.check_template import check_template
 
-        report = check_template(config)
+        report = check_template(folder_of_gguf(config) if gguf else config)
         _print(as_json, report.record(), report.lines())
         return 0
     loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -24,18 +25,23 @@ PAUSE = 0.02
 
 def demonstrate(home: Path, console: RunConsole) -> None:
     """Show how the last two stages answer the first held-out problems, which nobody selected."""
-    # The demo has two stages, a cold start and RL.
-    before, after = (load_run(stage) for stage in stages_in(home)[-2:])
+    stages = stages_in(home)
+    after = load_run(stages[-1] if stages else home)
+    # Before RL is the cold start, or else the model itself: a config that is no run's has no other weights.
+    before = load_run(stages[-2]) if stages else replace(after, run=None)
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
     answers = [greedy_answers(loaded, problems, source.rewards, console.say) for loaded in (before, after)]
     console.say(f"the first {len(problems)} held-out problems, greedy, before reinforcement and after:")
     for number, problem in enumerate(problems):
+        question = problem.prompt
+        if not isinstance(question, str):
+            # A chat's question may be long, so its first line stands above the answers.
+            console.say(f"  {str(question[-1]['content']).splitlines()[0]}")
+            question = ""
         for name, own in zip(("before", "after "), answers, strict=True):
             tokens, correct = own[number]
-            write_tokens(
-                console, f"  {problem.prompt if name == 'before' else '':<10} {name} ", tokens, correct
-            )
+            write_tokens(console, f"  {question if name == 'before' else '':<10} {name} ", tokens, correct)
 
 
 def greedy_answers(

@@ -328,6 +328,11 @@ class Launch(Section):
         return self
 
 
+def is_gguf(model: str) -> bool:
+    """Whether a model's name is that of a GGUF file."""
+    return model.lower().endswith(".gguf")
+
+
 class Config(Section):
     """One run, or one stage of it."""
 

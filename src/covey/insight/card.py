@@ -15,6 +15,7 @@ from huggingface_hub import try_to_load_from_cache
 from covey.config.given import GivenModel, GivenRows
 from covey.config.load import Loaded
 from covey.config.methods import METHODS
+from covey.config.schema import is_gguf
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
 from covey.insight.verdict import Verdict
@@ -164,7 +165,8 @@ def _source(loaded: Loaded) -> str | None:
     if published := _published(loaded):
         return published
     if folder is None:
-        return name if name != "tiny" else None
+        # Of a GGUF file too only the name.
+        return Path(name).name if is_gguf(name) else name if name != "tiny" else None
     # A relative path only if model and run lie in one project: these are moved together.
     place, shared = folder.resolve(), (run.parent.parent, loaded.folder.resolve())
     near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
@@ -176,7 +178,7 @@ def _published(loaded: Loaded) -> str | None:
     name = _name(loaded)
     folder = _folder(name, loaded.folder)
     if folder is None:
-        return name if HUB_ID.fullmatch(name) else None
+        return name if _is_hub_id(name) else None
     if cached := IN_CACHE.search(folder.resolve().as_posix()):
         return f"{cached[1]}/{cached[2]}"
     return None
@@ -196,6 +198,10 @@ def _name(loaded: Loaded) -> str:
     return model.source or "tiny" if isinstance(model, GivenModel) else model
 
 
+def _is_hub_id(name: str) -> bool:
+    return bool(HUB_ID.fullmatch(name)) and not is_gguf(name)
+
+
 def _folder(model: str, folder: Path) -> Path | None:
     return next((f for f in (folder / model, Path(model)) if f.is_dir()), None)
 
@@ -203,7 +209,9 @@ def _folder(model: str, folder: Path) -> Path | None:
 def _head_of(model: str, folder: Path) -> dict[str, Any]:
     """Return the metadata of a model's own card, if it is on this machine; {} otherwise."""
     local = _folder(model, folder)
-    cached = local / "README.md" if local else "/" in model and try_to_load_from_cache(model, "README.md")
+    cached = (
+        local / "README.md" if local else _is_hub_id(model) and try_to_load_from_cache(model, "README.md")
+    )
     try:
         text = read_regular(Path(cached), RECORD_BYTES) if isinstance(cached, str | Path) else b""
         # A card without metadata, or one that cannot be read, only means fewer fields here.

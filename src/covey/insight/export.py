@@ -8,6 +8,7 @@ from pathlib import Path
 
 from covey.errors import CheckpointError
 from covey.insight.card import checkpoint_card
+from covey.models.gguf_writer import write_gguf
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder
@@ -24,11 +25,12 @@ OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "re
 """Files of a checkpoint that do not belong in a model folder."""
 
 
-def export(run: Path, step: int | None, output: Path | None) -> Path:
+def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> Path:
     """Write the model of a run's checkpoint, by default that of the best evaluation. Return its folder.
 
-    Adapters are merged, as in `final/`. The default folder is `export/step_...` in the run's. Raises
-    ConfigError if there is no such checkpoint or the folder is taken, CheckpointError for a damaged one.
+    Adapters are merged, as in `final/`. The default folder is `export/step_...` in the run's. With ``gguf``,
+    a precision of ``models.gguf_writer``, the folder has the model as a GGUF file too. Raises ConfigError if
+    there is no such checkpoint or the folder is taken, CheckpointError for a damaged one.
     """
     stage = last_stage(run)
     evals = read_stream(stage, "evals.jsonl")
@@ -39,6 +41,8 @@ def export(run: Path, step: int | None, output: Path | None) -> Path:
     measured = {int(str(r["step"])): Evaluation.from_record(r) for r in evals}
     with committed_folder(target) as new:
         _write_model(stage, checkpoint, new)
+        if gguf:
+            write_gguf(new, new / f"{stage.resolve().name}-{gguf}.gguf", gguf)
         card = checkpoint_card(stage.resolve().name, step_of(checkpoint), measured)
         (new / "README.md").write_text(card, encoding="utf-8")
     return target

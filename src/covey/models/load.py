@@ -1,4 +1,4 @@
-"""Loading the model that a config names: hub id, folder, object or `tiny`; full weights or LoRA."""
+"""Loading the model that a config names: hub id, folder, GGUF file, object or `tiny`; whole or LoRA."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from transformers.utils.hub import cached_file
 
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
-from covey.config.schema import Config, Lora
+from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
 from covey.models.forward import turn_by_long_table
+from covey.models.gguf import folder_of_gguf
 from covey.models.given import checked_model, take_weights
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
@@ -111,7 +112,12 @@ def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
 
 
 def source_of(name: str, folder: Path) -> str:
-    """A model folder, relative to ``folder`` or not, or a hub id. Raises ConfigError."""
+    """A model folder, relative to ``folder`` or not, or a hub id; a GGUF file has a folder in the cache.
+
+    Raises ConfigError.
+    """
+    if is_gguf(name):
+        return str(folder_of_gguf(next((p for p in (folder / name, Path(name)) if p.is_file()), Path(name))))
     local = folder / name if (folder / name).is_dir() else Path(name)
     # A hub id is "owner/name" at most, so anything else was meant as a path.
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1

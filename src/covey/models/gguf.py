@@ -1,0 +1,187 @@
+"""GGUF files as models: a file's weights are dequantized once, into a folder that all other code reads."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import shutil
+import sys
+import tempfile
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from covey.errors import out_of_memory
+from covey.models.kernels.kept import cache_folder
+from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+MAGIC = b"GGUF"
+GPT_2 = {"default", "gpt-2", "jais", "mpt", "olmo", "phi-2"}
+"""Ways to split a text before merging bytes (`tokenizer.ggml.pre`) that are GPT-2's."""
+DIGITS_APART = {"codeshell", "command-r", "refact", "smollm", "starcoder"}
+"""Those in which every digit also stands alone."""
+NEEDS = "a GGUF file as a model needs the package gguf: pip install 'covey[gguf]'"
+
+
+def folder_of_gguf(file: Path) -> Path:
+    """Return the Hugging Face folder of a GGUF file's model, in covey's cache; it is made at the first use.
+
+    The weights are dequantized to float32. Any architecture works whose GGUF files transformers reads.
+    Raises ConfigError if the file is damaged or not supported, or if the folder cannot be written.
+    """
+    try:
+        state = file.stat()
+    except OSError as error:
+        raise ConfigError(f"model: {file}: {error.strerror or error}") from None
+    return _folder_of(file.resolve(), (state.st_size, state.st_mtime_ns))
+
+
+@cache
+def _folder_of(file: Path, state: tuple[int, int]) -> Path:  # noqa: ARG001 - another state, another entry
+    """Do the work of ``folder_of_gguf``, once in a process for a file of this size and time."""
+    if find_spec("gguf") is None:
+        raise ConfigError(f"model: {file}: {NEEDS}")
+    with file.open("rb") as content:
+        if content.read(len(MAGIC)) != MAGIC:
+            raise ConfigError(f"model: {file} is no GGUF file: it does not begin with {MAGIC.decode()}")
+        content.seek(0)
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    try:
+        models = cache_folder() / "models"
+        models.mkdir(exist_ok=True, mode=0o700)
+        target = models / f"{file.stem}-{digest[:16]}"
+        if target.is_dir():
+            return target
+        print(f"note: dequantizing {file.name} once, into {target}", file=sys.stderr, flush=True)
+        # Whole or not at all: another process, or the next one, never sees half a model.
+        half = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
+        try:
+            _write_folder(file, half)
+            if not target.is_dir():  # another process may have been faster
+                half.rename(target)
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"model: {file}: it cannot be dequantized: {error}") from None
+    return target
+
+
+def _write_folder(file: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file as a Hugging Face folder."""
+    from gguf import GGUFReader
+
+    place = str(file.parent)
+    options = {"gguf_file": file.name}
+    try:
+        with _bars_for_people():
+            reader = GGUFReader(file)
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
+            config = AutoConfig.from_pretrained(place, **options)
+            _set_head_size(config, reader)
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                place, config=config, dtype=torch.float32, output_loading_info=True, **options
+            )
+    except Exception as error:  # a damaged file makes the libraries fail in any way
+        if out_of_memory(error):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"model: {file}: it could not be read: {reason[:300]}\n"
+            "If the file is whole, transformers cannot read its architecture: take the model's folder"
+        ) from None
+    # Weights that do not fit are replaced by random ones in transformers, with a line in the log.
+    if unfit := [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]:
+        raise ConfigError(
+            f"model: {file}: {len(unfit)} weights are missing or of another shape, as {unfit[0]}: "
+            "transformers reads this kind of file incompletely; take the model's Hugging Face folder"
+        )
+    _set_splits(tokenizer, reader, file.name)
+    weights = loaded.state_dict()
+    # Tied weights have two names and one place.
+    needed = sum(w.nbytes for w in {w.data_ptr(): w for w in weights.values()}.values())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(
+            f"model: {file}: as float32 its weights need {needed / 1e9:.1f} GB in {folder.parent}, where "
+            f"{free / 1e9:.1f} GB are free; make room, or set XDG_CACHE_HOME to a folder on another disk"
+        )
+    # transformers does not save a model that it has loaded through a quantizer, so the weights move into one
+    # that it has not; on "meta" that one takes no memory of its own.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.name_or_path = ""
+    with torch.device("meta"):
+        model = type(loaded)(config)
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    model.generation_config = loaded.generation_config
+    with _bars_for_people():
+        model.save_pretrained(folder)
+    # The class of its architecture would put its own splits back when the folder is loaded.
+    special = {f"{name}_token": getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special)
+    plain.chat_template = tokenizer.chat_template
+    plain.save_pretrained(folder)
+
+
+def _bars_for_people() -> contextlib.AbstractContextManager[object]:
+    """Show the libraries' progress bars on a terminal only; in a log they would be a hundred lines."""
+    return contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+
+
+def _set_head_size(config: PretrainedConfig, reader: GGUFReader) -> None:
+    """Take the size of a head from the file; transformers leaves it at its default."""
+    architecture = _field(reader, "general.architecture")
+    size = _field(reader, f"{architecture}.attention.key_length")
+    if size is not None and hasattr(config, "head_dim"):
+        config.head_dim = int(size)
+
+
+def _set_splits(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader, name: str) -> None:
+    """Split texts before merging bytes as the file says, whatever class transformers chose for it.
+
+    Warn where the way is not known: some texts may then get other ids than in llama.cpp.
+    """
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    if _field(reader, "tokenizer.ggml.model") != "gpt2":
+        return  # no byte-level BPE, hence no splits
+    way = _field(reader, "tokenizer.ggml.pre") or "default"
+    if way in GGUF_PRE_TOKENIZER_SPLITS:
+        pattern = Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[way]), behavior="isolated")
+        splits: PreTokenizer = Sequence([pattern, ByteLevel(add_prefix_space=False, use_regex=False)])
+    elif way in DIGITS_APART:
+        splits = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    else:
+        splits = ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = splits
+    if way not in GGUF_PRE_TOKENIZER_SPLITS and way not in DIGITS_APART | GPT_2:
+        warnings.warn(
+            f"{name}: how it splits texts ({way}) is not known, so some may get other tokens than in "
+            "llama.cpp; where that matters, take the model's Hugging Face folder",
+            stacklevel=2,
+        )
+
+
+def _field(reader: GGUFReader, name: str) -> Any:
+    """Return the value of a field, None if the file has none."""
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
