@@ -95,7 +95,7 @@ def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path)
         }
         lengths[name] = load_config(values=settings)
     evaluate_once(lengths["plain"], RunConsole(quiet=True))
-    with pytest.raises(DataError, match="no room for rollout"):
+    with pytest.raises(DataError, match="prompts are too long: with rollout"):
         evaluate_once(lengths["tools"], RunConsole(quiet=True))
     data = {"task": None, "train": tmp_path / "tools.jsonl"}
     with pytest.raises(DataError, match="longer than the model"):

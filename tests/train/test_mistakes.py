@@ -161,7 +161,7 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
             "IndexError: index 7 is out of",
         ),
         ({"rollout__group_size": 1}, 2, "compares siblings"),
-        ({"rollout__max_tokens": 4096}, 3, "prompts leave no room for rollout.max_tokens"),
+        ({"rollout__max_tokens": 4096}, 3, "prompts are too long: with rollout.max_tokens"),
         ({"model": "./no/such/model"}, 2, "is no model folder"),
         ({"model": "nobody/no-such-model"}, 2, "could not be loaded"),
         ({"method": "sft"}, 3, "supervised learning needs column 'completion'"),

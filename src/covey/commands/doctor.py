@@ -56,7 +56,8 @@ def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
 
 def versions() -> Diagnosis:
     """Check Python, covey and the libraries it computes with."""
-    found, lacking = [f"covey {VERSION}", f"Python {platform.python_version()}"], []
+    found = [f"covey {VERSION}", f"Python {platform.python_version()}"]
+    lacking = []
     for name in (*NEEDED, *EXTRAS):
         try:
             found.append(f"{name} {version(name)}")
@@ -129,7 +130,9 @@ def kernels() -> Diagnosis:
 
 def threads() -> Diagnosis:
     """Check the number of threads, and whether other programs compute too."""
-    count, cpus, there = available_threads(), available_cpus(), os.cpu_count() or 1
+    count = available_threads()
+    cpus = available_cpus()
+    there = os.cpu_count() or 1
     said = f"{count} of {there} CPUs" + (" (affinity or a container's quota)" if cpus < there else "")
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).strip() and asked_threads() is None:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"

@@ -61,7 +61,8 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
 
     with model_of(loaded, warn, texts_of(source, config)) as policy:
         encoded = encode(policy, source.test, config)
-        problems, dropped = encoded[: config.eval.problems], dropped_rows(source.test, encoded)
+        problems = encoded[: config.eval.problems]
+        dropped = dropped_rows(source.test, encoded)
         unseen = unseen_by_model(policy, source.test, config)
         for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
             warn(note)

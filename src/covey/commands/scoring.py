@@ -43,10 +43,12 @@ def score_file(
     ``say`` is called with what is unknown about the model. Raises DataError, RewardError.
     """
     functions, data, wording, _ = _named(words, trust)
-    functions.calls, functions.decode = calls_by_text, wording.decode
+    functions.calls = calls_by_text
+    functions.decode = wording.decode
     if wording.note:
         say(wording.note)
-    scorer, begun = Scorer(functions), []
+    scorer = Scorer(functions)
+    begun = []
     for line, given in rows(file):
         row = in_our_names(given, data)
         if "completion" not in row:
@@ -55,7 +57,8 @@ def score_file(
         check_columns([problem], functions)
         text = row["completion"]
         if not isinstance(text, str):
-            last, text = text[-1], text[-1]["content"]
+            last = text[-1]
+            text = text[-1]["content"]
             if any(last.get(name) for name in THOUGHTS):  # they are apart, so these words begin behind them
                 problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.

@@ -58,7 +58,8 @@ def attack_rewards(
     chosen = [known[row.id] for row in rows]
     worded = {p.id: wording.with_thoughts(p) for p in chosen}
     plays = _Plays(toolbox)
-    tried, findings = 0, list[StressFinding]()
+    tried = 0
+    findings = list[StressFinding]()
     notes = [wording.note] if wording.note else list[str]()
     for reward in rewards:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
@@ -71,7 +72,9 @@ def attack_rewards(
         tested.calls = rewards.calls
         for row in rows:
             found = _attack(tested, reward, known[row.id], worded[row.id], rows, plays)
-            tried, findings, notes = tried + found.tried, [*findings, *found.findings], [*notes, *found.notes]
+            tried = tried + found.tried
+            findings = [*findings, *found.findings]
+            notes = [*notes, *found.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
 
 
@@ -128,7 +131,8 @@ class _Plays:
 
 def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays) -> list[Attack]:
     """Return conversations with tools, for a reward that reads them."""
-    asked, found = set(reward.parameters), list[Attack]()
+    asked = set(reward.parameters)
+    found = list[Attack]()
     if "turns" in asked and not reward.options.format_only:
         known = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
         answer = None if known is None else (form or "{}").format(known)
@@ -168,7 +172,8 @@ def _scored(
     rewards: Rewards, reward: Reward, problem: Problem, completions: Sequence[Completion]
 ) -> list[Score]:
     """Return the score of ``reward`` for each completion; all are scored at once."""
-    scorer, begun = Scorer(rewards), list[GroupScoring]()
+    scorer = Scorer(rewards)
+    begun = list[GroupScoring]()
     for completion in completions:
         begun.append(scorer.group(problem, np.zeros(0, np.int64), 1))
         begun[-1].add(0, completion)
@@ -187,7 +192,8 @@ def _scored(
 
 def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:
     """Return a correct answer inside thoughts that never end, with the marks of the problem's model."""
-    marks, answer = problem.thoughts, correct.rpartition(THINK_CLOSE)[2]
+    marks = problem.thoughts
+    answer = correct.rpartition(THINK_CLOSE)[2]
     if marks.begun:
         return "correct inside reasoning that the prompt opens, cut off", f"so it is {answer}"
     return f"correct inside unfinished reasoning ({marks.open})", f"{marks.open}so it is {answer}"

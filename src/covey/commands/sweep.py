@@ -43,7 +43,9 @@ def sweep(
 
     Returns the cells, and why runs failed, by folder; the others are still made. Raises Stopped.
     """
-    plan, runs, failed = cells_of(grid), grid.runs, dict[Path, str]()
+    plan = cells_of(grid)
+    runs = grid.runs
+    failed = dict[Path, str]()
     for number, run in enumerate(_failed_last(runs), start=1):
         console.say(f"run {number} of {len(runs)}: {run.folder.name}")
         before = _ends(run.folder)

@@ -97,7 +97,8 @@ def chat_text(
             f"data.chat_template_kwargs: {min(taken)} is no variable of the template. Another template goes "
             "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
         )
-    template, refusal = tokenizer.apply_chat_template, None
+    template = tokenizer.apply_chat_template
+    refusal = None
     _keep_time(tokenizer, arguments)
     # Some templates want a call's arguments as JSON; the first refusal tells more than the second.
     for said in (_with_objects(messages), messages):

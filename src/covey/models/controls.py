@@ -70,7 +70,8 @@ class ControlWords:
         'ab'
         """
         # states[i] belongs to the first i kept characters, so truncating both rewinds the search.
-        states, kept = [0], list[str]()
+        states = [0]
+        kept = list[str]()
         for character in text:
             state = self._after(states[-1], character)
             states.append(state)

@@ -92,7 +92,8 @@ Attend = Callable[[int, Heads, Tensor], Tensor]
 
 def supported(model: PreTrainedModel) -> bool:
     """Whether our own forward pass computes exactly this model."""
-    config, family = model.config.get_text_config(), FAMILIES.get(model.config.model_type)
+    config = model.config.get_text_config()
+    family = FAMILIES.get(model.config.model_type)
     if family is None:
         return False
     asked = {name for name in UNUSUAL if getattr(config, name, None)}
@@ -122,7 +123,8 @@ def turn_by_long_table(model: PreTrainedModel) -> None:
 
     Raises ConfigError for a model without such tables.
     """
-    config, body = model.config.get_text_config(), model.get_decoder()
+    config = model.config.get_text_config()
+    body = model.get_decoder()
     table = getattr(config, "rope_parameters", None) or {}
     if table.get("rope_type") != "longrope":
         raise ConfigError(f"longrope: long: {config.model_type} has no tables of that kind; leave it out")
@@ -213,7 +215,8 @@ class Layer(nn.Module):
     def __init__(self, number: int, block: GradientCheckpointingLayer, config: PretrainedConfig) -> None:
         super().__init__()
         self.number, self.block = number, block
-        family, attention, mlp = FAMILIES[config.model_type], block.self_attn, block.mlp
+        family = FAMILIES[config.model_type]
+        attention, mlp = block.self_attn, block.mlp
         # In tuples, so that torch does not register the norms a second time.
         self.before = tuple(_norm(block, name, family.norm_offset) for name in family.before)
         self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
@@ -304,13 +307,15 @@ class Decoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        body, config = model.get_decoder(), model.config.get_text_config()
+        body = model.get_decoder()
+        config = model.config.get_text_config()
         self.embed, self._rotary = body.embed_tokens, body.rotary_emb
         last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
         assert last is not None, "every family has one"
         self.last_norms = (last,)  # not registered either
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
-        self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
+        self.layers = nn.ModuleList(layers)
+        self.heads = layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
         self.table_names = {layer.heads.rotary for layer in layers}
         self.embedding_scale = _factor(config, "embedding_multiplier")

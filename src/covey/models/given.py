@@ -56,7 +56,8 @@ def lent(model: str | GivenModel) -> Iterator[None]:
         yield
         return
     module = model.model
-    mode, trained = module.training, {n: p.requires_grad for n, p in module.named_parameters()}
+    mode = module.training
+    trained = {n: p.requires_grad for n, p in module.named_parameters()}
     had_adapters = hasattr(module, "peft_config")
     try:
         yield

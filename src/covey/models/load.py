@@ -43,7 +43,8 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     an end-of-sequence token.
     """
     config = loaded.config
-    device, own = pick_device(config.device), None
+    device = pick_device(config.device)
+    own = None
     if isinstance(config.model, GivenModel):
         model, tokenizer = checked_model(config.model)
         own = model.dtype
@@ -182,7 +183,8 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     except ValueError as error:
         raise ConfigError(f"lora.targets: {error}") from None
     whole: PreTrainedModel = adapter.get_base_model()
-    given, said = whole.get_input_embeddings(), whole.get_output_embeddings()
+    given = whole.get_input_embeddings()
+    said = whole.get_output_embeddings()
     if hasattr(given, "lora_A"):
         raise ConfigError(f"lora.targets: {named}: this names the embedding; adapters are for linear layers")
     if hasattr(said, "lora_A") and said.weight is given.weight:

@@ -278,7 +278,8 @@ def _rows(spans: Tensor, window: int | None) -> Rows:
     prefix, prefix_length, start, length = (column[:, None] for column in spans.T)
     own = torch.arange(int(length.max()), device=spans.device)
     shared = torch.arange(int(prefix_length.max()), device=spans.device)
-    real, seen = own < length, shared < prefix_length
+    real = own < length
+    seen = shared < prefix_length
     queries = torch.where(real, start + own, 0)
     keys = torch.cat((torch.where(seen, prefix + shared, 0), queries), dim=1)
     causal = (own[:, None] >= own) & real[:, None]

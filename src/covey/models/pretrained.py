@@ -218,7 +218,8 @@ def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
     Some language models have names of their own (GPT2LMHeadModel), so any unknown name counts as one.
     Classifiers have the same ends of names throughout.
     """
-    wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
+    wanted = loader.__name__.removeprefix("AutoModel")
+    named = config.architectures or ()
     if type(config) not in loader._model_mapping:  # noqa: SLF001 - its own refusal lists all it has
         raise ConfigError(
             f"model: {source} is a {named[0] if named else config.model_type}, and transformers has no model "

@@ -59,7 +59,10 @@ class TrainedRewardModel(Policy):
                 "model: a reward model needs a tokenizer with a pad_token; set one in its folder"
             )
         model.config.pad_token_id = tokenizer.pad_token_id  # where sequence heads look for the end
-        self.model, self.tokenizer, self.adapter, self.kind = model.eval(), tokenizer, None, kind
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.adapter = None
+        self.kind = kind
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None

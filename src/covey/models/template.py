@@ -30,7 +30,8 @@ KNOWN = (
 )
 """Known marks, for templates that do not render thoughts given apart from an answer."""
 MARK = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
-XML_TAG, BRACKETS = re.compile(r"<(/?)([A-Za-z][\w-]*)>$"), re.compile(r"\[(/?)([A-Z][A-Z_]*)\]$")
+XML_TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>$")
+BRACKETS = re.compile(r"\[(/?)([A-Z][A-Z_]*)\]$")
 """A tag at the end of a text."""
 NO_THOUGHTS = ("answer", "final", "response", "output", "solution", "assistant", "inst")
 """Names of tags that hold something other than thoughts."""
@@ -127,8 +128,10 @@ def _found(template: _Template) -> TemplateFacts:
     except (ConfigError, DataError) as error:
         return TemplateFacts(str(error))
     # begins: the text after the question when the model is to answer; plain: with an answer without thoughts.
-    begins, plain = template.behind(begin=True) or "", template.behind([_answer()]) or ""
-    end, marks = _turn_end(template.tokenizer, plain), _marks(template, begins, plain)
+    begins = template.behind(begin=True) or ""
+    plain = template.behind([_answer()]) or ""
+    end = _turn_end(template.tokenizer, plain)
+    marks = _marks(template, begins, plain)
     facts = TemplateFacts(
         "",
         begins,
@@ -150,7 +153,8 @@ def _found(template: _Template) -> TemplateFacts:
 
 def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
     """The added tokens of a made-up conversation, except marks of thoughts, which contents may mention."""
-    tokenizer, added = template.tokenizer, template.tokenizer.added_tokens_decoder
+    tokenizer = template.tokenizer
+    added = template.tokenizer.added_tokens_decoder
     # Rendered with and without a system message, since some templates refuse that role.
     said = [*ASKED, _answer(), *ASKED]
     texts = (template.whole([{"role": "system", "content": QUESTION}, *said]), template.whole(said))
@@ -165,7 +169,8 @@ def _dated(template: _Template) -> bool:
     if "strftime_now" not in template.source:
         return False
     # Two times that differ in year, month, day and hour; equal texts mean that no date is printed.
-    now, texts = rendered_at(), set()
+    now = rendered_at()
+    texts = set()
     for day in (datetime(1999, 1, 2, 3), datetime(2044, 12, 30, 23)):
         render_at(day)
         texts.add(template.whole())
@@ -333,7 +338,8 @@ def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool)
     >>> thoughts_fault("<think>a</think>3", Thoughts(), opened=False, ended=True)
     'the answer opens thoughts (<think>) a second time'
     """
-    inside, opens = opened is True, int(opened is not None)
+    inside = opened is True
+    opens = int(opened is not None)
     for mark in re.findall(f"{re.escape(marks.open)}|{re.escape(marks.close)}", text):
         if mark == marks.open:
             opens += 1
@@ -351,7 +357,9 @@ def without_thoughts(text: str, marks: Thoughts) -> str | None:
     >>> without_thoughts("so</think>3", Thoughts(begun=True)), without_thoughts("<think>so", Thoughts())
     ('3', None)
     """
-    parts, rest, inside = list[str](), text, marks.begun
+    parts = list[str]()
+    rest = text
+    inside = marks.begun
     while inside or marks.open in rest:
         if not inside:
             before, _, rest = rest.partition(marks.open)

@@ -42,7 +42,8 @@ def pairs_fault(
     ``whole`` is prompt and answer, ``trained`` (L,) the mask of the answer's tokens. Only an answer that is
     no ``good`` example may end within its thoughts.
     """
-    marks, first = problem.thoughts, len(whole) - len(trained)
+    marks = problem.thoughts
+    first = len(whole) - len(trained)
     ours = np.concatenate([np.zeros(first, dtype=bool), trained])
     # A turn is a stretch of trained tokens: rows of [first, one after the last] in `whole`.
     edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)

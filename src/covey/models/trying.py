@@ -27,7 +27,8 @@ TEXTS = (
     "1" * 200 + "x" + " " * 50,
     "\u00e9\u4e2d\U0001f600" * 9,
 )
-USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+USER = {"role": "user", "content": "2+2?"}
+ASSISTANT = {"role": "assistant", "content": "4"}
 CHATS = ([USER], [USER, ASSISTANT, USER], [{"role": "system", "content": "Be brief."}, USER])
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag that transformers adds to jinja; it writes nothing, so it is removed here."""

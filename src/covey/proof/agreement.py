@@ -56,7 +56,8 @@ NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
 
 def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
     """Return the weights with random relative changes as large as rounding."""
-    random, nudge = torch.Generator().manual_seed(0), COARSE_NUDGE if coarsely else NUDGE
+    random = torch.Generator().manual_seed(0)
+    nudge = COARSE_NUDGE if coarsely else NUDGE
     moved = {
         name: w.detach() * (1 + nudge * torch.randn(w.shape, generator=random, dtype=w.dtype))
         for name, w in model.items()

@@ -151,7 +151,8 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
         )
-    scale, repeat = COARSE if coarsely_computed(stage) else 1.0, _repetition(stage, loaded, policy, steps)
+    scale = COARSE if coarsely_computed(stage) else 1.0
+    repeat = _repetition(stage, loaded, policy, steps)
     agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
         raise ConfigError(f"{stage}: {NO_STEP}")

@@ -161,7 +161,8 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
         return {}
     # (group, its first correct completion), for the groups that have one.
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
-    asked, found = max(4, len(groups) // ELSEWHERE), list[bool]()
+    asked = max(4, len(groups) // ELSEWHERE)
+    found = list[bool]()
     for number, sample in paid[:asked]:
         # The groups after this one, cyclically, until one has another problem.
         others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
@@ -177,7 +178,8 @@ def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
 
     TRL's signature takes all columns and may read none.
     """
-    kinds, rows = {n: p.kind for n, p in reward.parameters.items()}, OF_PROBLEM | (set(columns) - PROVIDED)
+    kinds = {n: p.kind for n, p in reward.parameters.items()}
+    rows = OF_PROBLEM | (set(columns) - PROVIDED)
     asked = {n for n in kinds if n in rows or kinds[n] is inspect.Parameter.VAR_KEYWORD}
     # A signature is no proof: look for a load of one of these names in the bytecode. A callable without
     # bytecode (a C function, an object) is believed.

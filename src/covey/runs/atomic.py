@@ -53,7 +53,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 def append_whole(path: Path, line: bytes) -> None:
     """Append a line to a file: all of it, or nothing. OSError names the path."""
     with path.open("ab", buffering=0) as file, naming(path):
-        before, left = file.tell(), line
+        before = file.tell()
+        left = line
         try:
             while left:  # a disk that is nearly full takes a part, and refuses the rest
                 left = left[file.write(left) :]

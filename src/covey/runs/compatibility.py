@@ -196,7 +196,8 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     # Records of older versions have no such entry: they ran in one process.
     before = {"processes": 1, **before}
     for name in ENVIRONMENT:
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if old != new and name in ("data", "reference", "tokenizer"):
             facts.append(Changed(name, old, "changed", "breaks exactness"))
         elif old != new:

@@ -103,7 +103,8 @@ class Evaluation:
     def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
         """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
         try:
-            outcome, basis = record["outcome"], dict(record.get("basis", {}))
+            outcome = record["outcome"]
+            basis = dict(record.get("basis", {}))
             basis["problems"] = tuple(basis.get("problems", ()))
             found = cls(
                 greedy=np.array(outcome["greedy"], dtype=bool),
@@ -151,7 +152,8 @@ def wilson(successes: float, trials: float) -> Estimate:
     """A proportion with its Wilson score interval; for means of fractions it is wider than necessary."""
     if trials == 0:
         return Estimate(math.nan, 0.0, 1.0)
-    p, z2 = successes / trials, Z95**2
+    p = successes / trials
+    z2 = Z95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
@@ -168,7 +170,8 @@ def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
     least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
     if len(values) < 2:
         return Estimate(float(values.mean()) if len(values) else math.nan, least, most, share)
-    mean, half = float(values.mean()), Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean = float(values.mean())
+    half = Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, share)
 
 
@@ -252,7 +255,8 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
 
 def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
-    seen, found = Counter[str](), dict[tuple[str, int], int]()
+    seen = Counter[str]()
+    found = dict[tuple[str, int], int]()
     for place, one in enumerate(hashes):
         found[one, seen[one]] = place
         seen[one] += 1
@@ -292,11 +296,13 @@ def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estim
     '50 % [43, 57]'
     """
     # (n + 4,): each problem's mean over seeds, and the pseudo-problems.
-    seeds, by_problem = len(values), np.append(values.mean(0), (low, high, low, high))
+    seeds = len(values)
+    by_problem = np.append(values.mean(0), (low, high, low, high))
     variance = Z95**2 * float(by_problem.var(ddof=1)) / len(by_problem)
     if seeds > 1:
         # S seeds have S - 1 degrees of freedom; beyond the table, the expansion that ``gain`` uses.
         quantile = STUDENT[seeds - 2] if seeds < 12 else Z95 + (Z95**3 + Z95) / (4 * (seeds - 1))
         variance += quantile**2 * float(values.mean(1).var(ddof=1)) / seeds
-    half, centre = math.sqrt(variance), float(by_problem.mean())
+    half = math.sqrt(variance)
+    centre = float(by_problem.mean())
     return Estimate(float(values.mean()), max(low, centre - half), min(high, centre + half))

@@ -149,7 +149,8 @@ class RunFolder:
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
         rests.
         """
-        complaints, newest = [], self.path / "checkpoints" / f"step_{step:06d}"
+        complaints = []
+        newest = self.path / "checkpoints" / f"step_{step:06d}"
         remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
@@ -172,7 +173,8 @@ class RunFolder:
         """
         before = [path for path, number in self._rollouts().items() if number < step]
         numbers = sorted({number for path, number in self._rollouts().items() if number < step})
-        complaints, place = [], self.path / "rollouts"
+        complaints = []
+        place = self.path / "rollouts"
         if (lost := logged.rollouts - len(before)) > 0:
             complaints.append(f"{place} lacks {lost} of {logged.rollouts} files")
         for number in numbers if every else [n for n in numbers[:1] if n == 0]:
@@ -188,7 +190,8 @@ class RunFolder:
         Truncates the streams, removes later rollouts, and blanks damaged lines.
         """
         for name in STREAMS:
-            path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
+            path = self.path / name
+            (size, _) = logged.streams.get(name, (0, ""))
             whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
             readable = _blanked(whole[:size])
             # Without a checkpoint the run begins again from its first step: nothing is kept.

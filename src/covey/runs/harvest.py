@@ -61,7 +61,8 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
 
 
 def _logged(log: RolloutLog, place: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
-    row, arrays = log.rows[place], log.of_completion(place)
+    row = log.rows[place]
+    arrays = log.of_completion(place)
     said = {n: row[n] for n in OF_ROW if n in row}
     ids = tuple(arrays["tokens"].tolist())
     drawn = tuple(arrays["sampled"].tolist()) if "sampled" in arrays else (True,) * len(ids)

@@ -44,7 +44,8 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
     functions = [f.function for f in (*rewards, *chosen, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
-    model, given = loaded.config.model, dict[str, str]()
+    model = loaded.config.model
+    given = dict[str, str]()
     if isinstance(model, GivenModel):
         given = _of_given(model, adapters=loaded.config.lora is not None)
     elif model != "tiny":
@@ -94,7 +95,8 @@ def code_of(function: Callable[..., object], folder: Path) -> str:
 def _with_imports(files: set[Path], folder: Path) -> set[Path]:
     # Where the project's modules are found: the config's folder, and what the user added to sys.path.
     places = [folder, *(Path(p) for p in sys.path if p and not is_library_file(Path(p)))]
-    known, waiting = set[Path](), set(files)
+    known = set[Path]()
+    waiting = set(files)
     while waiting:
         known.add(path := waiting.pop())
         waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - known
@@ -142,11 +144,13 @@ def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
     except (OSError, SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
-        names, up = list[str](), 0
+        names = list[str]()
+        up = 0
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base, up = node.module or "", node.level
+            base = node.module or ""
+            up = node.level
             # `from a import b` may name the module a.b, or an attribute of a: both are tried.
             names = [f"{base}.{alias.name}".strip(".") for alias in node.names] + [base] * bool(base)
         for name in names:
@@ -196,7 +200,8 @@ def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
 
     So the record stays true if the project or the pipeline is moved.
     """
-    path, folder = path.resolve(), folder.resolve()
+    path = path.resolve()
+    folder = folder.resolve()
     if pipeline is not None and path.is_relative_to(pipeline.resolve()):
         return f"../{path.relative_to(pipeline.resolve())}"
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

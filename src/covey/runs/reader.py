@@ -38,7 +38,8 @@ def load_run(
     ``names_only`` the functions of its algorithm stay names. Raises ConfigError if there is no run or no
     model yet, and, without ``trust``, if somebody else's run names code.
     """
-    stage, values = last_stage(folder), values or {}
+    stage = last_stage(folder)
+    values = values or {}
     arrived = _arrived_at(stage)
     whole = arrived is not None and _is_whole(arrived)
     found = {"model": str(arrived)} if whole else {}
@@ -78,7 +79,8 @@ def _removed(loaded: Loaded) -> Path | None:
     meant = loaded.checkpoint or loaded.config.model
     if loaded.run is None or not isinstance(meant, str | Path):
         return None
-    place, kept = Path(meant), (loaded.run / "checkpoints").resolve()
+    place = Path(meant)
+    kept = (loaded.run / "checkpoints").resolve()
     return place if place.parent == kept and not place.is_dir() else None
 
 
@@ -215,7 +217,8 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     try:
         recorded = recorded_yaml(output)
     except (ConfigError, CheckpointError) as error:
-        recorded, why = {}, str(error)
+        recorded = {}
+        why = str(error)
     else:
         lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""

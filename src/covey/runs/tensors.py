@@ -58,7 +58,8 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
     found: dict[str, Tensor] = {}
     for name, known in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(known, TensorStorageMetadata), "safetensors hold nothing else"
-        like, dtype = split_as(name), known.properties.dtype
+        like = split_as(name)
+        dtype = known.properties.dtype
         # The saved shape is the global one. If the learner's tensor has it too, `like` may be a DTensor, and
         # zeros_like gives a DTensor with the same placement: the reader then fills this process' part only.
         split = like.shape == known.size

@@ -154,7 +154,8 @@ class LocalSampler:
         prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in begun.items()]
         # Interrupted ones first: they are the oldest.
         waiting = deque([*begun, *(owner for owner in left if owner not in begun)])
-        slots, version = min(self.max_running, len(waiting)), self.version
+        slots = min(self.max_running, len(waiting))
+        version = self.version
         engine = self._engine(prompts, params, slots)
         running = _Running(self.policy, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
@@ -229,7 +230,8 @@ class _Running:
         self, owners: Sequence[Owner], requests: Sequence[Request], begun: Mapping[Owner, _Drawn]
     ) -> None:
         """Give completions the next slots; interrupted ones have tokens already."""
-        slots, asked = slice(self.count, self.count + len(owners)), [requests[r] for r, _ in owners]
+        slots = slice(self.count, self.count + len(owners))
+        asked = [requests[r] for r, _ in owners]
         streams = [request.streams[s] for request, (_, s) in zip(asked, owners, strict=True)]
         # (n, max_tokens): uniform t of each stream; a completion begun elsewhere starts at its own t.
         draws = uniforms_of(streams, self.params.max_tokens, [request.begun for request in asked])
@@ -297,7 +299,8 @@ class _Running:
 
     def completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
-        slots, found = list(ended), list[Sampled]()
+        slots = list(ended)
+        found = list[Sampled]()
         # One transfer for all that ended; ``copy`` below frees completions from the whole array.
         every = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
         for row, length in enumerate(self.lengths[slots].tolist()):
@@ -306,7 +309,8 @@ class _Running:
             text = self.policy.decode(tokens.tolist())
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
             # ``version`` is that of the first token, the oldest.
-            of_tokens, first = versions if by_token else None, int(versions[0])
+            of_tokens = versions if by_token else None
+            first = int(versions[0])
             done = Completion(tokens, logprobs, text, ended[slot], first, mask, versions=of_tokens)
             found.append(Sampled(*self.owners[slot], done))
         return found

@@ -54,7 +54,8 @@ class ModulesEngine:
     def admit(self, requests: Sequence[int]) -> Tensor:
         """Prefill one row per completion. -> first logits (n, V)."""
         longest = max(len(self.prompts[r]) for r in requests)
-        shape, device = (len(requests), longest), self.policy.device
+        shape = (len(requests), longest)
+        device = self.policy.device
         tokens = torch.zeros(shape, dtype=torch.int64)
         # (n, longest) attention mask: 0 on the padding at the left, 1 on tokens. It grows with each token.
         self.seen = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -123,7 +124,8 @@ def _trial(policy: Policy) -> Tensor:
     vocabulary = len(policy.model.get_input_embeddings().weight)
     # Three lengths, so that two rows are padded; the ids only have to differ.
     texts = [torch.arange(start, start + length) % vocabulary for start, length in ((5, 9), (40, 2), (70, 5))]
-    engine, errors = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2), list[Tensor]()
+    engine = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2)
+    errors = list[Tensor]()
     logits = engine.admit(range(len(texts)))
     # Prefill (3 texts), then a step after the first was evicted (2), then one more (2): 7 comparisons.
     for ended in ([0], [], None):

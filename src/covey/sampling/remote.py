@@ -26,7 +26,6 @@ from urllib.error import HTTPError
 import numpy as np
 
 from covey.config.sampling import Servers
-from covey.errors import SamplersLost
 from covey.models.policy import Policy, copy_trained, save_policy
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
@@ -41,6 +40,7 @@ from covey.sampling.servers import (
     Piece,
     RemoteServer,
     WorkList,
+    none_left,
     same_complaint,
     timed_out,
 )
@@ -156,7 +156,8 @@ class RemoteSampler:
                     raise result
                 # None only wakes this loop: a thread has ended, so a server may need weights or a new try.
                 if result is not None:
-                    left, since = left - len(result), time.monotonic()
+                    left -= len(result)
+                    since = time.monotonic()
                     drawn += [one.completion.tokens for one in result]
                     yield from result
                     continue
@@ -166,7 +167,7 @@ class RemoteSampler:
                 if not all(s.lost for s in self.servers):
                     since = time.monotonic()
                 elif time.monotonic() - since > self._patience:
-                    raise self._nobody()
+                    raise none_left(self.servers)
         finally:
             with work.changed:  # also if the consumer stops early: threads wait for pieces
                 work.over = True
@@ -199,13 +200,6 @@ class RemoteSampler:
         more = 2 * (self.settings.timeout + TRY_AGAIN) if any(s.hangs for s in self.servers) else 0.0
         return self.settings.patience + more
 
-    def _nobody(self) -> SamplersLost:
-        reasons = "; ".join(f"{s.url}: {s.lost}" for s in self.servers)
-        return SamplersLost(
-            f"no sampling server is left: {reasons}. Start them with the model of this run, and run the "
-            "same command again"
-        )
-
     # Asking
 
     def _join(self, work: WorkList) -> None:
@@ -220,8 +214,7 @@ class RemoteSampler:
                 continue
             work.joined[server.url] = server.arrivals
             for _ in range(min(lanes, most)):
-                given = (server, work, self.version)
-                threading.Thread(target=self._lane, args=given, daemon=True).start()
+                threading.Thread(target=self._lane, args=(server, work, self.version), daemon=True).start()
 
     def _lane(self, server: RemoteServer, work: WorkList, version: int) -> None:
         # A thread: it ends when the work is over, or when its server fails or has weights to take.
@@ -270,13 +263,14 @@ class RemoteSampler:
 
     def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
         """Ask a server for a piece, or for a segment of it."""
-        request, begun = work.requests[piece.request], piece.begun
-        streams, drawn = [request.streams[s] for s in piece.samples], 0 if begun is None else begun.length
+        request = work.requests[piece.request]
+        begun = piece.begun
+        drawn = 0 if begun is None else begun.length
         room = request.most(work.params) - drawn
         if self.lags and not work.params.stop:  # which may begin in one segment and end in the next
             room = min(room, SEGMENT)
         prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])
-        asked = Request(prompt, streams, request.begun + drawn)
+        asked = Request(prompt, [request.streams[s] for s in piece.samples], request.begun + drawn)
         temperature = 0.0 if request.greedy else work.params.temperature
         return self._ask_for(server, asked, replace(work.params, max_tokens=room, temperature=temperature))
 
@@ -299,8 +293,7 @@ class RemoteSampler:
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
             else:
-                ends = self.policy.end_ids
-                found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
+                found = answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
                 check_question(server.dialect, reply, question)
                 for one in found if params.stop else ():
                     check_stop(self.policy, one, params.stop)
@@ -337,7 +330,7 @@ class RemoteSampler:
             if self._present():
                 break
             if all(s.lost for s in self.servers) and time.monotonic() - begun > self._patience:
-                raise self._nobody()
+                raise none_left(self.servers)
             self.waiting()
             time.sleep(0.2)
         if self._exact is None:
@@ -358,16 +351,20 @@ class RemoteSampler:
                     if not server.lost and (server.busy or server.version == self.version):
                         continue
                     server.version = None
-                was, server.tried = server.lost, time.monotonic()
+                was = server.lost
+                server.tried = time.monotonic()
                 try:
                     self._bring(server)
                 except FAILURES as error:
-                    server.lost, server.version = reason_of(error), None
+                    server.lost = reason_of(error)
+                    server.version = None
                     server.hangs = server.arrivals > 0 and timed_out(error)
                     if not same_complaint(server.lost, was):
                         self.say(f"{server.url} is excluded: {server.lost}")
                     continue
-                server.lost, server.hangs, server.arrivals = "", False, server.arrivals + 1
+                server.lost = ""
+                server.hangs = False
+                server.arrivals += 1
             if was:
                 self.say(f"{server.url} is back, with the weights of version {self.version}")
 
@@ -380,25 +377,27 @@ class RemoteSampler:
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
-        folder, wrong, cause = self._saved(), "", None
+        folder = self._saved()
+        cause: BaseException | None = None
         try:
             patient = partial(self._ask, server, timeout=self.settings.timeout)
             server.dialect.load(patient, str(folder), self.version)
             wrong = self._wrong(server)
         except FAILURES as error:
-            wrong, cause = reason_of(error), error
+            wrong = reason_of(error)
+            cause = error
         if wrong and self.settings.restart:  # the last resort
             self.say(f"{server.url}: {wrong}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
-            wrong, cause = self._wrong(server), None
+            wrong = self._wrong(server)
+            cause = None
         if wrong:
             raise Misbehaved(wrong) from cause
         server.version = self.version
 
     def _recognize(self, server: RemoteServer) -> None:
-        follows = not self.settings.restart
-        server.dialect, server.model = recognize(partial(self._ask, server), follows)
+        server.dialect, server.model = recognize(partial(self._ask, server), not self.settings.restart)
         server.compared = False
 
     def _allowed(self, server: RemoteServer) -> float:
@@ -413,9 +412,11 @@ class RemoteSampler:
     def _wrong(self, server: RemoteServer) -> str:
         """Say how a server's log-probs or draws differ from the policy's; empty: not at all."""
         server.stamp = None  # the first reply says what is to be proven
-        ask, stream = partial(self._ask_for, server), partial(key, self.version, server.url)
+        ask = partial(self._ask_for, server)
+        stream = partial(key, self.version, server.url)
         probes = sample_probes(ask, self._probes, self.temperature, stream)
-        allowed, temperature = self._allowed(server), self.temperature or 1.0
+        allowed = self._allowed(server)
+        temperature = self.temperature or 1.0
         policy, off = nearest(self.policy, probes, temperature, FINEST)
         if off <= allowed:
             server.spread = off if server.spread is None else server.spread

@@ -67,7 +67,9 @@ def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) ->
     >>> equations("3+4=7 7*2=15", [2, 3, 4], []).value, equations("3+4=7 7*2=14", [2, 3, 4], []).value
     (0.0, 1.0)
     """
-    left, found, right = Counter(map(str, numbers)), list(EQUATION.finditer(completion)), []
+    left = Counter(map(str, numbers))
+    found = list(EQUATION.finditer(completion))
+    right = []
     for step in found:
         first, sign, second, result = step.groups()
         used = Counter([first, second])

@@ -268,7 +268,8 @@ def _judged(problem: Problem, data: Data) -> Example:
 
 
 def _steps(problem: Problem, _: Data) -> Example:
-    steps, labels = problem.columns["steps"], problem.columns["labels"]
+    steps = problem.columns["steps"]
+    labels = problem.columns["labels"]
     if not (isinstance(steps, list) and isinstance(labels, list) and steps):
         raise DataError(f"{problem.id}: completions and labels have to be lists, a label for each step")
     if len(steps) != len(labels):

@@ -137,7 +137,8 @@ def _csv(file: Path) -> NumberedRows:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         # `line_num` is the last line that was read: a quoted field may span several, so an error names the
         # row's first.
-        reader, row_begins = csv.DictReader(lines, strict=True), 1
+        reader = csv.DictReader(lines, strict=True)
+        row_begins = 1
         try:
             _unique(file, reader.fieldnames or ())
             row_begins = reader.line_num + 1

@@ -62,7 +62,8 @@ def usable_problems(
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    train, bad = source.train, dict[str, str]()
+    train = source.train
+    bad = dict[str, str]()
     if everything:
         tried = rehearse(everything[0], rewards, environment(everything[0]))
         if config.method == "rl" and loaded.algorithm.credit == "step":

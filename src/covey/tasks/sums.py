@@ -20,7 +20,8 @@ def worked(terms: list[int], modulus: int) -> dict[str, object]:
     >>> worked([7, 8, 9], modulus=10)["completion"]
     '<think>7+8=5 5+9=4</think><answer>4</answer>'
     """
-    steps, total = [], terms[0]
+    steps = []
+    total = terms[0]
     for term in terms[1:]:
         after = (total + term) % modulus
         steps.append(f"{total}+{term}={after}")
@@ -86,7 +87,8 @@ def mixed_digits(rng: random.Random) -> dict[str, object]:
     corrected.
     """
     terms = [rng.randint(0, 9) for _ in range(4)]
-    steps, total = "", terms[0]
+    steps = ""
+    total = terms[0]
     for number, term in enumerate(terms[1:]):
         after = (total + term) % 10
         steps += f"{rng.choices(WORDS, (2, 1))[0][number]}{total}+{term}={after}"

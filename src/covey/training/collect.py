@@ -47,7 +47,8 @@ def train(run: Run) -> None:
 
 def kept(run: Run) -> list[ExampleRow]:
     """Write the examples that a collecting stage keeps. Raises DataError if there are none."""
-    config, folder = run.loaded.config, run.journal.folder.path
+    config = run.loaded.config
+    folder = run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
     rows = KEEPS[config.method](run, problems)
     completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
@@ -79,7 +80,8 @@ def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
 
 
 def _correct(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
-    groups, keep = sampled_groups(run.journal.folder.path), run.loaded.config.keep
+    groups = sampled_groups(run.journal.folder.path)
+    keep = run.loaded.config.keep
     return kept_of(groups, run.rewards.verdict.name, keep, problems)
 
 

@@ -27,7 +27,8 @@ def plan_memory(run: Run) -> dict[str, int]:
     config, learner = run.loaded.config, run.learner
     device = learner.policy.device
     # Processes on one machine share its memory equally.
-    shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
+    shape = shape_of(learner.policy.whole)
+    there = device_memory(device) // on_this_machine(device.type)
     copied = learner.reference is not None and learner.reference.has_weights
     # Models loaded so far are no part of the program's own memory.
     models = 1 + copied + (run.critic is not None)
@@ -80,7 +81,9 @@ def memory_measured(run: Run) -> dict[str, int]:
 
     ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.
     """
-    own, reference, sampler = run.learner.alive(), run.learner.reference, innermost(run.sampler)
+    own = run.learner.alive()
+    reference = run.learner.reference
+    sampler = innermost(run.sampler)
     critic = run.critic.alive() if run.critic is not None else dict.fromkeys(own, 0)
     return {
         **{name: own[name] for name in TRAINED},

@@ -56,7 +56,8 @@ def step_metrics(
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
-    groups, advantages = [*rollout.groups, *rollout.filtered], by_completion(batch, batch.advantages)
+    groups = [*rollout.groups, *rollout.filtered]
+    advantages = by_completion(batch, batch.advantages)
     # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]
     metrics = {
@@ -139,7 +140,8 @@ def extremes(groups: Sequence[Group]) -> tuple[str, Shown, Shown] | None:
     group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
     given = group.problem.prompt
     prompt = given if isinstance(given, str) else str(given[-1]["content"])
-    best, worst = int(np.nanargmax(group.rewards)), int(np.nanargmin(group.rewards))
+    best = int(np.nanargmax(group.rewards))
+    worst = int(np.nanargmin(group.rewards))
     shown = [Shown(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
     return prompt, shown[0], shown[1]
 

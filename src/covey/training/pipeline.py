@@ -69,7 +69,8 @@ def run_pipeline(
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    stages, results = loaded.stages(), list[Result]()
+    stages = loaded.stages()
+    results = list[Result]()
     refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
         # A single stage keeps the run's own folder.
@@ -120,7 +121,8 @@ def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOpti
     if METHODS[loaded.config.method].loop is not None:
         return run_stage(loaded, console, stop, options)
     folder = loaded.config.output
-    began, example = time.monotonic(), by_first(lambda: select(loaded, console))
+    began = time.monotonic()
+    example = by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
     by_first(lambda: leave_result(folder, result))
     return result
@@ -222,7 +224,8 @@ def run_stage(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
-    config, loop = loaded.config, METHODS[loaded.config.method].loop
+    config = loaded.config
+    loop = METHODS[loaded.config.method].loop
     assert loop is not None  # `_run` has done what needs no model
     inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
@@ -277,7 +280,8 @@ def finish_examples(run: Run) -> Result:
     """Write the examples and the result of a collecting stage."""
     folder = run.journal.folder.path
     by_first(lambda: kept(run))
-    seconds, example = round(run.journal.clock.total(), 1), example_of([p.problem for p in run.train_set])
+    seconds = round(run.journal.clock.total(), 1)
+    example = example_of([p.problem for p in run.train_set])
     result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
     by_first(lambda: _conclude(run, result))
     return result
@@ -342,10 +346,12 @@ def _write_final(
     critic: Mapping[str, Tensor],
     again: Evaluation | None,
 ) -> Result:
-    folder, config = run.journal.folder.path, run.loaded.config
+    folder = run.journal.folder.path
+    config = run.loaded.config
     seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
-    best, chosen = run.journal.folder.best(), config.train.final == "best"
+    best = run.journal.folder.best()
+    chosen = config.train.final == "best"
     if verdict is not None:
         verdict = _with_second(verdict, again, config.train.stop_at)
     if verdict is not None and best is not None:

@@ -91,7 +91,8 @@ class PreferenceObjective:
         logprobs = micro.packed.unpack(scores.logprobs)
         # Prompt tokens that are trained have advantage -1: they count in the NLL and not in the answer.
         answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)
-        sums, lengths = (logprobs * answered).sum(-1), answered.sum(-1).to(logprobs)
+        sums = (logprobs * answered).sum(-1)
+        lengths = answered.sum(-1).to(logprobs)
         nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
         labels = batch.rewards.to(sums.device) > 0.5
         # Without a reference an answer's implicit reward is its mean log-prob.
@@ -124,7 +125,8 @@ class PreferenceObjective:
                 "preference/log_ratio": float(reward.sum()) / count,
                 "preference/reference_point": self.reference_point * len(labels) / count,
             }
-        chosen, rejected = reward[0::2], reward[1::2]
+        chosen = reward[0::2]
+        rejected = reward[1::2]
         found = {
             "preference/margin": chosen - rejected,
             "preference/accuracy": (chosen > rejected).float(),
@@ -136,7 +138,8 @@ class PreferenceObjective:
 
 def with_prompt_trained(example: Prompted) -> Prompted:
     """Return a pair whose chosen answer is trained with its prompt, except the prompt's first token."""
-    first, rest = example.tokens[:1], example.tokens[1:]
+    first = example.tokens[:1]
+    rest = example.tokens[1:]
     answers = []
     for chosen, answer in zip((True, False), example.answers, strict=True):
         # -1 marks the prompt's tokens; see ``answered`` in PreferenceObjective.

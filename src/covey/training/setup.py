@@ -92,7 +92,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
 
 def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Policy, EncodedTask]:
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
-    config, source, rewards = loaded.config, task.source, task.rewards
+    config = loaded.config
+    source = task.source
+    rewards = task.rewards
     policy, encode_learned = load_trained(loaded, source)
     # Rewards were loaded before the model; they get its tokenizer's functions here.
     rewards.decode = policy.decode
@@ -121,8 +123,12 @@ def _first_policy(loaded: Loaded, task: Task) -> Callable[[], Policy] | None:
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and print the differences from its process."""
-    loaded, options, journal = run.loaded, run.options, run.journal
-    folder, reference, policy = journal.folder, run.learner.reference, run.learner.policy.whole
+    loaded = run.loaded
+    options = run.options
+    journal = run.journal
+    folder = journal.folder
+    reference = run.learner.reference
+    policy = run.learner.policy.whole
     # The record of this process, compared with that of the one that left the checkpoint.
     now = {
         **environment(loaded),

@@ -37,7 +37,9 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
     """
     # In the order of the rollout batch, which ``origin`` counts.
     rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
-    off, tokens, seen = np.zeros(len(groups)), np.zeros(len(groups)), set[int]()
+    off = np.zeros(len(groups))
+    tokens = np.zeros(len(groups))
+    seen = set[int]()
     for s in stats:
         if s.origin is None or s.mismatch is None:
             continue
@@ -63,7 +65,8 @@ def note_strangers(journal: Journal, step: int, found: Sequence[Stranger]) -> No
     """Warn of the groups of a step that are far off, with their servers."""
     if not found:
         return
-    worst, more = found[0], f", and {len(found) - 1} groups more" if len(found) > 1 else ""
+    worst = found[0]
+    more = f", and {len(found) - 1} groups more" if len(found) > 1 else ""
     journal.say(
         f"step {step + 1}: the log-probs that {' and '.join(worst.servers)} gave for {worst.problem}{more} "
         f"differ from the trainer's by {worst.nats:.2g} nats a token. They belong to another prompt or "

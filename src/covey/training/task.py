@@ -52,7 +52,8 @@ def checked_task(loaded: Loaded, console: RunConsole, options: RunOptions) -> Ta
 
 def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None]) -> None:
     """Print who reads each column of the data, and which columns nobody reads."""
-    config, source = loaded.config, task.source
+    config = loaded.config
+    source = task.source
     role = loaded.algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
     asked: Mapping[str, set[str]] = {
         **columns_asked(task.toolbox, source.problems),

@@ -461,5 +461,5 @@ def test_where_nothing_shows_the_end_nobody_guesses(policy: Policy) -> None:
         "{% if add_generation_prompt %}[assistant] {% else %}<|im_end|>{% endif %}"
     )
     messages = [{"role": r, "content": r[0]} for r in ("assistant", "user", "assistant")]
-    with pytest.raises(DataError, match="anew"):
+    with pytest.raises(DataError, match="changes earlier messages"):
         encode_examples(policy, [Example("answer", CHAT, (messages,), (1.0,))], None)

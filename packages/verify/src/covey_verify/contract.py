@@ -182,7 +182,8 @@ class RewardFunction:
 
         ``solutions``: the completions as plain text, with the model's own marks.
         """
-        columns, count = row.columns, len(completions)
+        columns = row.columns
+        count = len(completions)
         if self.per_sample:
             return {
                 "ground_truth": columns.get("answer"),

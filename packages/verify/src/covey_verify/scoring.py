@@ -155,7 +155,8 @@ def score_file(
                 (scores[function.name],) = scores_of(function, row, [completion])
         return record(given, scores)
 
-    found, told = list[dict[str, Any]](), time.monotonic()
+    found = list[dict[str, Any]]()
+    told = time.monotonic()
     with ThreadPoolExecutor(max(2, available_cpus())) as pool:
         for one in pool.map(judged, rows):
             found.append(one)

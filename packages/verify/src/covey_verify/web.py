@@ -80,7 +80,8 @@ def ask(
     if body is not None:
         headers["Content-Type"] = "application/json"
         data = json.dumps(body).encode()
-    ends, received = time.monotonic() + timeout, bytearray()
+    ends = time.monotonic() + timeout
+    received = bytearray()
     opener = _DIRECT if urlsplit(url).hostname in LOOPBACK else _OPENER
     request = urllib.request.Request(url, data, headers)  # noqa: S310  the scheme is checked above
     try:

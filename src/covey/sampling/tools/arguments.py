@@ -109,7 +109,8 @@ def _first_fit(value: object, choices: Sequence[object], where: str) -> object:
 
 
 def _object(value: Mapping[str, object], schema: Mapping[str, object], where: str) -> dict[str, object]:
-    known, others = schema.get("properties"), schema.get("additionalProperties", True)
+    known = schema.get("properties")
+    others = schema.get("additionalProperties", True)
     known = known if isinstance(known, Mapping) else {}
     required = schema.get("required")
     for name in required if isinstance(required, Sequence) else ():
@@ -122,7 +123,8 @@ def _object(value: Mapping[str, object], schema: Mapping[str, object], where: st
 
 
 def _array(value: list[object], schema: Mapping[str, object], where: str) -> list[object]:
-    first, rest = schema.get("prefixItems"), schema.get("items", True)
+    first = schema.get("prefixItems")
+    rest = schema.get("items", True)
     first = list(first) if isinstance(first, Sequence) else []
     if first and "items" not in schema and len(value) != len(first):
         raise Misfit(f"{where} has to have {len(first)} values, and has {len(value)}")

@@ -125,10 +125,12 @@ def ends_inside(turn: str) -> bool:
     >>> ends_inside('<tool_call>{"name": "say"}</tool_call>'), ends_inside("<tool_call>so</tool_call>")
     (False, False)
     """
-    said, opened = turn.rstrip(), False
+    said = turn.rstrip()
+    opened = False
     mark = MARKS.search(said)
     while mark is not None:
-        place, opened = after_blanks(said, mark.end()), False
+        place = after_blanks(said, mark.end())
+        opened = False
         if mark[0] == OPEN_CALL:
             try:
                 _, place = strict_json_at(said, place)

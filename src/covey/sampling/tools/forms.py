@@ -190,11 +190,14 @@ def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[Too
     named = marks.name.match(text, place)
     if named is None:
         return ToolCall("", {}, f"this is no {marks.shown}"), place
-    name, place, given = named[1].strip(), named.end(), dict[str, str]()
+    name = named[1].strip()
+    place = named.end()
+    given = dict[str, str]()
     # Each round reads one argument: its mark, its value, and the mark that closes it.
     while (opened := marks.opens.match(text, place)) is not None:
         closed = marks.closes.search(text, opened.end())
-        key, begun = opened[1].strip(), opened.end()
+        key = opened[1].strip()
+        begun = opened.end()
         if closed is None:
             unclosed = ToolCall(name, {}, f"the value of {key[:40]!r} is never closed")
             return unclosed, _next(text, THINK_CLOSE, begun)
@@ -222,7 +225,8 @@ def _next(text: str, mark: str, place: int) -> int:
 def _bare(turn: str, _: Types) -> list[ToolCall]:
     """Read a turn that is nothing but JSON objects with a name and parameters."""
     said = turn.rpartition("</think>")[2].strip().removeprefix("<|python_tag|>").strip()
-    found, place = list[object](), 0
+    found = list[object]()
+    place = 0
     while said.startswith("{", place):
         try:
             one, place = strict_json_at(said, place)

@@ -72,7 +72,8 @@ class Tool:
 
         Raises Misfit, with a message for the model.
         """
-        known, name = self.arguments, self.name[:40]
+        known = self.arguments
+        name = self.name[:40]
         missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
         unknown = [n for n in given if n not in known]
         if missing or unknown:
@@ -161,7 +162,8 @@ def _load(spec: str, folder: Path) -> Tool:
                 "module.py:function"
             )
         return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
-    function, home = _checked(load_function(spec, folder), spec), _home(spec, folder)
+    function = _checked(load_function(spec, folder), spec)
+    home = _home(spec, folder)
     return Tool(home[1], function, home)
 
 

@@ -49,7 +49,8 @@ def written_call(
             continue
         # The turn's first token: the rendering with the turn and that without part there.
         start = _shared(before, whole)
-        turn, prompt = np.array(_turn(policy, before, whole)), np.array(whole[:start])
+        turn = np.array(_turn(policy, before, whole))
+        prompt = np.array(whole[:start])
         found = reader_of(policy, schemas)(turn, prompt)
         right = [(c.name, dict(c.arguments), c.wrong) for c in found] == [(*call[:2], "")]
         return WrittenCall(call.name, text, right)

@@ -175,7 +175,8 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
-        limits, given = Limits(wall=seconds, output=self.output), _given(tool, call, problem)
+        limits = Limits(wall=seconds, output=self.output)
+        given = _given(tool, call, problem)
         try:
             return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
         except (TypeError, ValueError) as error:

@@ -113,10 +113,12 @@ class TurnSampler:
         turns: dict[Owner, list[Completion]] = defaultdict(list)
         while asked:
             # Calls run while other turns are sampled; their results are waited for at the end of the round.
-            called, continued = list[Called](), list[tuple[Owner, Completion]]()
+            called = list[Called]()
+            continued = list[tuple[Owner, Completion]]()
             for place, sample, part in self._turns(asked, params):
                 owner = owners[place][sample]
-                request, problem = asked[place], requests[owner[0]].problem
+                request = asked[place]
+                problem = requests[owner[0]].problem
                 turns[owner].append(part)
                 turn = self._joined(turns[owner])
                 before = begun.get(owner)
@@ -183,13 +185,15 @@ class TurnSampler:
 
     def _answered(self, request: Request, called: Called, waiting: Waiting) -> Completion:
         """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
-        most, begun = self.toolbox.tools.result_tokens, called.begun
+        most = self.toolbox.tools.result_tokens
+        begun = called.begun
         with waiting():
             said = called.results()
         results = [plain_result(self.policy, self.words, text, most) for text in said]
         closed = int(begun.tokens[-1]) in self.policy.end_ids
         ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
-        tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
+        tokens = np.array(ids, np.int64)
+        nothing = np.zeros(len(ids), np.float32)
         # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
         # ``sampled`` is False on all of them (no zero is above 0).
         inserted = Completion(

@@ -127,7 +127,8 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str 
     """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
     if toolbox is None:
         return
-    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
+    problems = [*source.train, *source.test]
+    call = ToolCall(next(iter(toolbox.functions)), {})
     # One problem is enough: the template and the tools are the same for all.
     for problem in [p for p in problems if p.chat][:1]:
         inserted = answer_tokens(policy, problem, [call], [PROBE])

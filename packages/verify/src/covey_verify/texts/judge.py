@@ -192,7 +192,8 @@ class Question:
         )
         # 24 characters for the mark around the text, 8 others for the key: the text cannot contain either.
         digest = _hash(task + answer)
-        mark, key = f"-----{digest[:24]}-----", KEY.format(digest[24:32])
+        mark = f"-----{digest[:24]}-----"
+        key = KEY.format(digest[24:32])
         questions = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria, start=1))
         task_text = f"Task:\n{task}\n\n" + (f"Reference answer:\n{reference}\n\n" if reference else "")
         rules = INSTRUCTIONS.format(mark=mark, count=len(criteria), key=key)
@@ -219,7 +220,8 @@ def reply_text(reply: Any) -> tuple[str, bool]:
     """Return the text of a reply, and whether it was truncated. Raises ValueError if it has none."""
     try:
         choice = reply["choices"][0]
-        text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+        text = choice["message"]["content"]
+        cut = choice.get("finish_reason") == "length"
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"no text in the judge's reply: {error}") from None
     if not isinstance(text, str) or not text.strip():
@@ -343,7 +345,8 @@ async def judge(
         return Score(0.0, "no_answer", steps=None if split_by is None else ())
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
     spans = split(answer, split_by) if split_by is not None else []
-    questions, shown = list(weights), answer
+    questions = list(weights)
+    shown = answer
     if spans:
         # The steps' names contain a hash of the text, so no step can claim to be another one.
         names = [f"Step {_hash(answer)[:6]}-{n}" for n in range(1, len(spans) + 1)]
