@@ -294,7 +294,7 @@ def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
     for name, has in (("of steps", "judges steps"), ("writes", "writes and judges nothing")):
         with pytest.raises(ConfigError, match=rf"{has}.; a head that judges whole answers is needed"):
             judged(tmp_path / name, "reward_model", ["2"], "1+1=")
-    with pytest.raises(DataError, match=r"completions \(its steps\).*keep one kind"):
+    with pytest.raises(DataError, match=r"completions \(its steps\).*must have one kind"):
         trained(tmp_path, [PAIR, STEPS], "both")
     with pytest.raises(ConfigError, match="leave lora out"):
         trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})

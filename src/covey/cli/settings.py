@@ -84,7 +84,7 @@ def _of_trl(name: str, rows: list[Row]) -> Iterator[Entry]:
     """Yield the entries for a name of TRL's: what to write instead, and its effect."""
     found = [row for row in rows if name in row.setting.trl_names]
     if name in trl.LOSS or not found:
-        yield word(name, "TRL", f"{trl.told(name)}.", default=trl.LOSS.get(name, ""))
+        yield word(name, "TRL", f"{trl.advice_on(name)}.", default=trl.LOSS.get(name, ""))
     yield from map(_entry, found)
 
 

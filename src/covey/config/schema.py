@@ -324,7 +324,7 @@ class Launch(Section):
     @model_validator(mode="after")
     def _placed(self) -> Launch:
         if self.samplers and self.ray is None:
-            raise ValueError("samplers are placed by Ray: add ray: auto, or its address")
+            raise ValueError("Ray places the samplers: add ray: auto, or the address of its cluster")
         return self
 
 
@@ -410,5 +410,5 @@ class Config(Section):
         # Samplers that Ray places bring their own addresses.
         servers = self.rollout.sampler
         if servers is not None and not servers.url and not self.launch.samplers:
-            raise ValueError("rollout.sampler.url: which servers? Give at least one address")
+            raise ValueError("rollout.sampler.url is missing; give the address of at least one server")
         return self

@@ -15,7 +15,7 @@ import transformers
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS
-from covey.config.rows import said_of
+from covey.config.rows import fact_of
 from covey.errors import START
 from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
@@ -102,7 +102,7 @@ def verdict(key: str, schedule: str = "") -> Resume:
         # of which nothing is known.
         own = [row.setting.resume for row in algorithm_rows() if row.key == key]
         return own[0] or BREAKS if own else BREAKS
-    return said_of(key, "resume") or BREAKS
+    return fact_of(key, "resume") or BREAKS
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:

@@ -204,8 +204,8 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
         worst = max(long, key=lambda p: len(p.tokens))
         raise DataError(
             f"{len(long)} of {len(encoded)} prompts are too long: with rollout.max_tokens "
-            f"{config.rollout.max_tokens} they exceed the model's context of {policy.reads} tokens; the "
-            f"longest, {worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
+            f"{config.rollout.max_tokens} they exceed the model's context of {policy.reads}; the longest, "
+            f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
     kept = [p for p in encoded if len(p.tokens) <= room]
@@ -255,7 +255,7 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
         raise DataError(
-            f"{len(long)} of {len(encoded)} examples exceed the model's context of {policy.reads} tokens; "
+            f"{len(long)} of {len(encoded)} examples exceed the model's context of {policy.reads}; "
             f"{encoded[long[0]].problem.id} has {sizes[long[0]]}. Shorten them, or set data.long_prompts: "
             "drop"
         )

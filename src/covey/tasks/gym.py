@@ -44,4 +44,4 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
             problems.setdefault(prompt, Problem(f"{task}/{split}/{index}", prompt, row))
         if len(problems) == size:
             return list(problems.values())
-    raise DataError(f"task {task}: only {len(problems)} different {split} problems, {size} asked for")
+    raise DataError(f"task {task} has only {len(problems)} different {split} problems, but {size} are needed")

@@ -36,15 +36,15 @@ def choices(completion: str, prompt: str, token_ends: list[int]) -> Score:
     >>> choices("1:32 2:3", "sort 321=", []).value, choices("2:31 1:3", "sort 321=", []).value
     (1.0, 0.0)
     """
-    left = sorted(prompt.strip("sort ="))
-    found = list(CHOSEN.finditer(completion))
-    right = []
-    for step in found:
-        taken = step[1]
-        after = sorted(step[2])
-        right.append(float(bool(left) and taken == left[0] and after == left[1:]))
-        left = after
-    return score_steps([m.span() for m in found], right, token_ends, "min")
+    digits = sorted(prompt.strip("sort ="))
+    steps = list(CHOSEN.finditer(completion))
+    scores = []
+    for step in steps:
+        choice = step[1]
+        rest = sorted(step[2])
+        scores.append(float(bool(digits) and choice == digits[0] and rest == digits[1:]))
+        digits = rest
+    return score_steps([m.span() for m in steps], scores, token_ends, "min")
 
 
 ORDERING = Task(

@@ -37,11 +37,11 @@ def train(run: Run) -> None:
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
         journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})
-        told = {
+        values = {
             "reward": shown(metrics["reward/mean"], ".3f"),
             "correct": f"{100 * metrics['accuracy']:.0f} %",
         }
-        journal.console.step(step + 1, metrics["reward/mean"], told)
+        journal.console.step(step + 1, metrics["reward/mean"], values)
         run.evaluate_and_save()
 
 

@@ -377,8 +377,8 @@ def _write_final(
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
-    told = "" if verdict and not run.held_out else f". {besides}"
-    run.journal.say(f"{config.output.name}: {words}{told}")
+    scores = "" if verdict and not run.held_out else f". {besides}"
+    run.journal.say(f"{config.output.name}: {words}{scores}")
     if not chosen and (better := offer(best, folder)):
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
     # The gravest finding names the cause; without findings the logs are searched for a likely one.

@@ -13,7 +13,7 @@ from covey.rollouts.learned import forget, rewards_of
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.use import beginning, columns_asked, toolbox_of, with_schemas
 from covey.system.console import RunConsole
-from covey.tasks.columns import own_systems, readers, told
+from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.training.run import RunOptions
@@ -59,7 +59,7 @@ def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None])
         **columns_asked(task.toolbox, source.problems),
         "algorithm.advantage.by": {str(role)},
     }
-    told(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
+    print_readers(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
 
 
 def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
