@@ -146,7 +146,7 @@ def test_a_model_without_a_template_is_a_mistake_with_a_remedy(tmp_path: Path, c
         ({**ROW, "tools": ["add"]}, {}, "rows.jsonl:1: 'tools' goes to the chat template"),
         ({**ROW, "tools": "[{"}, {}, "rows.jsonl:1: tools: not valid JSON"),
         ({**ROW, "chat_template_kwargs": 3}, {}, "chat_template_kwargs must be an object"),
-        (ROW, {"chat_template_kwargs": {"tokenize": False}}, "tokenize is no variable of the template"),
+        (ROW, {"chat_template_kwargs": {"tokenize": False}}, "tokenize is not a variable of the template"),
         (
             {"prompt": [{"role": "user", "content": "x"}]},
             {"system": "be brief"},

@@ -293,9 +293,9 @@ class NoModel:
         ({"tokenizer": None}, "Qwen3ForCausalLM needs its tokenizer"),
         ({"model": "tiny"}, "only a model given as an object needs one"),
         ({"model": None}, "only a model given as an object needs one"),
-        ({"model": NoModel()}, "a NoModel is neither a name nor a causal language model"),
-        ({"model": nn.Linear(2, 2)}, "a Linear is neither a name nor a causal language model"),
-        ({"tokenizer": NoModel()}, "a NoModel is no tokenizer"),
+        ({"model": NoModel()}, "a NoModel is not a causal language model"),
+        ({"model": nn.Linear(2, 2)}, "a Linear is not a causal language model"),
+        ({"tokenizer": NoModel()}, "a NoModel is not a tokenizer"),
         ({"model": 7, "tokenizer": None}, "model = 7: write a string"),
     ],
 )

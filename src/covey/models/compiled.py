@@ -411,7 +411,7 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
     the weights' dtype, and the rotation has to turn whole heads (``turned`` features) in halves.
     """
     # The C code runs over whole vectors without a remainder, halves of a head included.
-    odd = [f"{name} {width}" for name, width in widths.items() if width % LANES]
+    unusual = [f"{name} {width}" for name, width in widths.items() if width % LANES]
     if weight.dtype not in DTYPES:
         return f"weights of {str(weight.dtype).removeprefix('torch.')}"
     if norm.dtype != weight.dtype:
@@ -420,8 +420,8 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
         return "a rotation of neighbours"
     if turned != heads.width:
         return f"a rotation of {turned} of {heads.width} features"
-    if odd or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
-        return f"{odd[0]}, no multiple of {LANES}" if odd else f"heads of {heads.width} features"
+    if unusual or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
+        return f"{unusual[0]}, no multiple of {LANES}" if unusual else f"heads of {heads.width} features"
     # `decode_attend` has room for the queries of 16 heads that share a key head.
     many = heads.queries // heads.keys
     return f"{many} query heads for each key head" if many > LANES else ""

@@ -71,14 +71,14 @@ class ControlWords:
         """
         # states[i] belongs to the first i kept characters, so truncating both rewinds the search.
         states = [0]
-        kept = list[str]()
+        texts = list[str]()
         for character in text:
             state = self._after(states[-1], character)
             states.append(state)
-            kept.append(character)
+            texts.append(character)
             if length := self.length[state]:
-                del states[-length:], kept[-length:]
-        return "".join(kept)
+                del states[-length:], texts[-length:]
+        return "".join(texts)
 
 
 def template_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

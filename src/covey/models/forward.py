@@ -127,7 +127,7 @@ def turn_by_long_table(model: PreTrainedModel) -> None:
     body = model.get_decoder()
     table = getattr(config, "rope_parameters", None) or {}
     if table.get("rope_type") != "longrope":
-        raise ConfigError(f"longrope: long: {config.model_type} has no tables of that kind; leave it out")
+        raise ConfigError(f"longrope: long: {config.model_type} has no long rotary table; remove the setting")
     table.update({f"short_{what}": table[f"long_{what}"] for what in LONGROPE if f"long_{what}" in table})
     body.rotary_emb = type(body.rotary_emb)(config).to(model.device)
 
@@ -346,8 +346,8 @@ class Decoder(nn.Module):
         """
         if not (isinstance(self.ops, CompiledOps) and self.can_round):
             raise ConfigError(
-                "precision: products of float32 weights are rounded by the compiled operations of a CPU "
-                "(`covey doctor`); on a GPU take dtype: bfloat16"
+                "precision: only the compiled operations of a CPU round the products of float32 weights "
+                "(see `covey doctor`); on a GPU set dtype: bfloat16"
             )
         self.ops.products = MIXED_PRODUCTS
         for linear in self.linears:
@@ -428,17 +428,17 @@ class Decoder(nn.Module):
         """Return ``tokens``; raise ConfigError if sampling and training could rotate so many differently."""
         if tokens > (self.turned_alike or tokens):
             raise ConfigError(
-                f"a sequence of {tokens} tokens: beyond {self.turned_alike} this model's rotary table "
-                "follows the longest sequence at hand, and a token would be sampled by one and trained by "
-                "another; lower rollout.max_tokens or leave out long prompts"
+                f"a sequence may have {tokens} tokens, but beyond {self.turned_alike} this model's rotary "
+                "table depends on the longest sequence of a batch, so sampling and training would differ; "
+                "lower rollout.max_tokens or drop long prompts"
             )
         return tokens
 
     def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
-        weight, held = self.embed.weight, self._tables.get(name)
-        if held is None or len(held[0]) < needed or held[0].dtype != weight.dtype:
+        weight, cached = self.embed.weight, self._tables.get(name)
+        if cached is None or len(cached[0]) < needed or cached[0].dtype != weight.dtype:
             # Tables at least double, so that sequences that grow by a token rebuild them rarely.
-            spare = min(2 * len(held[0]) if held is not None else 0, self.turned_alike or 1 << 30)
+            spare = min(2 * len(cached[0]) if cached is not None else 0, self.turned_alike or 1 << 30)
             size = max(needed, spare)
             every = torch.arange(size, device=weight.device)
             kind = (name,) if name not in ("", UNTURNED) else ()
@@ -446,5 +446,5 @@ class Decoder(nn.Module):
             cos, sin = (table[0].to(weight.dtype).contiguous() for table in tables)
             if name == UNTURNED:
                 cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-            held = self._tables[name] = (cos, sin)
-        return held
+            cached = self._tables[name] = (cos, sin)
+        return cached

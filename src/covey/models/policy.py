@@ -95,7 +95,8 @@ class Policy:
     def _round_trunk(self) -> None:
         if self.decoder is None:
             raise ConfigError(
-                "precision: bfloat16 is for families of models in our own forward (docs/performance.md)"
+                "precision: bfloat16 works only for models that run in covey's own forward pass "
+                "(docs/performance.md)"
             )
         self.decoder.round_products()
         self.rounds = True
@@ -220,7 +221,7 @@ class Policy:
             return
         saved = self._saved(folder)
         if _shapes(saved) != _shapes(self.model.state_dict()):
-            raise CheckpointError(f"{folder} holds another model than the one at work")
+            raise CheckpointError(f"{folder} holds another model than the one in use")
         self.model.load_state_dict(saved)
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:

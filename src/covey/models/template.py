@@ -83,7 +83,7 @@ def template_facts(
     try:
         written = json.dumps(own, sort_keys=True)
     except (TypeError, ValueError):  # arguments that are no JSON cannot be a key of the cache
-        return _found(_Template(tokenizer, own))
+        return _facts_of(_Template(tokenizer, own))
     # A tokenizer can be changed after it was asked, so what its facts depend on belongs to the key.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
     return _remembered(tokenizer, state, written)
@@ -91,7 +91,7 @@ def template_facts(
 
 @lru_cache(64)
 def _remembered(tokenizer: PreTrainedTokenizerBase, _: object, arguments: str) -> TemplateFacts:
-    return _found(_Template(tokenizer, json.loads(arguments)))
+    return _facts_of(_Template(tokenizer, json.loads(arguments)))
 
 
 class _Template:
@@ -101,19 +101,19 @@ class _Template:
         self.tokenizer, self.arguments = tokenizer, arguments
         self.source = str(tokenizer.chat_template or "")
 
-    def behind(self, said: Messages = (), begin: bool = False) -> str | None:
+    def behind(self, messages: Messages = (), begin: bool = False) -> str | None:
         """The text after the question, or all text if that is not found; None if the template refuses."""
         try:
-            text = chat_text(self.tokenizer, [*ASKED, *said], self.arguments, begin)
+            text = chat_text(self.tokenizer, [*ASKED, *messages], self.arguments, begin)
         except (ConfigError, DataError):
             return None
         _, found, rest = text.partition(QUESTION)
         return rest if found else text
 
-    def whole(self, said: Messages = ASKED) -> str:
+    def whole(self, messages: Messages = ASKED) -> str:
         """The rendered conversation; empty if the template refuses it."""
         try:
-            return chat_text(self.tokenizer, said, self.arguments, False)
+            return chat_text(self.tokenizer, messages, self.arguments, False)
         except (ConfigError, DataError):
             return ""
 
@@ -122,7 +122,7 @@ class _Template:
         return _Template(self.tokenizer, {**self.arguments, **more})
 
 
-def _found(template: _Template) -> TemplateFacts:
+def _facts_of(template: _Template) -> TemplateFacts:
     try:
         chat_text(template.tokenizer, [*ASKED, _answer()], template.arguments, False)
     except (ConfigError, DataError) as error:
@@ -156,8 +156,8 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
     tokenizer = template.tokenizer
     added = template.tokenizer.added_tokens_decoder
     # Rendered with and without a system message, since some templates refuse that role.
-    said = [*ASKED, _answer(), *ASKED]
-    texts = (template.whole([{"role": "system", "content": QUESTION}, *said]), template.whole(said))
+    chat = [*ASKED, _answer(), *ASKED]
+    texts = (template.whole([{"role": "system", "content": QUESTION}, *chat]), template.whole(chat))
     written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
     ids = {*written, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
     words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
@@ -255,15 +255,15 @@ def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
     if known is not None:
         return known
     for pattern, write in ((XML_TAG, "<{}>"), (BRACKETS, "[{}]")):
-        found = pattern.search(tail)
-        if found is None or found[2].lower() in NO_THOUGHTS:
+        tag = pattern.search(tail)
+        if tag is None or tag[2].lower() in NO_THOUGHTS:
             continue
-        marks = Thoughts(write.format(found[2]), write.format(f"/{found[2]}"))
-        if not found[1] and not header.endswith(marks.open):
+        marks = Thoughts(write.format(tag[2]), write.format(f"/{tag[2]}"))
+        if not tag[1] and not header.endswith(marks.open):
             return marks
         # A closing tag marks thoughts only if the pair before it is empty.
         _, opened, inside = tail.rpartition(marks.open)
-        if found[1] and opened and not inside.removesuffix(marks.close).strip():
+        if tag[1] and opened and not inside.removesuffix(marks.close).strip():
             return marks
     return None
 
@@ -311,20 +311,20 @@ def closed_in(prompt: str, marks: Thoughts) -> bool:
 def thoughts_of(
     tokenizer: PreTrainedTokenizerBase,
     tokens: Sequence[int],
-    said: str | Messages,
+    prompt: str | Messages,
     arguments: Mapping[str, object],
 ) -> Thoughts:
     """The marks of thoughts of a problem's model, and whether its prompt (``tokens``) has opened them."""
     facts = template_facts(tokenizer, arguments)
     text = str(tokenizer.decode(tokens)).rstrip()
-    if isinstance(said, str):  # a text may mention marks anywhere; only at its end do they open thoughts
+    if isinstance(prompt, str):  # a text may mention marks anywhere; only at its end do they open thoughts
         return facts.marks._replace(begun=text.endswith(facts.marks.open))
-    return begun_in(_beginning(text, said, facts.begins), facts.marks)
+    return begun_in(_beginning(text, prompt, facts.begins), facts.marks)
 
 
-def _beginning(prompt: str, said: Messages, begins: str) -> str:
+def _beginning(prompt: str, messages: Messages, begins: str) -> str:
     """The end of a rendered prompt, after the last content: text of the template alone."""
-    _, found, rest = prompt.rpartition(str(said[-1]["content"]).strip() or "\0")
+    _, found, rest = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
     # A short content may occur within the template's words, and some templates change a content.
     least = len(begins.rstrip())
     return rest if found and len(rest) > least else prompt[len(prompt) - least :]
@@ -368,5 +368,5 @@ def without_thoughts(text: str, marks: Thoughts) -> str | None:
         if not closed:
             return None
         inside = False
-    said = "".join([*parts, rest])
-    return said if marks.answer else said.rpartition(marks.close)[2]
+    answer = "".join([*parts, rest])
+    return answer if marks.answer else answer.rpartition(marks.close)[2]

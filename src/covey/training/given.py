@@ -54,9 +54,7 @@ def train(run: Run, lesson: Lesson) -> None:
         }
         times = journal.log(step, metrics)
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
-        values = {
-            name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics
-        }
+        values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
         journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
         if run.evaluate_and_save():
             break
