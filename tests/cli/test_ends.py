@@ -127,7 +127,7 @@ def test_a_reward_that_ends_its_interpreter_does_not_end_the_run(project: Path, 
         ("memory.full@2", 0, "model"),
         ("memory.full@1-99", 8, "even with one completion at a time"),
         ("memory.sampling@9", 0, "model"),
-        ("memory.sampling@9-99", 8, "while sampling, even one completion at a time"),
+        ("memory.sampling@9-99", 8, "while sampling, even with one completion at a time"),
         ("save.enospc@2", 8, "No space left on device. Free some space"),
         ("save.eio@2", 8, "Input/output error. See to the disk"),
         ("save.full@2", 8, "and 0 are free. Free some space"),
@@ -212,7 +212,7 @@ def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -
     assert train(project, "--inject", "step.sigterm@3") == 75
     folder = RunFolder(project / "run")
     assert train(project) == 4
-    assert "works in this folder" in capsys.readouterr().err
+    assert "is using this folder" in capsys.readouterr().err
     assert last(project)["exit_code"] == 75  # the other's record is left alone
     folder.close()
 
@@ -223,7 +223,7 @@ def test_files_that_no_run_has_left_are_not_overwritten(project: Path, capsys, t
     file.parent.mkdir(parents=True)
     file.write_text("precious")
     assert train(project) == 2
-    assert f"{theirs.partition('/')[0]} and no record of a run" in capsys.readouterr().err
+    assert f"{theirs.partition('/')[0]} but no record of a run" in capsys.readouterr().err
     assert [p for p in (project / "run").rglob("*") if p.is_file()] == [file]
     assert file.read_text() == "precious"
     file.rename(project / "run" / "notes.txt")

@@ -129,7 +129,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
     assert main(["eval", str(folder)]) == 0
     said = capsys.readouterr()
     assert f"has not ended: this is {first.name}" in said.err
-    assert f"{first.name} has been removed by its run, which goes on: this is {second.name}" in said.out
+    assert f"the running run has removed {first.name}: this is {second.name}" in said.out
     removed_before("covey.proof.check", "set_up")
     assert main(["check", str(folder)]) == 0
     removed_before("covey.runs.folder", "damage")

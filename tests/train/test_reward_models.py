@@ -300,7 +300,7 @@ def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
         trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})
     with pytest.raises(ConfigError, match="is a reward model, which cannot generate"):
         start(tmp_path / "rl", model=str(run / "final"))
-    with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens, and the model reads 128"):
+    with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens exceed the model's context of 128"):
         trained(
             tmp_path, [PAIR, {**PAIR, "chosen": "x y " * 99}], "long", model=str(tmp_path / "short"), eval={}
         )

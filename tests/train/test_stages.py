@@ -163,7 +163,7 @@ def test_a_stage_does_not_mix_completions_of_rows_with_other_rows(tmp_path: Path
     with pytest.raises(Stopped):
         start(tmp_path / "run", StopAt(20), **settings)
     file.write_text("".join(json.dumps(row) + "\n" for row in reversed(asked)))
-    with pytest.raises(ConfigError, match=r"the data have changed since.*Put the data back"):
+    with pytest.raises(ConfigError, match=r"the data have changed since.*Restore the data"):
         start(tmp_path / "run", **settings)
     assert not (tmp_path / "run/examples.jsonl").exists()
 
@@ -172,7 +172,9 @@ def test_a_stage_that_yields_nothing_ends_there_and_the_ones_before_are_kept(tmp
     settings = pipeline()
     settings["stages"] = [settings["stages"][0], {"method": "rejection_sampling"}, {"method": "sft"}]
     settings["rewards"] = [{f"{__file__}:nothing": 1.0}]
-    with pytest.raises(DataError, match=r"2-rejection_sampling: 16 completions.*none is kept.*keep.least"):
+    with pytest.raises(
+        DataError, match=r"2-rejection_sampling: 16 completions.*sampled completions is kept.*keep.least"
+    ):
         start(tmp_path / "run", **settings)
     assert (tmp_path / "run/1-sft/final/model.safetensors").exists()
     assert not (tmp_path / "run/2-rejection_sampling/examples.jsonl").exists()
@@ -257,12 +259,12 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
         json.loads(x)["text"] for x in (tmp_path / "run/1-filter/examples.jsonl").read_text().splitlines()
     ]
     assert picked == [CORPUS[0], CORPUS[2]]
-    with pytest.raises(DataError, match=r"no row is wanted with a probability above 0.99"):
+    with pytest.raises(DataError, match=r"no row has a probability above 0.99"):
         start(tmp_path / "strict", data=data, rewards=(), method="filter", keep={"score": 0.99})
     (tmp_path / "labels.jsonl").write_text(
         2 * (json.dumps(lines[0]) + "\n") + json.dumps({**lines[0], "label": 0})
     )
-    with pytest.raises(DataError, match=r"Solve 3x.* is labelled true and false"):
+    with pytest.raises(DataError, match=r"Solve 3x.* is labelled both true and false"):
         start(tmp_path / "both", data=data, rewards=(), method="filter")
     (tmp_path / "labels.jsonl").write_text(json.dumps(lines[0]) + "\n")
     with pytest.raises(DataError, match="of one kind"):

@@ -192,7 +192,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     counter = StopAt()
     elsewhere = Start(written(tmp_path), ("--output", str(tmp_path / "whole")))
     sweep(planned_runs(elsewhere, ("train.lr=1e-3,2e-3",), 1), quiet, counter, False, Faults())
-    with pytest.raises(Stopped, match="of 2 runs are complete; run the same command again"):
+    with pytest.raises(Stopped, match="of 2 runs are complete; repeat the command"):
         sweep(plan, quiet, StopAt(counter.checks // 2), False, Faults())
     found, failed = sweep(plan, quiet, StopAt(), False, Faults())
     assert not failed

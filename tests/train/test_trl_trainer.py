@@ -74,7 +74,7 @@ def test_a_run_that_a_guard_stops_ends_as_in_trl_and_can_be_saved(
     output = trainer.train()
     assert (output.global_step, trainer.result) == (2, None)
     assert "without changing a single weight" in str(output.metrics["stopped"])
-    assert "2 steps were trained without changing a single weight" in capsys.readouterr().out
+    assert "trained 2 steps without changing a single weight" in capsys.readouterr().out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
 

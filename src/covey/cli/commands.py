@@ -348,7 +348,7 @@ def _json_object(text: str, option: str) -> dict[str, object]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ConfigError(f"{option}: {text!r} is no JSON object")
+        raise ConfigError(f"{option}: {text!r} is not a JSON object")
     return value
 
 

@@ -73,7 +73,7 @@ def _of_function(spec: str) -> Iterator[Entry]:
     try:
         rows = list(rows_of(function, spec))
     except NameError as error:
-        raise ConfigError(f"{spec}: its annotations use {error.name!r}, which is not there") from None
+        raise ConfigError(f"{spec}: its annotations use {error.name!r}, which is not defined") from None
     except ValueError:  # it is written in C and has no signature
         rows = []
     yield word(spec, "function", " ".join((function.__doc__ or "").split()))

@@ -54,7 +54,7 @@ def rl_stage(loaded: Loaded) -> Loaded:
     stages = loaded.stages()
     place = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
     if place is None:
-        raise ConfigError("method: nothing is sampled in supervised learning, so there is nothing to preview")
+        raise ConfigError("method: supervised learning samples nothing, so there is nothing to preview")
     if not place:
         return stages[0]
     left = loaded.config.output / f"{place}-{stages[place - 1].config.method}" / "final"

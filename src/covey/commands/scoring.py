@@ -52,7 +52,9 @@ def score_file(
     for line, given in rows(file):
         row = in_our_names(given, data)
         if "completion" not in row:
-            raise DataError(f"{file}:{line}: no column 'completion'; it has {', '.join(map(repr, row))}")
+            raise DataError(
+                f"{file}:{line}: there is no column 'completion'; the row has {', '.join(map(repr, row))}"
+            )
         problem = _problem(file, line, row, data, wording)
         check_columns([problem], functions)
         text = row["completion"]
@@ -64,7 +66,7 @@ def score_file(
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
         begun.append((row, scorer.text(problem, text)))
     if not begun:
-        raise DataError(f"{file}: no rows")
+        raise DataError(f"{file}: the file has no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
     names = [f.name for f in functions]
     means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
@@ -95,7 +97,7 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
         if value is not MISSING:
             found[name] = value
         elif name not in found:
-            raise DataError(f"{where}: no column {source!r}, which the config copies to {name!r}")
+            raise DataError(f"{where}: there is no column {source!r}, which the config copies to {name!r}")
     return found
 
 
@@ -128,7 +130,7 @@ def _named(words: Sequence[str], trust: bool) -> Named:
             f"{configs[0]} names the rewards; leave out {', '.join(set(named) - {str(configs[0])})}"
         )
     if settings and not configs:
-        raise ConfigError(f"{' '.join(settings)}: settings are those of a config, and none is named")
+        raise ConfigError(f"{' '.join(settings)}: these settings change a config, but none is named")
     if not configs:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
         unknown = Wording(
@@ -176,7 +178,7 @@ def _all_in(file: str) -> list[str]:
         and {"completion", "completions"} & {a.arg for a in (*f.args.args, *f.args.kwonlyargs)}
     ]
     if not found:
-        raise ConfigError(f"{file}: no function of a `completion` or of `completions` in it")
+        raise ConfigError(f"{file}: the file has no function of `completion` or `completions`")
     return found
 
 

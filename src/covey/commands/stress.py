@@ -63,7 +63,7 @@ def attack_rewards(
     notes = [wording.note] if wording.note else list[str]()
     for reward in rewards:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
-        if absent := [why for r in (*gate, reward) if (why := unavailable(r))]:
+        if absent := [why for why in map(unavailable, (*gate, reward)) if why]:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")
             continue
         # The gate and the reward alone, so that others' failures do not count.

@@ -89,7 +89,7 @@ def _repeated(
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
     except KeyError as error:
-        raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
+        raise ConfigError(f"{folder}: the replay supports only covey's own functions, not {error}") from None
     # Log-probs under the present weights; tokens of older versions are replaced one version at a time.
     drawn = list(done.logprobs)
     for place, (row, _, versions) in enumerate(recorded):
@@ -109,7 +109,7 @@ def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> 
         return None
     own = axis["trunk"] == "own"
     if own and (axis["model"] or any("lora_" in name for name in start)):
-        raise ConfigError(f"{folder}: the replay knows no critic that begins as another model")
+        raise ConfigError(f"{folder}: the replay does not support a critic that starts from another model")
     body = {name: w.clone() for name, w in start.items() if own and name != "lm_head.weight"}
     width = len(start["model.norm.weight"])
     head = {"value.weight": torch.zeros(width).double(), "value.bias": torch.zeros(()).double()}
@@ -120,7 +120,9 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
     """Return the settings that affect the weights. Raises ConfigError for any the shadow cannot repeat."""
     config = recorded_settings(folder) or {}
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
-        raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
+        raise ConfigError(
+            f"{folder}: the replay supports neither guards.kl_action raise_coef nor 8-bit moments"
+        )
     rollout = config["rollout"]
     record = read_environment(folder) or {}
     return shadow.ShadowConfig(

@@ -66,8 +66,7 @@ def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
     for path in data_files(loaded):
         if known and digest_of(path) not in known.values():
             raise ConfigError(
-                f"{path} has changed since {stage} has read it, so its steps cannot be repeated. Put the "
-                "file back as it was"
+                f"{path} has changed since {stage} read it, so its steps cannot be repeated. Restore the file"
             )
     with computing_as(stage):  # a template may print the date
         learned, held_out = (

@@ -73,9 +73,9 @@ def check_references(
     if len(bad) > most * len(problems):
         first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
         raise DataError(
-            f"{len(bad)} of {len(problems)} rows can never be answered correctly (scoring.max_bad_references "
-            f"allows {most:.0%}):{first}\nRepair these reference answers, or choose the rule and the "
-            "reward that fit them"
+            f"{len(bad)} of {len(problems)} rows have a reference answer that no completion can match "
+            f"(scoring.max_bad_references allows {most:.0%}):{first}\nRepair these answers, or choose the "
+            "rule and the reward that fit them"
         )
     return [p for p in problems if p.id not in bad], bad
 
@@ -91,7 +91,7 @@ def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, objec
     for reward in rewards if environment is None else ():
         if asked & set(reward.parameters):
             raise ConfigError(
-                f"reward {reward.name} asks for the completion's environment, and there is none: set "
+                f"reward {reward.name} asks for the completion's environment, but there is none: set "
                 "rollout.tools.environment"
             )
     canned = [replace(completion_of(t), environment=environment) for t in ("", "<answer>0</answer>")]
@@ -110,10 +110,10 @@ def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
     unknown = any(np.isnan(values).all() for values in tried.components.values())
     if not (tried.steps or may or unknown):
         raise ConfigError(
-            f"algorithm.advantage {advantage} credits the steps of a completion, and no reward judges steps "
+            f"algorithm.advantage {advantage} needs scores of steps, but no reward judges steps "
             f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "
-            "split_by, process_reward_model, or your own that returns StepRewards(values, ends); or take "
-            "an algorithm without steps, as grpo"
+            "split_by, process_reward_model, or your own that returns StepRewards(values, ends); or use an "
+            "algorithm without steps, such as grpo"
         )
 
 
@@ -211,6 +211,6 @@ def count_failures(
     if failures and (len(failures) == count or often):
         raise RewardError(
             f"{failed} of {total} completions of the last {len(recent)} steps could not be judged "
-            f"(scoring.max_infra {max_infra:g}); the last one: {failures[-1].detail or '?'}"
+            f"(scoring.max_infra {max_infra:g}); the last error: {failures[-1].detail or '?'}"
         )
     return recent

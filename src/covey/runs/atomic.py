@@ -39,7 +39,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         sync(temporary)
         # Read back before the rename: once renamed, the old content is lost.
         if temporary.read_bytes() != written:
-            raise OSError(errno.EIO, "the disk, or the memory, does not give back what was written")
+            raise OSError(errno.EIO, "the disk or the memory returns other bytes than were written")
         temporary.replace(target)
         sync(target.parent)
     except BaseException as error:

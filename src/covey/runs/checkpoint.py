@@ -131,8 +131,8 @@ def _check_free(folder: RunFolder, free: int) -> None:
     needed = sum(p.stat().st_size for path in newest for p in path.rglob("*"))
     if free < needed:
         raise OutOfRoom(
-            f"{folder.path}: a checkpoint needs {needed:,} bytes and {free:,} are free. Free some space "
-            "and run the same command again"
+            f"{folder.path}: a checkpoint needs {needed:,} bytes, but only {free:,} are free. Free some "
+            "space and repeat the command"
         )
 
 
@@ -172,7 +172,7 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
             if checkpoint is not None
             else ", or remove the run folder to begin again: there is no other checkpoint"
         )
-        raise CheckpointError(f"{'; '.join(complaints)}. Put the files back{remedy}")
+        raise CheckpointError(f"{'; '.join(complaints)}. Restore the files{remedy}")
     for path in folder.checkpoints()[-len(complaints) :] if complaints else ():
         aside = path.with_name(f"damaged-{path.name}")
         if aside.exists():

@@ -127,8 +127,8 @@ def refuse_foreign(folder: Path) -> None:
     theirs = [name for name in (*STREAMS, EXAMPLES, "final", "curve.svg") if (folder / name).exists()]
     if theirs:
         raise ConfigError(
-            f"{folder} has {', '.join(theirs)} and no record of a run (no config.yaml): a run there would "
-            "overwrite what may be somebody else's. Choose another --output"
+            f"{folder} has {', '.join(theirs)} but no record of a run (no config.yaml): a run there could "
+            "overwrite other files. Choose another --output"
         )
 
 
@@ -217,8 +217,8 @@ def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> li
     collects = loaded.config.method in COLLECTS
     if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
-            f"{output}: the data have changed since its first completions were sampled, and its examples "
-            "would join those with rows of today. Put the data back, or choose another --output"
+            f"{output}: the data have changed since its first completions were sampled, so its examples "
+            "would mix old and new rows. Restore the data, or choose another --output"
         )
     if begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))

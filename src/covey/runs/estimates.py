@@ -119,13 +119,13 @@ class Evaluation:
             count = len(found.greedy)
             # Old records have no hashes of problems; those that do have one for each.
             if any(a.shape != (count,) for a in per_problem) or len(basis["problems"]) not in (0, count):
-                raise ValueError("it has not one outcome a problem")
+                raise ValueError("the number of outcomes is not that of the problems")
             if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
                 raise ValueError(f"not 0 to {found.samples} correct samples")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). "
-                "Put the file back, or remove its line"
+                f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). Restore "
+                "the file, or remove its line"
             ) from None
         return found
 

@@ -87,7 +87,7 @@ class RunFolder:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
             self._lock.close()
-            raise FolderBusy(f"{path}: {owner} works in this folder; wait for it or choose another") from None
+            raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
@@ -138,8 +138,8 @@ class RunFolder:
                 held = file.read()
         if held != meant.unread:
             raise CheckpointError(
-                f"{path} does not hold what was written into it: the disk, or the memory, loses data. See to "
-                "it, then run the same command again"
+                f"{path} does not have the bytes that were written: the disk or the memory loses data. Check "
+                "the hardware, then repeat the command"
             )
         meant.unread.clear()
 
@@ -157,13 +157,13 @@ class RunFolder:
             content = read_below(self.path, name, stream_bytes())[:size] if path.exists() else b""
             if len(content) < size:
                 raise CheckpointError(
-                    f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
+                    f"{path} has {len(content):,} bytes, but had {size:,} when the checkpoint of step {step} "
                     f"was written. {remedy}"
                 )
             if hashlib.sha256(content).hexdigest() != expected:
                 complaints.append(f"{path} is not as it was written")
                 if name == "evals.jsonl":
-                    raise CheckpointError(f"{complaints[-1]}, and the verdict rests on it. {remedy}")
+                    raise CheckpointError(f"{complaints[-1]}, but the verdict depends on it. {remedy}")
         return complaints
 
     def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
@@ -300,11 +300,11 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
     for number, record in _lines(folder / stream):
         if record is None:
             raise CheckpointError(
-                f"{folder / stream}:{number}: damaged. Put the file back, or remove this line"
+                f"{folder / stream}:{number}: the line is damaged. Restore the file, or remove the line"
             )
         records.append(record)
     if complaint := ended_otherwise(folder, stream):
-        raise CheckpointError(f"{complaint}: it lacks lines, or has other ones. Put the file back")
+        raise CheckpointError(f"{complaint}: lines are missing or changed. Restore the file")
     return records
 
 

@@ -49,7 +49,7 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     """
     logged = [(folder, step) for folder in (run, *stages_in(run)) for step in recorded_steps(folder)]
     if not logged:
-        raise DataError(f"{run}: nothing was sampled there (no rollouts/step_*.jsonl)")
+        raise DataError(f"{run}: the run has no completions (no rollouts/step_*.jsonl)")
     tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
@@ -73,8 +73,8 @@ def _tokenizer_of(folder: Path) -> str:
     found = (read_environment(folder) or {}).get("tokenizer")
     if not isinstance(found, str):
         raise DataError(
-            f"{folder}: env.json is gone or does not name the tokenizer that its completions were sampled "
-            "with; put the file back, or sample anew"
+            f"{folder}: env.json is missing or does not name the tokenizer of the completions; restore it, "
+            "or sample again"
         )
     return found
 
@@ -82,9 +82,9 @@ def _tokenizer_of(folder: Path) -> str:
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
     """Write the pairs of a run to a file and count them. Raises DataError where there are none."""
     if not margin >= 0 or per_problem < 1:
-        raise ConfigError("--margin is at least 0, --per-problem at least 1")
+        raise ConfigError("--margin must be at least 0, and --per-problem at least 1")
     if output.is_dir():
-        raise ConfigError(f"--output {output}: this is a folder; name a file")
+        raise ConfigError(f"--output {output} is a folder; name a file")
     groups = list(sampled_groups(run))
     rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
     if not rows:
@@ -176,8 +176,8 @@ def _said(sampled: LoggedSample) -> object:
         return said or [{"role": "assistant", "content": sampled.completion}]
     if sampled.turns:
         raise DataError(
-            f"{sampled.problem}: a tool answered, and in an example of plain text nobody could tell what the "
-            "model has to write from what the tool said; set data.chat: true"
+            f"{sampled.problem}: a tool answered in this completion, but in plain text its reply cannot be "
+            "told from the model's words; set data.chat: true"
         )
     return sampled.completion
 
@@ -187,8 +187,8 @@ def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRo
     problem = columns.get(sampled.problem)
     if problem is not None and not same_prompt(problem.prompt, sampled.prompt):
         raise DataError(
-            f"{sampled.problem} has another prompt than when its completions were sampled: put the data "
-            "back, or sample anew with another output"
+            f"{sampled.problem} has another prompt than the one its completions were sampled from: restore "
+            "the data, or sample again with another output"
         )
     taken = ("prompt", *ANSWERS, "label", "labels", "margin", "messages", SAMPLED)
     return {k: v for k, v in (problem.columns if problem else {}).items() if k not in taken}

@@ -49,7 +49,9 @@ def load_run(
     if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
     if arrived is None:
-        raise ConfigError(f"{stage}: no model yet: neither final/ nor a whole checkpoint; let it train on")
+        raise ConfigError(
+            f"{stage}: there is no model yet, neither final/ nor a complete checkpoint; let it train longer"
+        )
     loaded.notes.append(f"{stage} has not ended: this is {arrived.name}")
     # A checkpoint of adapters is no model by itself: the config keeps its base model, and the adapters are
     # put on it.
@@ -70,7 +72,7 @@ def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str]
             arrived = _arrived_at(loaded.run) if loaded.run is not None and gone is not None else None
             if gone is None or arrived is None:
                 raise
-        say(f"note: {gone.name} has been removed by its run, which goes on: this is {arrived.name}")
+        say(f"note: the running run has removed {gone.name}: this is {arrived.name}")
         loaded = _with_model(loaded, arrived)
 
 
@@ -144,7 +146,7 @@ def _recorded(
 ) -> Loaded:
     recorded = recorded_settings(folder)
     if recorded is None:
-        raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
+        raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here, names_only)
@@ -178,9 +180,7 @@ def last_stage(folder: Path) -> Path:
         found = (p for where in ("*/config.yaml", "*/*-*/config.yaml") for p in folder.glob(where))
         below = sorted({p.relative_to(folder).parts[0] for p in found})
         runs = f". Runs are below it: {', '.join(below[:8])}{', ...' if below[8:] else ''}" if below else ""
-        raise ConfigError(
-            f"{folder}: no run in this folder (it has no config.yaml, nor have stages in it){runs}"
-        )
+        raise ConfigError(f"{folder}: this folder has no run (no config.yaml, nor stages with one){runs}")
     return stages[-1]
 
 
@@ -224,8 +224,8 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
-            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to "
-            "continue without a comparison"
+            f"{why}. The record of the run's settings is damaged: restore the file, or remove it to continue "
+            "without a comparison"
         )
     return recorded
 
@@ -236,9 +236,9 @@ def recorded_yaml(folder: Path) -> dict[str, Any]:
     try:
         text = unsealed_text(read_below(folder, path.name, MAX_BYTES))
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing. Put the file back") from None
+        raise CheckpointError(f"{path} is missing; restore the file") from None
     except ValueError as error:
-        raise CheckpointError(f"{path}: damaged: {error}") from None
+        raise CheckpointError(f"{path} is damaged: {error}") from None
     return parse_yaml(text, path)[0]
 
 

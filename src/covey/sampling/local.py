@@ -132,8 +132,8 @@ class LocalSampler:
     def _halve(self, running: int) -> None:
         if running == 1:
             raise OutOfRoom(
-                "out of memory while sampling, even one completion at a time. Lower rollout.max_tokens, "
-                "leave out the longest prompts, or take a smaller model"
+                "out of memory while sampling, even with one completion at a time. Lower "
+                "rollout.max_tokens, drop the longest prompts, or use a smaller model"
             )
         self.max_running = running // 2
         torch.cuda.empty_cache()

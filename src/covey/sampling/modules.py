@@ -115,7 +115,10 @@ def check_sampling(policy: Policy) -> None:
     rounded = any(p.dtype != torch.float32 for p in policy.model.parameters())
     # Of rounded ones not the largest, where rounding alone may have chosen other experts.
     if errors.median() > LARGEST_ROUNDED if rounded else errors.max() > LARGEST_ERROR:
-        raise _refused(policy, "in a batch of prompts of several lengths its logits differ from those alone")
+        raise _refused(
+            policy,
+            "in a batch of prompts of several lengths its logits differ from those of each prompt alone",
+        )
 
 
 @torch.no_grad()
@@ -151,6 +154,6 @@ def _cache_name(policy: Policy) -> str:
 def _refused(policy: Policy, why: str) -> ConfigError:
     kind = policy.model.config.model_type
     return ConfigError(
-        f"model: {kind} cannot be sampled from in this process: {why}. Take another model, or let vLLM or "
+        f"model: covey cannot sample from {kind} in this process: {why}. Use another model, or let vLLM or "
         "SGLang sample (rollout.sampler)"
     )

@@ -55,8 +55,7 @@ def kept(run: Run) -> list[ExampleRow]:
     if not rows:
         why = mostly_truncated(sampled_groups(folder)) or _why(config)
         raise DataError(
-            f"{folder}: {completions} completions were sampled and none is kept: {why}. The stages before "
-            "this one are kept"
+            f"{folder}: none of {completions} sampled completions is kept: {why}. Earlier stages remain"
         )
     write_file(folder / EXAMPLES, as_jsonl(rows))
     run.journal.say(f"kept {len(rows)} examples from {completions} completions: {folder / EXAMPLES}")

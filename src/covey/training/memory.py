@@ -59,7 +59,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     total = sum(roles.values())
     style = "" if total <= there else "yellow"
     run.journal.say(
-        f"memory needed: about {total / 1e6:,.0f} of {there / 1e6:,.0f} MB ({in_megabytes(roles)})", style
+        f"estimated memory: {total / 1e6:,.0f} of {there / 1e6:,.0f} MB ({in_megabytes(roles)})", style
     )
     if tokens < wanted:
         why = "had no room when the run began" if again else "does not fit in memory"

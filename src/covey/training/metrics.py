@@ -116,9 +116,9 @@ def _note_off_centre(
         return
     group, total = found
     journal.say(
-        f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 "
-        f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every completion is "
-        "reinforced alike. Ignore this if that is what you want",
+        f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 (problem "
+        f"{group.problem.id}: {total:.3g}). Without a baseline every completion of a group is reinforced. "
+        "Ignore this if it is intended",
         "yellow",
     )
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)

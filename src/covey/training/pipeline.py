@@ -175,7 +175,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     # The result records bytes and hashes of the logs; a log that differs was damaged or continued.
     for name in (*STREAMS, EXAMPLES):
         if complaint := ended_otherwise(output, name):
-            raise CheckpointError(f"{complaint}. Put the file back, or begin a new run")
+            raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
     final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     # It ended before its steps because it reached ``stop_at``; only another bar gives it more to do.
@@ -186,14 +186,14 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
         return replace(result, folder=output)
     if not more and final.is_dir():
         if problem := damage(final, ("config.json",)):
-            raise CheckpointError(f"{problem}. Put the file back, or remove {final} to have it written anew")
+            raise CheckpointError(f"{problem}. Restore the file, or remove {final} to write it again")
         return replace(result, folder=output)
     what = f"asks for {train.steps} steps" if more else f"lacks {final}"
     checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(
-            f"{output} ended after {result.steps} steps and {what}, but it has no checkpoint left to "
-            "continue from. Start a new run from its model, or put the checkpoint back"
+            f"{output} ended after {result.steps} steps and {what}, but no checkpoint is left to continue "
+            "from. Start a new run from its model, or restore the checkpoint"
         )
     console.say(f"{output} ended after {result.steps} steps and {what}; continuing from {checkpoint.name}")
     return None
@@ -204,8 +204,8 @@ def _refuse_late_changes(stage: Loaded) -> None:
     late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
-            f"{stage.config.output} has ended, and no step is left for {'; '.join(map(str, late))}. Ask for "
-            "more steps too (--train.steps), or choose another --output; `covey eval` measures its model"
+            f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "
+            "steps too (--train.steps), or choose another --output; `covey eval` measures its model"
         )
 
 
@@ -215,8 +215,8 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
     later = [s for s in stages_in(output.parent) if stage_number(s) > number]
     if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
         raise CheckpointError(
-            f"{later[0]} has begun from the model that {output} has now, and would not follow from it any "
-            f"more. Remove {later[0]} and the stages after it, or choose another --output"
+            f"{later[0]} started from the present model of {output}, and would no longer follow from it. "
+            f"Remove {later[0]} and the stages after it, or choose another --output"
         )
 
 
@@ -320,7 +320,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | 
             metrics = run.journal.folder.read("metrics.jsonl")
             found = no_signal(metrics, settings_of(run.loaded), run.findings())
             why = f"No group had a nonzero advantage: {found}"
-        raise GuardStop(f"{run.state.step} steps were trained without changing a single weight. {why}")
+        raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
     best = by_first(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
     # The model to write is an earlier one, and so is its evaluation.
     if best is not None and best.step != run.state.step:

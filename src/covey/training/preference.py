@@ -231,8 +231,8 @@ def _first_learner(run: Run, path: Path) -> Learner[Policy]:
     if changed or run.first_policy is None:
         why = f"{changed[0]} since the run began" if changed else "the run was given its model as an object"
         raise CheckpointError(
-            f"{problem}, and cannot be recomputed: {why}. Put the file back, or remove {path.parent} to "
-            "start over"
+            f"{problem}, and cannot be recomputed: {why}. Restore the file, or remove {path.parent} to start "
+            "over"
         )
     run.journal.say(f"{problem}; recomputing them with {run.loaded.config.model}", "yellow")
     run.journal.event(run.state.step, "reference computed anew", because=problem)

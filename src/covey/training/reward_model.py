@@ -118,7 +118,7 @@ def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> Tra
 def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
     model = pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
-        raise ConfigError(f"model: {source} gives {model.config.num_labels} numbers, which is no {kind}")
+        raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")
     model.to(pick_device(loaded.config.device))
     return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), loaded.config)
 
@@ -139,7 +139,10 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
         # Without the placeholder, which the model never reads.
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:
-            raise DataError(f"{p.problem.id}: {size} tokens, and the model reads {policy.context}: cut it")
+            raise DataError(
+                f"{p.problem.id}: {size} tokens exceed the model's context of {policy.context}; shorten the "
+                "row"
+            )
     return found
 
 
@@ -149,9 +152,9 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     read = partial(conversation_ids, policy.tokenizer, problem.prompt)
     ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
-        raise DataError(f"{problem.id}: the prompt has no tokens")
+        raise DataError(f"{problem.id}: the prompt is empty")
     if len(ids) == 2 and ids[0] == ids[1]:
-        raise DataError(f"{problem.id}: chosen and rejected are the same tokens here; remove this row")
+        raise DataError(f"{problem.id}: chosen and rejected have the same tokens; remove this row")
     # At each place, whether all answers have the same token; up to the end of the shortest.
     alike = [len(set(tokens)) == 1 for tokens in zip(*ids, strict=False)]
     # Never empty: a packed sequence begins with a prompt.
@@ -170,9 +173,9 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
     (ids, ends), (first, _) = call_for(problem, lambda: (read(steps), read([])))
     if not first:
-        raise DataError(f"{problem.id}: the prompt has no tokens")
+        raise DataError(f"{problem.id}: the prompt is empty")
     if len(set(ends)) < len(ends):
-        raise DataError(f"{problem.id}: a step has no token of its own to be judged at; join it to another")
+        raise DataError(f"{problem.id}: a step has no token of its own to score; join it to another")
     # ``ends`` are last tokens; the value after one is read where the next would be predicted.
     places = [end + 1 - len(first) for end in ends]
     answer = asked([*ids[len(first) :], NEVER_READ], places, example.labels)

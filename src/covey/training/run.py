@@ -296,7 +296,7 @@ class Run:
         """
         checkpoint = checkpoint_at(self.journal.folder.path, step)
         if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
-            raise CheckpointError(f"{problem}. Put it back, or resume with --train.final last")
+            raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
         load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
 
     def _rewind(self, logged: Logged) -> None:
@@ -306,7 +306,7 @@ class Run:
         self.journal.console.doing("checking the rollout log")
         complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)
         if complaints and self.options.strict:
-            raise CheckpointError(f"{'; '.join(complaints)}. Put the files back, or leave out --strict")
+            raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
         folder.rewind(logged, step)
         for complaint in complaints:
             self.journal.say(complaint, "yellow")

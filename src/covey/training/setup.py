@@ -151,13 +151,13 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     harmful = [d for d in differences if d.verdict != "safe"]
     if options.strict and loaded.config.rollout.staleness and folder.checkpoints():
         raise CheckpointError(
-            f"{folder.path}: with rollout.staleness no run is repeated exactly, so --strict cannot "
-            "hold. Leave it out"
+            f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
+            "exactly. Remove it"
         )
     if harmful and options.strict:
         raise CheckpointError(
-            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "
-            "--strict"
+            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run with its first settings, or "
+            "remove --strict"
         )
     # Completions drawn ahead by a process that differs are not used.
     if harmful:

@@ -68,10 +68,9 @@ def note_strangers(journal: Journal, step: int, found: Sequence[Stranger]) -> No
     worst = found[0]
     more = f", and {len(found) - 1} groups more" if len(found) > 1 else ""
     journal.say(
-        f"step {step + 1}: the log-probs that {' and '.join(worst.servers)} gave for {worst.problem}{more} "
-        f"differ from the trainer's by {worst.nats:.2g} nats a token. They belong to another prompt or "
-        "to other weights; the group was trained on nevertheless. Is there a proxy or a cache in front of "
-        "the server?",
+        f"step {step + 1}: the log-probs from {' and '.join(worst.servers)} for {worst.problem}{more} differ "
+        f"from the trainer's by {worst.nats:.2g} nats per token. They belong to another prompt or to other "
+        "weights; the group was trained on all the same. Is there a proxy or a cache in front of the server?",
         "yellow",
     )
     for one in found:

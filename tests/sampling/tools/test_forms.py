@@ -392,7 +392,7 @@ def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> No
         SimpleNamespace(train=[CHAT], test=[]),
         SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA]),
     )
-    with pytest.raises(ConfigError, match="no place for what a tool says"):
+    with pytest.raises(ConfigError, match="no place for a tool's reply"):
         list(untold(policy, source, toolbox))
 
 

@@ -124,7 +124,7 @@ def test_examples_of_completions_with_tools_say_who_said_what(tmp_path: Path, me
 
 
 def test_examples_of_plain_text_with_tools_are_refused_before_anything_is_sampled(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"what a tool said; set data\.chat: true"):
+    with pytest.raises(ConfigError, match=r"cannot be told from the model's words; set data\.chat: true"):
         start(tmp_path / "run", **collecting(tmp_path, "pairs", chat=False), rewards=(mixed,))
     assert not list((tmp_path / "run").glob("rollouts/*"))
 

@@ -60,7 +60,7 @@ def _value(node: ast.expr) -> float:
 
 def _bounded(value: object) -> float:
     if not isinstance(value, int | float) or abs(value) > 10.0**LARGEST_POWER:
-        raise OverflowError("the result is no real number, or too large")
+        raise OverflowError("the result is not a real number, or too large")
     return value
 
 

@@ -62,7 +62,7 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
     """Return the tests of a row. Raises ValueError naming the first faulty one."""
     rows = json.loads(tests) if isinstance(tests, str) else tests
     if not isinstance(rows, Sequence) or not rows:
-        raise ValueError("column 'tests' has to be a list of {input, output}, not pickled, not empty")
+        raise ValueError("column 'tests' must be a non-empty list of {input, output}, not pickled")
     found = []
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
@@ -70,9 +70,9 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
         given = row["input"]
         expected = row["output"]
         if mode == "stdio" and not (isinstance(given, str) and isinstance(expected, str)):
-            raise ValueError(f"test {number}: with mode stdio input and output are texts")
+            raise ValueError(f"test {number}: with mode stdio 'input' and 'output' must be texts")
         if mode == "function" and not isinstance(given, list | Mapping):
-            raise ValueError(f"test {number}: 'input' is the list of arguments, or a mapping by name")
+            raise ValueError(f"test {number}: 'input' must be the list of arguments, or a mapping by name")
         encoded = expected if mode == "stdio" else encode_value(expected)
         # NaN and objects of unknown types never compare equal, so such a test could not be passed.
         if not same(encoded, encoded) and mode == "function":
@@ -83,7 +83,9 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
         weight = float(row.get("weight", 1.0))
         visible = row.get("visible", False)
         if not (0 < weight < math.inf and isinstance(visible, bool)):
-            raise ValueError(f"test {number}: 'weight' is a positive number, 'visible' true or false")
+            raise ValueError(
+                f"test {number}: 'weight' must be a positive number, and 'visible' true or false"
+            )
         found.append(Case(args, settings, encoded, weight, visible))
     return found
 
@@ -102,11 +104,11 @@ def bad_tests(
                 # Only to see whether it raises.
                 _ = row.get("entry_point") or function_of(asserts, row.get("setup") or "")
                 if settings.get("points", "all") != "all":
-                    raise ValueError("asserts all have to hold: they go with points: all")
+                    raise ValueError("all asserts must hold, so they need points: all")
                 complaints.append(None)
                 continue
             if mode != "stdio" and not row.get("entry_point"):
-                raise ValueError("no 'entry_point' that names the function")
+                raise ValueError("there is no 'entry_point' that names the function")
             if mode == "check":
                 ast.parse(row.get("setup") or "")
                 if not ast.parse(row.get("test") or "").body:

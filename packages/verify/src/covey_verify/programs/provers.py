@@ -110,7 +110,7 @@ def without_comments(text: str, opening: str, closing: str, line: str = "") -> s
     """
     # A string could contain a comment mark, and so hide text from this reader or from the prover.
     if '"' in text:
-        raise ValueError("a quotation mark; a proof has to do without strings")
+        raise ValueError("a quotation mark; a proof may not have strings")
     marks = f"({re.escape(opening)}|{re.escape(closing)}{f'|{line}[^{chr(10)}]*' if line else ''})"
     depth = 0
     kept = []
@@ -118,7 +118,7 @@ def without_comments(text: str, opening: str, closing: str, line: str = "") -> s
     for part in re.split(marks, text):
         depth += (part == opening) - (part == closing)
         if depth < 0:
-            raise ValueError("a comment ends that has not begun")
+            raise ValueError("a comment ends that was not opened")
         comment = depth or part == closing or (line and part.startswith(line))
         kept.append(("" if depth else " ") if comment else part)
     if depth:

@@ -106,7 +106,7 @@ class Endpoint:
         try:
             await self._asked(plain, key, patience)
         except Unreadable as error:
-            failure = ValueError(f"{why}; and of a plain question: {error}")
+            failure = ValueError(f"{why}; for a plain question: {error}")
             self._failed(failure, patience)
             raise JudgeFailed(f"{self.url}: {self.last_failure}") from None
 
@@ -117,7 +117,7 @@ class Endpoint:
             while (rest := self.closed_until - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
             if patience.asked >= patience.budget:
-                raise JudgeFailed(f"the budget of {patience.budget:g} calls is used up")
+                raise JudgeFailed(f"the budget of {patience.budget:g} calls is spent")
             patience.asked += 1
             try:
                 return reply_text(await self._reply(body, key, patience.timeout))
@@ -244,7 +244,7 @@ def parsed(text: str, cut: bool, question: Question) -> list[bool]:
     whole = _verdicts(inside, 0, question.key)
     alone = whole is not None and whole.end == len(inside)
     if cut and not alone:
-        raise Unreadable("the judge's reply was cut off")
+        raise Unreadable("the judge's reply was truncated")
     found = [whole] if whole is not None and alone else list(_quoted(answer, question.key))
     if not found or not (alone or found[-1].end == len(answer)):
         raise Unreadable(f"the judge's reply does not end in {question.key!r}: {text[-100:]!r}")
@@ -287,7 +287,7 @@ def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | M
     """Return criteria with usable weights. Raises ValueError."""
     weights = list(criteria.values()) if isinstance(criteria, Mapping) else [1.0] * len(criteria)
     if not sum(weights) > 0 or min(weights) < 0:
-        raise ValueError("name at least one criterion; weights are 0 or more, and not all 0")
+        raise ValueError("give at least one criterion; weights must be 0 or more, and not all 0")
     return criteria
 
 

@@ -172,7 +172,7 @@ def _expected(column: object) -> list[JsonCall]:
     except ValueError:
         read = None
     if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
-        raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
+        raise ValueError("column 'tool_calls' must be a list of {name, arguments}")
     return read
 
 
