@@ -158,7 +158,7 @@ class Rollout(Section):
     )
     temperature: float = setting(
         1.0,
-        "Of sampling; the loss uses the same. Published runs use 0.6 to 1.0.",
+        "Temperature of sampling, which the loss uses too. Published runs use 0.6 to 1.0.",
         ge=0,
         le=100,
         usual="0.6 to 1.0",
