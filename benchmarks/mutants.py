@@ -601,13 +601,13 @@ MUTANTS = [
     ),
     *of(
         "sampling/tools/calls.py",
-        ("a thought is a call", "if mark[0] == THINK_CLOSE:\n            found = []", 'if mark[0] == "x":\n            found = []'),
-        ("a call in the middle is made", "if not said.endswith(CLOSE_CALL):", "if CLOSE_CALL not in said:"),
+        ("a thought is a call", "if mark[0] == THINK_CLOSE:\n            result = []", 'if mark[0] == "x":\n            result = []'),
+        ("a call in the middle is made", "if not text.endswith(CLOSE_CALL):", "if CLOSE_CALL not in text:"),
     ),
     *of(
         "sampling/tools/forms.py",
         ("texts are JSON", 'if kind == "string":', "if False:"),
-        ("an answer in JSON is a call", '{"name", "parameters"} <= set(one)', '"name" in one'),
+        ("an answer in JSON is a call", '{"name", "parameters"} <= set(value)', '"name" in value'),
         ("marks are left out", "skip_special_tokens=False", "skip_special_tokens=True"),
         ("the end is part of a call", "- (int(turn[-1]) in policy.end_ids)", ""),
     ),
@@ -665,8 +665,8 @@ MUTANTS = [
     ),
     *of(
         "models/ops.py",
-        ("sees the future", "(own[:, None] >= own)", "(own[:, None] <= own)"),
-        ("sees itself not", "(own[:, None] >= own)", "(own[:, None] > own)"),
+        ("sees the future", "(positions[:, None] >= positions)", "(positions[:, None] <= positions)"),
+        ("sees itself not", "(positions[:, None] >= positions)", "(positions[:, None] > positions)"),
     ),
     *of(
         "training/given.py",

@@ -128,7 +128,10 @@ def test_what_the_model_is_not_told_of_is_said_once(
 
 
 def test_a_model_without_a_template_is_a_mistake_with_a_remedy(tmp_path: Path, capsys) -> None:
-    with pytest.raises(ConfigError, match=r"model: this model has no chat template.*chat_template.jinja"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model: the prompt is a chat, but this model has no chat template.*chat_template.jinja",
+    ):
         prompts_of(tmp_path, ROW, template=None)
     assert main(["sample", str(tmp_path / "model"), "1+1=", "--chat"]) == 2
     assert "no chat template" in capsys.readouterr().err

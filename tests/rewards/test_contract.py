@@ -212,7 +212,7 @@ def test_what_counts_as_nothing_is_an_error(value) -> None:
     def bad(completion):
         return value
 
-    with pytest.raises(RewardError, match="a finite number or None is expected"):
+    with pytest.raises(RewardError, match="not a finite number or None"):
         judged(bad)
 
 

@@ -183,7 +183,7 @@ def test_a_template_never_tells_the_answer(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="correct answer"):
         read(tmp_path, row, template=r"{prompt} Put it into \boxed{answer}.")
     assert read(tmp_path, row, template=r"{prompt} \boxed{ answer }")[0].prompt == r"1+1= \boxed{ answer }"
-    with pytest.raises(DataError, match="no column 'hint'"):
+    with pytest.raises(DataError, match="names column 'hint'"):
         read(tmp_path, row, template="{prompt} {hint}")
 
 

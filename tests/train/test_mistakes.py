@@ -109,7 +109,11 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
     [
         ({"rewards": [{"rewards.py:fine": 0}]}, 2, "rewards: each has weight 0"),
         ({"data__train": "absent.jsonl"}, 3, "error: absent.jsonl: no such file"),
-        ({"data__prompt": "question"}, 3, "train.jsonl:1: no column 'question'; it has 'prompt', 'answer'"),
+        (
+            {"data__prompt": "question"},
+            3,
+            "train.jsonl:1: there is no column 'question'; the row has 'prompt', 'answer'",
+        ),
         ({"data": {}}, 2, "there are no problems"),
         ({"data": {"task": "sum"}}, 2, "data.task: 'sum' is unknown; known:"),
         ({"rewards": []}, 2, "there is no reward to judge"),
@@ -124,7 +128,7 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
         ({"rewards": ["rewards.py:wants_more"]}, 3, "needs column 'proof'; the row has 'answer'"),
         ({"rewards": ["rewards.py:one_number"]}, 5, "a list with one number per completion"),
         ({"rewards": ["rewards.py:too_few"]}, 5, "returned 1 values for 2 completions"),
-        ({"rewards": ["rewards.py:not_finite"]}, 5, "a finite number or None is expected"),
+        ({"rewards": ["rewards.py:not_finite"]}, 5, "not a finite number or None"),
         ({"rewards": [{"rewards.py:fine": "heavy"}]}, 2, "must be a number"),
         (
             {"rewards": ["rewards.py:varied", "math_answer"]},
@@ -191,7 +195,7 @@ def test_a_mistake_is_answered(project: Path, capsys, changes: dict, code: int, 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "train.jsonl: no rows"),
+        ("", "train.jsonl: the file has no rows"),
         ("\n\n", "no rows"),
         ('{"prompt": "1", "answer": "1"}\n{"prompt": \n', "train.jsonl:2: not valid JSON"),
         ('{"prompt": "1", "answer": "1"}\n[1]\n', "train.jsonl:2: a row must be a JSON object"),

@@ -144,7 +144,7 @@ def test_a_pipeline_by_its_last_stage(project: Path, capsys) -> None:
 
 def test_folders_without_a_run_or_a_model_are_answered(project: Path, capsys) -> None:
     assert main(["eval", str(project)]) == 2
-    assert "no run in this folder" in capsys.readouterr().err
+    assert "this folder has no run" in capsys.readouterr().err
     folder = trained(project)
     (folder / "final").rename(project / "gone")
     for checkpoint in (folder / "checkpoints").iterdir():

@@ -89,17 +89,17 @@ def preview(
             problems = [run.train_set[i] for i in order]
             parts = Parts(stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample)
             console.begin("preview", len(problems) * samples, by_completion=True)
-            found = _sampled(parts, samples, config.rollout.temperature)
-            if not found.stopped:
+            result = _sampled(parts, samples, config.rollout.temperature)
+            if not result.stopped:
                 console.doing("timing rewards and an update")
-                found = replace(found, reward_seconds=_rewards_timed(run.rewards, found.groups))
+                result = replace(result, reward_seconds=_rewards_timed(run.rewards, result.groups))
                 # As many groups as a step has, live ones first: dead ones cost an update nothing.
-                few = sorted(found.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
-                valued, found = _continued(parts, few, found)
+                few = sorted(result.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
+                valued, result = _continued(parts, few, result)
                 prepared, updating, share = _update_timed(parts, valued)
-                found = replace(found, prepare=prepared, update=updating, update_tokens=share)
+                result = replace(result, prepare=prepared, update=updating, update_tokens=share)
             others: dict[float, Sequence[Group]] = {}
-            for temperature in () if found.stopped else temperatures:
+            for temperature in () if result.stopped else temperatures:
                 other = _sampled(parts, samples, temperature)
                 others[temperature] = other.groups
                 if other.stopped:
@@ -108,7 +108,7 @@ def preview(
             subject = Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems])
             held_out = len(run.test_set)
             problems_there = len(run.train_set)
-            return Preview(stage, found, memory, there, held_out, problems_there, others, subject)
+            return Preview(stage, result, memory, there, held_out, problems_there, others, subject)
         finally:
             console.end()
             run.journal.folder.close()

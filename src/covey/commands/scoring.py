@@ -90,15 +90,15 @@ def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wordi
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
     """Return a row's columns, with copies under the names that the config maps for rewards."""
     # What remains are columns that rewards may ask for by name.
-    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
+    columns = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
         value = value_at(row, source)
         if value is not MISSING:
-            found[name] = value
-        elif name not in found:
+            columns[name] = value
+        elif name not in columns:
             raise DataError(f"{where}: there is no column {source!r}, which the config copies to {name!r}")
-    return found
+    return columns
 
 
 def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:

@@ -149,18 +149,18 @@ def _stumbled(
     values = {a.name: score.value or 0.0 for a, score in zip(attacks, scores, strict=True)}
     for attack, score in zip(attacks, scores, strict=True):
         text = attack.completion.text
-        found = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
+        finding = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
         once = values.get(attack.repeats, 0.0)
         # One plausible call may change the environment in a way that deserves a reward.
         honest = attack.completion.environment is not None and attack.name.endswith(", once")
         if attack.completion.fault:
             yield replace(
-                found, text=attack.completion.fault, attack=f"{attack.name} (the environment failed)"
+                finding, text=attack.completion.fault, attack=f"{attack.name} (the environment failed)"
             )
-        elif found.status in STUCK[:1]:
-            yield replace(found, attack=f"{attack.name} (the function failed)")
+        elif finding.status in STUCK[:1]:
+            yield replace(finding, attack=f"{attack.name} (the function failed)")
         elif values[attack.name] > once and not honest:
-            yield found
+            yield finding
 
 
 def _judge(rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[str]) -> list[Score]:
@@ -177,17 +177,17 @@ def _scored(
     for completion in completions:
         begun.append(scorer.group(problem, np.zeros(0, np.int64), 1))
         begun[-1].add(0, completion)
-    found = list[Score]()
+    scores = list[Score]()
     for scoring in begun:
         try:
             group = scoring.result()
         except RewardError:  # it returned what no reward may return
-            found.append(Score(None, "infra_error"))
+            scores.append(Score(None, "infra_error"))
             continue
         value = float(group.components[reward.name][0])
         score = group.scores[reward.name][0]
-        found.append(replace(score, value=None if np.isnan(value) else value))
-    return found
+        scores.append(replace(score, value=None if np.isnan(value) else value))
+    return scores
 
 
 def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:

@@ -119,7 +119,8 @@ def saved(run: Path, number: int, steps: int, own: NamedWeights) -> NamedWeights
     if not (folder / "model.safetensors").exists():
         return {}
     recorded = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
-    if (masters := folder / "optimizer.safetensors").exists():
+    masters = folder / "optimizer.safetensors"
+    if masters.exists():
         kept = load_file(masters)  # a bfloat16 model's float32 weights, numbered as they are trained
         recorded |= {name: kept.get(f"master.{i}", recorded[name]).double() for i, name in enumerate(trained)}
     return recorded

@@ -162,15 +162,15 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
     # (group, its first correct completion), for the groups that have one.
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
     asked = max(4, len(groups) // ELSEWHERE)
-    found = list[bool]()
+    payments = list[bool]()
     for number, sample in paid[:asked]:
         # The groups after this one, cyclically, until one has another problem.
         others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
         other = next((p for p in others if p.id != groups[number].problem.id), None)
         text = groups[number].completions[sample].text
         score = scorer.score(verdict, other, text) if other else None
-        found += [score.value > 0.5] if score and score.value is not None else []
-    return {"reward/paid_elsewhere": sum(found) / len(found)} if found else {}
+        payments += [score.value > 0.5] if score and score.value is not None else []
+    return {"reward/paid_elsewhere": sum(payments) / len(payments)} if payments else {}
 
 
 def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:

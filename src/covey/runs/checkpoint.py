@@ -111,7 +111,8 @@ def _write(
             by_first(lambda: save_policy(learner.policy.whole, new, merged=False))
             together(lambda: save_tensors(learner.state(), new / "optimizer"))
             together(faults.in_save)
-            if (reference := learner.reference) is not None and moves_reference:
+            reference = learner.reference
+            if reference is not None and moves_reference:
                 together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
                 together(lambda: save_tensors(critic.state(), new / "critic"))
@@ -147,7 +148,8 @@ def load_checkpoint(
     saved = read_record(path / "trainer.json", Saved, remedy)
     learner.policy.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
-    if (reference := learner.reference) is not None and moves_reference:
+    reference = learner.reference
+    if reference is not None and moves_reference:
         reference.load(load_tensors(path / "reference", reference.state().__getitem__))
     if critic is not None:
         critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)

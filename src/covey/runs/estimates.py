@@ -85,7 +85,7 @@ class Evaluation:
 
     def record(self) -> dict[str, object]:
         """The evaluation as JSON: its summary with each interval's ends, and the outcome of every problem."""
-        found: dict[str, object] = {
+        result: dict[str, object] = {
             "problems": len(self.greedy),
             "samples": self.samples,
             "verdict": self.verdict,
@@ -93,11 +93,11 @@ class Evaluation:
         for name, estimate in self.summary().items():
             ends = {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
             # JSON has no NaN, so what is not known becomes null.
-            found |= {key: None if math.isnan(value) else value for key, value in ends.items()}
+            result |= {key: None if math.isnan(value) else value for key, value in ends.items()}
         outcome = {n: getattr(self, n).astype(int).tolist() for n in ("greedy", "correct", "majority")}
         rewards = [None if math.isnan(r) else r for r in self.reward.tolist()]
         basis = {**vars(self.basis), "problems": list(self.basis.problems)}
-        return found | {"outcome": {**outcome, "reward": rewards}, "basis": basis}
+        return result | {"outcome": {**outcome, "reward": rewards}, "basis": basis}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -106,7 +106,7 @@ class Evaluation:
             outcome = record["outcome"]
             basis = dict(record.get("basis", {}))
             basis["problems"] = tuple(basis.get("problems", ()))
-            found = cls(
+            estimate = cls(
                 greedy=np.array(outcome["greedy"], dtype=bool),
                 correct=np.array(outcome["correct"], dtype=np.int64),
                 majority=np.array(outcome["majority"], dtype=bool),
@@ -115,19 +115,22 @@ class Evaluation:
                 verdict=str(record["verdict"]),
                 basis=Basis(**basis),
             )
-            per_problem = (found.greedy, found.correct, found.majority, found.reward)
-            count = len(found.greedy)
+            per_problem = (estimate.greedy, estimate.correct, estimate.majority, estimate.reward)
+            count = len(estimate.greedy)
             # Old records have no hashes of problems; those that do have one for each.
             if any(a.shape != (count,) for a in per_problem) or len(basis["problems"]) not in (0, count):
                 raise ValueError("the number of outcomes is not that of the problems")
-            if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
-                raise ValueError(f"not 0 to {found.samples} correct samples")
+            if (
+                not ((estimate.correct >= 0) & (estimate.correct <= estimate.samples)).all()
+                or estimate.samples < 1
+            ):
+                raise ValueError(f"not 0 to {estimate.samples} correct samples")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). Restore "
                 "the file, or remove its line"
             ) from None
-        return found
+        return estimate
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:

@@ -119,8 +119,8 @@ class RunFolder:
 
     def sync(self) -> Logged:
         """Sync the streams to disk against a power loss, and return their state for a checkpoint."""
-        paths = [p for name in STREAMS if (p := self.path / name).exists()]
-        for path in (*paths, self.path):
+        paths = [self.path / name for name in STREAMS]
+        for path in (*(p for p in paths if p.exists()), self.path):
             sync(path)
         for name, meant in self._meant.items():
             self._check_written(self.path / name, meant)
@@ -225,7 +225,8 @@ class RunFolder:
         of filtered ones, which come after, are 0. ``seen`` is what updates saw of the tokens of the trained
         groups, by name, one completion after another; NaN for the filtered ones.
         """
-        if self.writes and (groups := [*trained, *filtered]):
+        groups = [*trained, *filtered]
+        if self.writes and groups:
             unused = [c for g in filtered for c in g.completions]
             every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)

@@ -127,7 +127,7 @@ def kept_of(
 ) -> list[ExampleRow]:
     """Return correct completions that pass ``keep.least``, at most ``keep.per_problem`` texts of each."""
     least = {verdict: 0.5, **keep.least}
-    kept: dict[str, dict[str, ExampleRow]] = {}
+    examples: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):
         values = {name: sampled.components.get(name) for name in least}
         if not all(v is not None and v >= least[name] for name, v in values.items()):
@@ -135,12 +135,12 @@ def kept_of(
         # `least` tests >=, but correct means strictly above .5.
         if (values[verdict] or 0.0) <= 0.5:
             continue
-        texts = kept.setdefault(sampled.problem, {})
+        texts = examples.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:
             row = {**example_row({"completion": sampled}), **_columns(sampled, columns)}
             # Texts that differ in white space only count as the same.
             texts.setdefault(" ".join(sampled.completion.split()), row)
-    return [row for texts in kept.values() for row in texts.values()]
+    return [row for texts in examples.values() for row in texts.values()]
 
 
 def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:

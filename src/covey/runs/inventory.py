@@ -45,16 +45,16 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     functions = [f.function for f in (*rewards, *chosen, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model = loaded.config.model
-    given = dict[str, str]()
+    objects = dict[str, str]()
     if isinstance(model, GivenModel):
-        given = _of_given(model, adapters=loaded.config.lora is not None)
+        objects = _of_given(model, adapters=loaded.config.lora is not None)
     elif model != "tiny":
         files |= _of_model("model", model, loaded.folder)
     for reward in rewards:
         if inspect.unwrap(reward.function).__module__ == LEARNED_MODULE:
             files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
     digests = {name: digest_of(path) for name, path in sorted(files.items())}
-    return digests | given | {"covey's own code": _own_code()}
+    return digests | objects | {"covey's own code": _own_code()}
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +80,8 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     known = _with_imports(begun, folder)
     trees = {path.parent for path in begun}
     # A copy of the values: another thread may import while this iterates.
-    loaded = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    loaded = {Path(file).resolve() for file in files if file}
     beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not is_library_file(p)}
     return {p for p in known | beside if p.is_file()}
 
@@ -98,7 +99,8 @@ def _with_imports(files: set[Path], folder: Path) -> set[Path]:
     known = set[Path]()
     waiting = set(files)
     while waiting:
-        known.add(path := waiting.pop())
+        path = waiting.pop()
+        known.add(path)
         waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - known
     return known
 

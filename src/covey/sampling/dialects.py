@@ -106,7 +106,7 @@ def _covey_stamp(reply: object) -> object:
 
 def _read_choices(reply: object) -> list[Answer]:
     # Servers may list completions as they end; ``index`` says which random stream each belongs to.
-    found = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
+    choices = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
     return [
         Answer(
             c.token_ids,
@@ -116,7 +116,7 @@ def _read_choices(reply: object) -> list[Answer]:
             if (m := c.sampling_mask)
             else None,
         )
-        for c in found
+        for c in choices
     ]
 
 
@@ -353,17 +353,17 @@ def answers(
 ) -> list[Answer]:
     """Return the completions of a reply, each checked to be possible. Raises Misbehaved."""
     try:
-        found = dialect.read(reply)
+        replies = dialect.read(reply)
     except ValidationError as error:
         # The first difference is enough for a message; a reply of another kind of server has hundreds.
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise Misbehaved(f"its reply has an unexpected form: {place}: {first['msg']}") from None
-    if len(found) != len(request.streams):
-        raise Misbehaved(f"{len(found)} completions instead of {len(request.streams)}")
-    for one in found:
+    if len(replies) != len(request.streams):
+        raise Misbehaved(f"{len(replies)} completions instead of {len(request.streams)}")
+    for one in replies:
         _check(one, params, vocabulary, ends)
-    return found
+    return replies
 
 
 def new_question() -> str:

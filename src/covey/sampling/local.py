@@ -300,7 +300,7 @@ class _Running:
     def completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
         slots = list(ended)
-        found = list[Sampled]()
+        results = list[Sampled]()
         # One transfer for all that ended; ``copy`` below frees completions from the whole array.
         every = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
         for row, length in enumerate(self.lengths[slots].tolist()):
@@ -312,8 +312,8 @@ class _Running:
             of_tokens = versions if by_token else None
             first = int(versions[0])
             done = Completion(tokens, logprobs, text, ended[slot], first, mask, versions=of_tokens)
-            found.append(Sampled(*self.owners[slot], done))
-        return found
+            results.append(Sampled(*self.owners[slot], done))
+        return results
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""

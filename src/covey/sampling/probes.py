@@ -181,19 +181,19 @@ def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, 
     # From the likeliest on, so that neighbours in the order are about as likely.
     order = np.argsort(-own, kind="stable")
     expected = own[order] * drawn.sum()
-    seen = drawn[order]
+    observed = drawn[order]
     unlikely = expected < EXPECTED
-    others = float(expected[unlikely].sum()), float(seen[unlikely].sum())
+    others = float(expected[unlikely].sum()), float(observed[unlikely].sum())
     # Tokens belong to one class while their expected draws begin within the same multiple of EXPECTED.
     classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
     expected = np.bincount(classes, expected)
-    seen = np.bincount(classes, seen)
+    observed = np.bincount(classes, observed)
     into = np.maximum(
         np.cumsum(expected >= EXPECTED) - 1, 0
     )  # what is still too small goes with the one before
     expected = np.bincount(into, expected)
-    seen = np.bincount(into, seen)
-    return float(((seen - expected) ** 2 / expected).sum()), len(expected) - 1, *others
+    observed = np.bincount(into, observed)
+    return float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1, *others
 
 
 def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:

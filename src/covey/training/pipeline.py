@@ -76,21 +76,22 @@ def run_pipeline(
         # A single stage keeps the run's own folder.
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
-        done = by_first(partial(_finished, placed, console))
-        if not options.changes and (options.same_inputs or (done is not None and number == len(stages))):
-            refuse_other_inputs(placed, ended=done is not None)
-        if done is not None:
+        finished = by_first(partial(_finished, placed, console))
+        if not options.changes and (options.same_inputs or (finished is not None and number == len(stages))):
+            refuse_other_inputs(placed, ended=finished is not None)
+        if finished is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
-            results.append(done or _run(placed, console, stop, options))
-        if done is not None and number == len(stages):
+            results.append(finished or _run(placed, console, stop, options))
+        if finished is not None and number == len(stages):
             console.say(
-                f"{placed.config.output} is complete after {done.steps} steps; there is nothing left to do"
+                f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
+                "to do"
             )
-            take_weights(placed.config.model, done.folder / "final")
+            take_weights(placed.config.model, finished.folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
@@ -379,7 +380,8 @@ def _write_final(
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     scores = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{scores}")
-    if not chosen and (better := offer(best, folder)):
+    better = "" if chosen else offer(best, folder)
+    if better:
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     failed = verdict is not None and verdict.word in ("did not learn", "got worse")

@@ -180,7 +180,7 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
 
     Answers that would not fit into the context are truncated.
     """
-    found = []
+    names = []
     for n, example in enumerate(examples):
         before = (examples[n - k] for k in range(1, len(examples)))
         # The answers of the nearest earlier example with another prompt; if all are alike, just the one
@@ -188,8 +188,8 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
         other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
         room = max(1, context - len(example.tokens))
         answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
-        found.append(replace(example, answers=answers))
-    return found
+        names.append(replace(example, answers=answers))
+    return names
 
 
 def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:

@@ -133,9 +133,9 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
 
     Raises DataError for examples that do not fit, or whose answers look the same to the model.
     """
-    found = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
-    same_model(policy, found)
-    for p in found:
+    encoded = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
+    same_model(policy, encoded)
+    for p in encoded:
         # Without the placeholder, which the model never reads.
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:
@@ -143,7 +143,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
                 f"{p.problem.id}: {size} tokens exceed the model's context of {policy.context}; shorten the "
                 "row"
             )
-    return found
+    return encoded
 
 
 def _answers(policy: Policy, example: Example) -> Prompted:

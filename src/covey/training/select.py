@@ -56,8 +56,8 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     )
     classifier = TextClassifier(texts, labels)
     scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
-    wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
-    if not wanted:
+    selected: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
+    if not selected:
         best = max((p for p, _ in scored), default=0.0)
         raise DataError(
             f"{data.train}: no row has a probability above {config.keep.score:g} (keep.score); the highest "
@@ -65,9 +65,9 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
         )
     make_folder(config.output)
     write_own(config.output, "config.yaml", resolved_yaml(loaded))
-    write_file(config.output / EXAMPLES, as_jsonl(wanted))
-    console.say(f"selected {len(wanted)} of {len(corpus)} rows: {config.output / EXAMPLES}")
-    return Problem("filter", said_in(wanted[0], data, ""))
+    write_file(config.output / EXAMPLES, as_jsonl(selected))
+    console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
+    return Problem("filter", said_in(selected[0], data, ""))
 
 
 def said_in(row: ExampleRow, data: Data, where: str) -> str:

@@ -27,7 +27,7 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
         module = _imported(spec, file, folder)
     elif path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{spec}: there is no file {path}; write it as module.py:function")
+        raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
     else:
         module = _load(path)
     function = getattr(module, name, None)

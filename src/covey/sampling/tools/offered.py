@@ -118,14 +118,14 @@ def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
     # Schemas are made at once: their errors are the user's, and cost no loading of a model.
     environment = load_environment(tools.environment, folder)
     every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
-    found: dict[str, Tool] = {}
+    tools_by_name: dict[str, Tool] = {}
     for tool in every:
-        if tool.name in found:
+        if tool.name in tools_by_name:
             raise ConfigError(f"rollout.tools: two functions have the name {tool.name}; rename one")
-        found[tool.name] = tool
+        tools_by_name[tool.name] = tool
     for tool in every:
         assert tool.schema, "whatever is wrong with it is said before a model is loaded"
-    return found
+    return tools_by_name
 
 
 def load_environment(spec: str | None, folder: Path) -> Environment | None:
@@ -135,24 +135,24 @@ def load_environment(spec: str | None, folder: Path) -> Environment | None:
     where = f"rollout.tools.environment: {spec}"
     if ":" not in spec:
         raise ConfigError(f"{where} must be written as module.py:Class")
-    made = load_function(spec, folder)
-    reset = getattr(made, "reset", None)
-    if not inspect.isclass(made) or not callable(reset):
+    kind = load_function(spec, folder)
+    reset = getattr(kind, "reset", None)
+    if not inspect.isclass(kind) or not callable(reset):
         raise ConfigError(f"{where} must be a class with a method `reset`")
-    if missing := _required(made):
+    if missing := _required(kind):
         raise ConfigError(
             f"{where}: __init__ asks for {min(missing)!r}, but the class is called without arguments; "
             "`reset` gets the columns"
         )
-    members = inspect.getmembers(made, inspect.isfunction)
+    members = inspect.getmembers(kind, inspect.isfunction)
     public = [(n, f) for n, f in members if not n.startswith("_") and n not in NO_TOOLS]
     if not public:
         raise ConfigError(f"{where} has no public method except `reset`, so the model could call nothing")
     home = _home(spec, folder)
     # A bound method's signature lacks `self`; there is no object yet, and none is needed for it.
-    bound = {name: MethodType(function, made) for name, function in public}
+    bound = {name: MethodType(function, kind) for name, function in public}
     tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in bound.items()]
-    return Environment(spec, home, MethodType(reset, made), tools)
+    return Environment(spec, home, MethodType(reset, kind), tools)
 
 
 def _load(spec: str, folder: Path) -> Tool:

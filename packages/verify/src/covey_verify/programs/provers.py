@@ -141,7 +141,8 @@ def coq_tactics(proof: str) -> str:
     *sentences, rest = re.split(r"\.(?=\s|$)", without_comments(proof, "(*", "*)"))
     if sentences and sentences[0].strip() == "Proof":
         del sentences[0]
-    if sentences and not rest.strip() and (end := re.fullmatch(r"([\s}]*)(?:Qed|Defined)", sentences[-1])):
+    end = re.fullmatch(r"([\s}]*)(?:Qed|Defined)", sentences[-1]) if sentences else None
+    if end and not rest.strip():
         sentences = sentences[:-1]
         rest = end[1]
     for sentence in (*sentences, rest):
