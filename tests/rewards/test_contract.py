@@ -225,7 +225,9 @@ def test_a_number_called_as_one_that_the_log_has_already_is_an_error(name: str) 
 
 
 def test_a_status_that_there_is_not_is_an_error() -> None:
-    with pytest.raises(RewardError, match=r"reward bad on problem p1: returned the status 'whatever'; there"):
+    with pytest.raises(
+        RewardError, match=r"reward bad on problem p1: returned the status 'whatever', which is not one of"
+    ):
         judged_returning(Score(1.0, "whatever"))
 
 
@@ -451,7 +453,7 @@ def test_a_gate_is_a_name(gate: object) -> None:
 @pytest.mark.parametrize(
     ("values", "ends", "said"),
     [
-        ((1.0, 2.0, 3.0), (1, 2), "3 values and 2 ends"),
+        ((1.0, 2.0, 3.0), (1, 2), "3 values but 2 ends"),
         ((1.0, 2.0), (3, 1), r"ends \[3, 1\] do not increase at position 2"),
         ((1.0, 2.0), (2, 2), "do not increase at position 2"),
         ((1.0,), (-1,), "do not increase at position 1"),

@@ -150,7 +150,7 @@ def test_a_server_that_kept_a_little_of_its_weights_is_held_to_its_own_rounding(
         made.sync(Version(1))
         with pytest.raises(SamplersLost, match="on average from version 1") as caught:
             list(made.sample(asked(), PARAMS))
-        off = float(re.search(r"(\S+) nats off", str(caught.value))[1])
+        off = float(re.search(r"(\S+) nats on average", str(caught.value))[1])
         assert 2 * remote.FINEST < off < remote.FLOAT32
 
 

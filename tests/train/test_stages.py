@@ -173,7 +173,7 @@ def test_a_stage_that_yields_nothing_ends_there_and_the_ones_before_are_kept(tmp
     settings["stages"] = [settings["stages"][0], {"method": "rejection_sampling"}, {"method": "sft"}]
     settings["rewards"] = [{f"{__file__}:nothing": 1.0}]
     with pytest.raises(
-        DataError, match=r"2-rejection_sampling: 16 completions.*sampled completions is kept.*keep.least"
+        DataError, match=r"2-rejection_sampling: none of 16 sampled completions is kept.*keep.least"
     ):
         start(tmp_path / "run", **settings)
     assert (tmp_path / "run/1-sft/final/model.safetensors").exists()

@@ -230,7 +230,7 @@ def test_the_model_is_told_of_public_methods_and_of_no_columns(folder: Path) -> 
     own = episode(box)
     assert said(box, own, "add", number=2) == f"{ERROR}add has no argument 'number'; it takes times"
     assert said(box, own, "reset").startswith(f"{ERROR}there is no tool 'reset'")
-    assert said(box, own, "add", times="two").startswith(f"{ERROR}add.times has to be an integer")
+    assert said(box, own, "add", times="two").startswith(f"{ERROR}add.times must be an integer")
     assert said(box, own, "add") == "6 from 5", "an exception ends nothing"
     own.close()
 
@@ -333,9 +333,9 @@ def test_so_many_failures_are_not_the_models() -> None:
 
 def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
     box = toolbox(folder)
-    with pytest.raises(DataError, match=r"r/2: no column 'start', which the tool add asks for"):
+    with pytest.raises(DataError, match=r"r/2: the tool add asks for column 'start'"):
         with_schemas(Source([Problem("r/2", "", {})], []), box)
-    with pytest.raises(DataError, match=r"r/2: no column 'answer', which game.py:Needs.reset asks for"):
+    with pytest.raises(DataError, match=r"r/2: game.py:Needs.reset asks for column 'answer'"):
         with_schemas(Source([Problem("r/2", "", {"start": 5})], []), toolbox(folder, "Needs"))
     with pytest.raises(DataError, match=r"r/2: rename column 'environment': rewards get"):
         with_schemas(Source([Problem("r/2", "", {"start": 5, "environment": "linux"})], []), box)
@@ -348,7 +348,7 @@ def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
     [
         ("NoReset", "must be a class with a method `reset`"),
         ("function", "must be a class with a method `reset`"),
-        ("Asks", "asks for 'size'; `reset` gets the columns"),
+        ("Asks", "asks for 'size', but the class is called without arguments"),
         ("Nothing", "no public method except `reset`"),
         ("Silent", "look"),
         ("Places", "takes its arguments by name"),

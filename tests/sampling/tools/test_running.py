@@ -181,7 +181,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_before_anything_runs(
 
 def test_a_row_without_a_column_that_a_tool_asks_for_is_refused(tmp_path: Path) -> None:
     box = toolbox(tmp_path, "look_up")
-    with pytest.raises(DataError, match="q: no column 'glossary', which the tool look_up asks for"):
+    with pytest.raises(DataError, match="q: the tool look_up asks for column 'glossary'"):
         with_schemas(Source([PROBLEM, Problem("q", "?")], []), box)
 
 
