@@ -48,7 +48,7 @@ def test_a_number_of_threads_that_is_not_used_is_said(monkeypatch, value: str) -
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     found = doctor.threads()
     assert found.verdict == "WARN"
-    assert f"OMP_NUM_THREADS={value} is not a number from 1 to 1024, and not used" in found.found
+    assert f"OMP_NUM_THREADS={value} is not a number from 1 to 1024, so it is not used" in found.found
     assert "unset OMP_NUM_THREADS" in found.next_step
 
 

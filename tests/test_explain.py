@@ -24,15 +24,17 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "rollout.group_size"]) == 0
-    says = "rollout.group_size (default 8, >= 1 <= 65536, usual 4 to 64; 8 or 16 in most papers, "
-    says += "TRL num_generations, "
+    says = "rollout.group_size (default: 8; >= 1 <= 65536; usual: 4 to 64; 8 or 16 in most papers; "
+    says += "in TRL: num_generations; "
     said = capsys.readouterr().out
-    assert said.startswith(f"{says}from 64 in DeepSeekMath")
+    assert said.startswith(f"{says}source: 64 in DeepSeekMath")
     assert "): Completions per prompt" in said
     assert main(["explain", "--json"]) == 0
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
     assert main(["explain", "loss.beta"]) == 0
-    assert "loss.beta (of dpo, default 0.1, > 0): How much a margin counts" in capsys.readouterr().out
+    assert (
+        "loss.beta (a setting of dpo; default: 0.1; > 0): How much a margin counts" in capsys.readouterr().out
+    )
     assert main(["explain", "train.lrr"]) == 2
     assert "did you mean train.lr" in capsys.readouterr().err
 
@@ -73,24 +75,24 @@ def test_a_function_of_the_user_is_explained_though_it_describes_no_setting(
     monkeypatch.chdir(tmp_path)
     assert main(["explain", "mine.py:best"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "mine.py:best (of function): Best of a group.",
-        "mine.py:best.margin (of best, default 0.25)",
-        "mine.py:best.most (of best, default 3)",
+        "mine.py:best (your function): Best of a group.",
+        "mine.py:best.margin (a setting of best; default: 0.25)",
+        "mine.py:best.most (a setting of best; default: 3)",
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("beta", "algorithm.kl.coef (of kl"),
-        ("epsilon", "algorithm.surrogate.clip_low (of clip"),
+        ("beta", "algorithm.kl.coef (a setting of kl"),
+        ("epsilon", "algorithm.surrogate.clip_low (a setting of clip"),
         ("num_generations", "rollout.group_size ("),
         ("use_vllm", "write rollout.sampler.url, the addresses of servers"),
         ("num_train_epochs", "write train.steps"),
         ("kl", "algorithm.kl ("),
-        ("clip_high", "algorithm.surrogate.clip_high (of clip"),
+        ("clip_high", "algorithm.surrogate.clip_high (a setting of clip"),
         ("algorithm", "every ratio is 1: no setting of ratio or surrogate"),
-        ("Rollout.Group_Size", "rollout.group_size (default 8"),
+        ("Rollout.Group_Size", "rollout.group_size (default: 8"),
     ],
 )
 def test_names_of_trl_and_short_names_are_explained(
@@ -116,16 +118,16 @@ def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(nam
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("kl/start", "kl/start (of metric, healthy: grows slowly"),
-        ("reward/math_answer/mean", "reward/NAME/mean (of metric"),
+        ("kl/start", "kl/start (a metric; healthy: grows slowly"),
+        ("reward/math_answer/mean", "reward/NAME/mean (a metric"),
         ("gradient_share/pass_rate_0.25_0.50", "from groups with a pass rate between A and B"),
-        ("clip/", "clip/zero_gradient (of metric"),
-        ("group_centered", "group_centered (of algorithm.advantage, used by dr_grpo"),
-        ("group_centered", "from arXiv 2503.20783): A_i = r_i - mean(r)"),
-        ("k3", "k3 (of algorithm.kl.estimator"),
-        ("dapo", "A preset: advantage group_zscore"),
+        ("clip/", "clip/zero_gradient (a metric"),
+        ("group_centered", "group_centered (a function of algorithm.advantage; used by dr_grpo"),
+        ("group_centered", "source: arXiv 2503.20783): A_i = r_i - mean(r)"),
+        ("k3", "k3 (a function of algorithm.kl.estimator"),
+        ("dapo", "): advantage group_zscore"),
         ("entropy_collapse", "Why: Entropy also falls when a task is learned"),
-        ("rollout.group_size", "from 64 in DeepSeekMath"),
+        ("rollout.group_size", "source: 64 in DeepSeekMath"),
     ],
 )
 def test_what_is_no_setting_is_explained_with_its_source(

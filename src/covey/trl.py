@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from covey import api
 from covey.config.given import with_given
 from covey.config.start import Start
-from covey.config.trl import DEFAULTS, LOSS, NAMES, OTHERS, SAME, told
+from covey.config.trl import DEFAULTS, LOSS, NAMES, OTHERS, SAME, advice_on
 from covey.config.trl_loss import algorithm_of
 from covey.config.usercode import spec_of
 from covey.errors import GuardStop
@@ -74,19 +74,20 @@ class GRPOConfig:
         self.notes: list[str] = []
         for name, value in names.items():
             if name not in NAMES:
-                raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
+                raise ConfigError(f"GRPOConfig: TRL has no argument {name!r}")
             # A value equal to TRL's default asks for nothing, so even an unsupported argument may have it.
             default = value == DEFAULTS[name] if name in DEFAULTS else not value
             if name in SAME or name in LOSS or name in _OWN or value is None or default:
                 continue
             if OTHERS[name].inert:
-                self.note(told(name))
+                self.note(advice_on(name))
             else:
-                raise ConfigError(f"GRPOConfig: {name}={value!r}: {told(name)}")
+                raise ConfigError(f"GRPOConfig: {name}={value!r}: {advice_on(name)}")
         if names.get("use_vllm") and not names.get("vllm_server_base_url"):
             # TRL puts vLLM into the training process then; what is sampled has the same distribution.
             self.note(
-                "use_vllm=True without vllm_server_base_url: covey's own engine samples, in this process"
+                "use_vllm=True without vllm_server_base_url: covey samples with its own engine in this "
+                "process"
             )
 
     def note(self, text: str) -> None:
@@ -98,26 +99,26 @@ class GRPOConfig:
         # In TRL, None means its default as well.
         given = {**_DEFAULTS, **{name: value for name, value in self.names.items() if value is not None}}
         shared = (*SAME, "loss_type", *(n for n, v in LOSS.items() if given.get(n, v) != v))
-        found = {n: given[n] for n in shared if n in given and n not in (*_BATCH, *_COUNTS)}
+        result = {n: given[n] for n in shared if n in given and n not in (*_BATCH, *_COUNTS)}
         for name in _COUNTS:
             if isinstance(given.get(name), float):
                 raise ConfigError(f"GRPOConfig: {name}={given[name]!r}: write a number of steps")
         if given.get("bf16"):
-            found["dtype"] = "bfloat16"
+            result["dtype"] = "bfloat16"
         if given.get("use_cpu"):
-            found["device"] = "cpu"
-        found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
+            result["device"] = "cpu"
+        result["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
         url = given.get("vllm_server_base_url")
         if given.get("use_vllm") and url:
-            found["rollout.sampler"] = {"url": [url]}
+            result["rollout.sampler"] = {"url": [url]}
             correction = _correction(given)
             if correction:
                 # A correction is a part of covey's algorithm, so the loss arguments are translated here
                 # already and joined with it.
-                algorithm = algorithm_of({name: found.pop(name) for name in LOSS if name in found})
+                algorithm = algorithm_of({name: result.pop(name) for name in LOSS if name in result})
                 first = [algorithm["correction"]] if algorithm["correction"] else []
-                found["algorithm"] = {**algorithm, "correction": [*first, correction]}
-        return {**found, **self._batches(given, rows)}
+                result["algorithm"] = {**algorithm, "correction": [*first, correction]}
+        return {**result, **self._batches(given, rows)}
 
     def _batches(self, given: Mapping[str, object], rows: int) -> dict[str, object]:
         """Return sizes and number of rollout batches, for one process."""
@@ -135,8 +136,8 @@ class GRPOConfig:
         size = number("generation_batch_size", number("per_device_train_batch_size") * per_pass)
         if min(group, passes, step, size) < 1 or size % group or size % step:
             raise ConfigError(
-                f"GRPOConfig: a rollout batch of {size} completions is no multiple of {group} "
-                f"(num_generations) and {step} (those of an optimizer step)"
+                f"GRPOConfig: the rollout batch has {size} completions; it must be a multiple of {group} "
+                f"(num_generations) and of {step} (completions of an optimizer step)"
             )
         prompts = size // group
         epochs = given["num_train_epochs"]
@@ -146,14 +147,16 @@ class GRPOConfig:
             # Rounded up, as all counts of steps below: the note says so if that changes a number.
             batches = -(-number("max_steps") // updates)
         for name in ("max_steps", *_COUNTS):
-            asked = number(name)
-            if asked > 0 and asked % updates and name in self.names:
+            steps = number(name)
+            if steps > 0 and steps % updates and name in self.names:
                 self.note(
-                    f"{name}={asked} is {-(-asked // updates) * updates} here: a rollout batch is "
-                    f"{updates} optimizer steps, and steps end with it"
+                    f"{name}={steps} is rounded up to {-(-steps // updates) * updates}: a rollout batch is "
+                    f"trained in {updates} optimizer steps"
                 )
         if batches < 1:
-            raise ConfigError(f"GRPOConfig: {rows} rows are less than a rollout batch of {prompts} prompts")
+            raise ConfigError(
+                f"GRPOConfig: the dataset has {rows} rows, but a rollout batch needs {prompts} prompts"
+            )
         return {
             "rollout.prompts_per_step": prompts,
             "train.updates_per_batch": size // step,
@@ -168,8 +171,8 @@ def _correction(given: Mapping[str, object]) -> dict[str, object] | None:
         return None
     if given.get("loss_type") == "vespo":
         raise ConfigError(
-            f"GRPOConfig: loss_type vespo takes a server's log-probs into its weights in TRL: write "
-            f"{_VLLM}correction=False"
+            "GRPOConfig: with loss_type vespo TRL's weights include the server's log-probs, which covey "
+            f"does not reproduce: set {_VLLM}correction=False"
         )
     mode, low, high = (given.get(_VLLM + part) for part in ("mode", "clip_min", "clip_max"))
     level, _, kind = str(mode).partition("_")
@@ -179,8 +182,8 @@ def _correction(given: Mapping[str, object]) -> dict[str, object] | None:
         if kind == "truncate" and low is None:
             return {"name": "truncated", "level": level, "cap": high}
     raise ConfigError(
-        f"GRPOConfig: {_VLLM}mode={mode!r} with clip_min={low} and clip_max={high} is not here: token or "
-        "sequence, _mask or _truncate, with clip_max; clip_min goes with a mask"
+        f"GRPOConfig: {_VLLM}mode={mode!r} with clip_min={low} and clip_max={high} is not supported; use "
+        "token or sequence, _mask or _truncate, with clip_max; clip_min only with a mask"
     )
 
 
@@ -212,7 +215,7 @@ class GRPOTrainer:
     ) -> None:
         refused = [name for name, value in others.items() if value not in (None, (None, None))]
         if refused:
-            raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; leave it out")
+            raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; remove it")
         self.model = model
         self.args = args or GRPOConfig()
         self.result: Result | None = None
@@ -251,7 +254,7 @@ class GRPOTrainer:
         steps = self.args.names.get("max_steps")
         if environment is None or not isinstance(steps, int) or steps < 1:
             raise ConfigError(
-                "GRPOTrainer: train_dataset is missing; rows with a `prompt` are expected, or an "
+                "GRPOTrainer: train_dataset is missing; give rows with a `prompt`, or an "
                 "environment_factory whose `reset` returns prompts, and `max_steps`"
             )
         run = self.args.settings(0)
@@ -264,7 +267,7 @@ class GRPOTrainer:
         A run that a guard stops ends as in TRL, with its reason printed and in `metrics["stopped"]`.
         """
         if isinstance(resume_from_checkpoint, str | Path):
-            raise ConfigError(f"train: {told('resume_from_checkpoint')}; the newest checkpoint is taken")
+            raise ConfigError(f"train: {advice_on('resume_from_checkpoint')}; the newest checkpoint is used")
         for note in self._notes:
             print(f"note: {note}")
         self._stopped = ""
@@ -281,8 +284,10 @@ class GRPOTrainer:
         metrics, timings = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings"))
         losses = [record["loss"] for record in metrics if "loss" in record]
         loss = sum(losses) / len(losses) if losses else math.nan
-        told: dict[str, float | str] = {"train_runtime": seconds_of(run, timings), "train_loss": loss}
-        return TrainOutput(len(metrics), loss, told | ({"stopped": self._stopped} if self._stopped else {}))
+        advice_on: dict[str, float | str] = {"train_runtime": seconds_of(run, timings), "train_loss": loss}
+        return TrainOutput(
+            len(metrics), loss, advice_on | ({"stopped": self._stopped} if self._stopped else {})
+        )
 
     def _loaded(self) -> Loaded:
         return Start(None, (), with_given(self._settings)).load()
@@ -296,7 +301,7 @@ class GRPOTrainer:
             shutil.copytree(self.result.made, output_dir, dirs_exist_ok=True)
             return
         if not self._stopped:
-            raise ConfigError("save_model: nothing was trained yet; call train() first")
+            raise ConfigError("save_model: nothing is trained yet; call train() first")
         loaded = self._loaded()
         newest = next(reversed(checkpoints(loaded.config.output)), None)
         policy = load_policy(replace(loaded, checkpoint=newest), texts_of(load_source(loaded), loaded.config))
@@ -319,7 +324,7 @@ def _rewards(functions: object, weights: object) -> list[object]:
             )
         else:
             raise ConfigError(
-                "GRPOTrainer: a reward is a function, or the folder or hub id of a reward model"
+                "GRPOTrainer: a reward must be a function, or the folder or hub id of a reward model"
             )
     return found
 
@@ -329,8 +334,8 @@ def _spec(function: Callable[..., object]) -> str:
     spec = spec_of(function, Path())
     if spec is None:
         raise ConfigError(
-            f"GRPOTrainer: {name_of(function)} is no function or class of a file or a module; calls run in "
-            "processes of their own, which have to find it there"
+            f"GRPOTrainer: {name_of(function)} must be a function or class of a file or module: calls run in "
+            "processes of their own, which import it by name"
         )
     return spec
 
@@ -360,12 +365,12 @@ def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
 def _lora(peft: object) -> dict[str, object]:
     """Translate peft's LoraConfig. Raises ConfigError for fields that covey lacks, and for other adapters."""
     if not is_dataclass(peft) or isinstance(peft, type) or not hasattr(peft, "lora_alpha"):
-        raise ConfigError(f"GRPOTrainer: peft_config: only peft's LoraConfig is known, not {name_of(peft)}")
+        raise ConfigError(f"GRPOTrainer: peft_config must be peft's LoraConfig, not {name_of(peft)}")
     plain = type(peft)()
     for name in (f.name for f in fields(peft) if f.name not in _LORA and f.name not in _LORA_SAYS_NOTHING):
         value = getattr(peft, name)
         if value != getattr(plain, name):
-            why = told(name) or "lora has rank, alpha and targets, nothing else"
+            why = advice_on(name) or "lora has rank, alpha and targets, nothing else"
             raise ConfigError(f"GRPOTrainer: peft_config.{name}={value!r}: {why}")
     values = {ours: getattr(peft, theirs) for theirs, ours in _LORA.items()}
     return {k: sorted(v) if isinstance(v, set) else v for k, v in values.items()}

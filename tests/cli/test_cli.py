@@ -134,13 +134,13 @@ def test_score_reads_rows_as_the_config_that_names_the_rewards(tmp_path: Path, c
     assert scored["rewards"] == {"code_tests": 1.0}, scored["detail"]
     file.write_text(json.dumps({k: v for k, v in row.items() if k != "stub"}))
     assert main(["score", str(file), str(config)]) == 3
-    assert "done.jsonl:1: no column 'stub', which the config copies to 'setup'" in capsys.readouterr().err
+    assert "done.jsonl:1: there is no column 'stub', which the config copies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "reward", "says"),
     [
-        ('{"answer": "1"}', "math_answer", "done.jsonl:1: no column 'completion'"),
+        ('{"answer": "1"}', "math_answer", "done.jsonl:1: there is no column 'completion'"),
         ('{"completion": "1"}', "math_answer", "needs column 'answer'"),
         ("{", "math_answer", "done.jsonl:1: not valid JSON"),
         ('{"completion": "1"}', "math_anwser", "did you mean math_answer"),

@@ -46,30 +46,30 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
             "run.yaml:2: train.lerning_rate is not a setting; did you mean train.lr?",
         ),
         ("train: {lr: -1}\n", "run.yaml:1: train.lr = -1: input should be greater than or equal to 0"),
-        ("guards: {kl_warn: yes}\n", "run.yaml:1: guards.kl_warn = True: a number is expected"),
-        ("method: [rl]\n", "run.yaml:1: method = ['rl']: one of these is expected: rl, sft"),
+        ("guards: {kl_warn: yes}\n", "run.yaml:1: guards.kl_warn = True: write a number"),
+        ("method: [rl]\n", "run.yaml:1: method = ['rl']: method must be one of rl, sft"),
         ("train: {betas: [0.9, 1.5]}\n", "run.yaml:1: train.betas.1 = 1.5: input should be less than 1"),
         ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
-        ("seed: 010\n", "seed: YAML reads 010 as the number 8: write 10"),
+        ("seed: 010\n", "seed: YAML reads 010 as the number 8; write 10"),
         ("train:\n  steps: 1:30\n", ":2: train.steps: YAML reads 1:30 as the number 90"),
-        ("train: {steps: yes}\n", "train.steps = True: a number is expected; YAML reads yes, no"),
-        ("train: {lr: off}\n", "train.lr = False: a number is expected"),
-        ("output: ''\n", "output = '': a path is expected"),
+        ("train: {steps: yes}\n", "train.steps = True: write a number; YAML reads yes, no"),
+        ("train: {lr: off}\n", "train.lr = False: write a number"),
+        ("output: ''\n", "output = '': write a path"),
         ("rewards: math_answer\n", "rewards = 'math_answer': write a list, as [first"),
         ("stages: {a: 1}\n", "stages = {'a': 1}: write a list"),
         ("loss: [1]\n", "loss = [1]: write a mapping, as {"),
         ("model: a\nmodel: b\n", "run.yaml:2: model is set twice"),
         ("train: [1]\n", "run.yaml:1: train = [1]"),
-        ("- 1\n", "a config is a mapping"),
+        ("- 1\n", "a config must be a mapping"),
         ("a: b: c\n", "run.yaml:1: not valid YAML"),
-        ("a: &x [1]\nb: *x\n", "no anchors"),
+        ("a: &x [1]\nb: *x\n", "anchors and aliases"),
         ("lora: {r: 8}\n", "run.yaml:1: lora.r is not a setting; did you mean lora.rank?"),
         ("stages: [{trian: {}}]\n", "trian is not a section; did you mean train?"),
         ("data: {columnz: {a: b}}\n", "data.columnz is not a setting; did you mean data.columns?"),
         ("algorithm: grop\n", "run.yaml:1: algorithm.name: 'grop' is unknown; did you mean grpo?"),
         ("algorithm: {surrogate: {clip_hihg: 1}}\n", "did you mean clip_high?"),
         ("algorithm: {surrogate: {clip_high: -1}}\n", "algorithm.surrogate.clip_high: -1"),
-        ("algorithm: {advantage: null}\n", "algorithm.advantage: cannot be empty"),
+        ("algorithm: {advantage: null}\n", "algorithm.advantage: this axis needs a function"),
         ("algorithm: {name: grpo, kl: {estimator: k9}}\n", "algorithm.kl.estimator: 'k9' is unknown"),
         ("rollout: {stop: ['']}\n", "rollout.stop.0 = ''"),
         ("rollout: {group_size: 1}\n", "compares siblings"),
@@ -78,10 +78,10 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
             "(stage 1-rl): train.lrr is not a setting; did you mean train.lr or algorithm.critic.lr?",
         ),
         ("train: {schedule: quadratic}\n", "train.schedule"),
-        ("algorithm: dr_grpo\nguards: {kl_action: raise_coef}\n", "there is no algorithm.kl to raise"),
+        ("algorithm: dr_grpo\nguards: {kl_action: raise_coef}\n", "there is no coefficient to raise"),
         (
             "algorithm: {name: grpo, kl: {coef: 0.1, target: 1}}\nguards: {kl_action: raise_coef}\n",
-            "algorithm.kl.target moves it already",
+            "algorithm.kl.target already adapts",
         ),
     ],
 )
@@ -109,16 +109,16 @@ def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
         (["--group_size", "4"], "did you mean rollout.group_size?"),
         (["--clip_high", "0.3"], "did you mean algorithm.surrogate.clip_high?"),
         (["--train.temprature", "1"], "did you mean rollout.temperature?"),
-        (["--train.learning_rate", "1"], "TRL's learning_rate is train.lr here"),
+        (["--train.learning_rate", "1"], "TRL's learning_rate is covey's train.lr"),
         (["--train.num_train_epochs", "1"], "for TRL's num_train_epochs write train.steps"),
         (["--lerning_rate", "1"], "did you mean train.lr?"),
         (["--rollout.temperature", "0"], "on the command line, --rollout.temperature: rollout.temperature 0"),
-        (["--rollout.temperature", "1e-9"], "completions of a prompt would all be the same"),
+        (["--rollout.temperature", "1e-9"], "all completions of a prompt would be the same"),
         (["--rollout.temperature", ".inf"], "finite number"),
-        (["--rollout.top_k", "1"], "completions of a prompt would all be the same"),
+        (["--rollout.top_k", "1"], "all completions of a prompt would be the same"),
         (["--train.updates_per_batch", "99"], "an update trains on whole groups"),
-        (["--rollout.sampler.url", "http://a:80,http://b:80"], "several are a list, [A, B]"),
-        (["--rollout.sampler.url", "http://a:8o"], "'http://a:8o' is no address"),
+        (["--rollout.sampler.url", "http://a:80,http://b:80"], "write several as a list, [A, B]"),
+        (["--rollout.sampler.url", "http://a:8o"], "'http://a:8o' is not an address"),
     ],
 )
 def test_the_command_line_is_named_as_the_source(tmp_path: Path, options: list[str], says: str) -> None:
@@ -201,7 +201,7 @@ def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_pa
 def test_a_warm_up_that_outlasts_the_run_is_told_with_the_rate_it_reaches(tmp_path: Path) -> None:
     given = ["--train.steps", "5", "--train.lr", "1e-3"]
     [note] = load_config(overrides=[*given, "--train.warmup_steps", "20"]).notes
-    assert note == "train.warmup_steps 20: the learning rate ends at 0.00025, since train.steps is 5"
+    assert note == "train.warmup_steps 20: the learning rate only reaches 0.00025, since train.steps is 5"
     assert not load_config(overrides=[*given, "--train.warmup_steps", "5"]).notes
     staged = load_config(write(tmp_path, STAGED), ["--stages.2.train.warmup_steps", "300"]).notes
     assert staged[0].startswith("stage 2-rl: train.warmup_steps 300")
@@ -218,7 +218,7 @@ def test_one_stage_is_addressed_by_number_or_folder(tmp_path: Path, which: str) 
 
 @pytest.mark.parametrize("which", ["0", "3", "sft", "2-sft"])
 def test_a_stage_that_is_none_is_answered_with_those_there_are(tmp_path: Path, which: str) -> None:
-    with pytest.raises(ConfigError, match="named by number or folder, 1-sft, 2-rl"):
+    with pytest.raises(ConfigError, match="by its number or folder, 1-sft, 2-rl"):
         load_config(write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5"])
     with pytest.raises(ConfigError, match="has no stages"):
         load_config(overrides=[f"--stages.{which}.train.steps", "5"])
@@ -322,7 +322,7 @@ def test_dotted_keys_in_a_file_reach_inside(tmp_path: Path) -> None:
     assert loaded.algorithm.kl.coef == 0.1
     assert loaded.origins["rollout.max_tokens"] == f"{file}:4"
     file.write_text("model: tiny\nrollout: {max_tokens: 5}\nrollout.max_tokens: 64\n")
-    with pytest.raises(ConfigError, match=r"run.yaml:3: rollout.max_tokens is set already"):
+    with pytest.raises(ConfigError, match=r"run.yaml:3: rollout.max_tokens is already set"):
         load_config(file)
 
 

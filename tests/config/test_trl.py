@@ -146,17 +146,17 @@ def test_beta_brings_trls_kl() -> None:
     ("given", "says"),
     [
         ({"loss_type": "bnpo"}, "use loss_type: dapo"),
-        ({"loss_type": "gspo"}, "TRL's are grpo"),
+        ({"loss_type": "gspo"}, "TRL has grpo"),
         ({"loss_type": ["grpo"]}, "unknown"),
         ({"loss_type": "cispo"}, "set epsilon_high"),
         ({"loss_type": "cispo", "epsilon_high": 5, "epsilon": 0.1}, "epsilon has no effect"),
         ({"delta": 4, "loss_type": "sapo"}, "delta has no effect with TRL's loss_type sapo"),
-        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "by sequence itself"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "always weights by sequence"),
         ({"loss_type": "vespo", "beta": 0.1}, "use_bias_correction_kl: false"),
-        ({"importance_sampling_level": "word"}, "none of TRL's"),
-        ({"scale_rewards": "std"}, "none of TRL's"),
-        ({"scale_rewards": ["group"]}, "none of TRL's"),
-        ({"multi_objective_aggregation": "max"}, "none of TRL's"),
+        ({"importance_sampling_level": "word"}, "is unknown; TRL has"),
+        ({"scale_rewards": "std"}, "is unknown; TRL has"),
+        ({"scale_rewards": ["group"]}, "is unknown; TRL has"),
+        ({"multi_objective_aggregation": "max"}, "is unknown; TRL has"),
         ({"sync_ref_model": True}, "set beta"),
         ({"beta": 0.1, "ref_model_sync_steps": 9}, "without sync_ref_model"),
         ({"loss_type": "grpo", "entropy_coef": 0.1}, "mean over tokens"),
@@ -177,13 +177,13 @@ def test_names_that_mean_the_same_are_renamed_with_a_note(tmp_path: Path) -> Non
     train = loaded.config.train
     assert (loaded.config.rollout.group_size, train.lr, train.schedule) == (4, 1e-5, "constant")
     assert (train.optimizer, train.recompute_layers) == ("adamw", True)
-    assert f"{file}:1: num_generations is rollout.group_size here" in loaded.notes
-    assert "--learning-rate: learning_rate is train.lr here" in loaded.notes
+    assert f"{file}:1: num_generations is read as rollout.group_size" in loaded.notes
+    assert "--learning-rate: learning_rate is read as train.lr" in loaded.notes
     assert any("TRL's default is loss_type: dapo" in note for note in loaded.notes)
     assert loaded.origins["rollout.group_size"] == f"{file}:1"
-    with pytest.raises(ConfigError, match="'polynomial' is not here, only linear"):
+    with pytest.raises(ConfigError, match="'polynomial' is not supported; use linear"):
         load_config(overrides=["--lr_scheduler_type", "polynomial"])
-    with pytest.raises(ConfigError, match=r"rollout.group_size here, which is set already .*:2.*; keep one"):
+    with pytest.raises(ConfigError, match=r"rollout.group_size, which is already set .*:2.*; keep one"):
         file.write_text("num_generations: 4\nrollout: {group_size: 8}\n")
         load_config(file)
 
@@ -194,9 +194,11 @@ def test_a_loss_of_trl_is_said_and_stands_alone() -> None:
         build_algorithm(algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1}))
     )
     (note,) = loaded.notes
-    assert note.startswith("loss_type, epsilon: TRL's loss")
+    assert note.startswith("loss_type, epsilon: read as TRL's loss")
     assert "clip_low: 0.1, clip_high: 0.1" in note
-    with pytest.raises(ConfigError, match=r"--beta: beta and algorithm \(--algorithm\) both say") as caught:
+    with pytest.raises(
+        ConfigError, match=r"--beta: beta and algorithm \(--algorithm\) both define"
+    ) as caught:
         load_config(overrides=["--algorithm", "grpo", "--beta", "0.02"])
     assert "kl: {estimator: k3, coef: 0.02" in str(caught.value)
 
@@ -217,7 +219,7 @@ def test_names_of_trl_inside_stages() -> None:
 
 def test_trls_steps_are_updates() -> None:
     assert load_config(overrides=["--max_steps", "8"]).config.train.steps == 8
-    with pytest.raises(ConfigError, match=r"max_steps counts optimizer steps.*here of 4"):
+    with pytest.raises(ConfigError, match=r"max_steps counts optimizer steps.*each of 4"):
         load_config(overrides=["--max_steps", "8", "--num_iterations", "2", "--train.updates_per_batch", "2"])
 
 

@@ -95,10 +95,10 @@ def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path)
         }
         lengths[name] = load_config(values=settings)
     evaluate_once(lengths["plain"], RunConsole(quiet=True))
-    with pytest.raises(DataError, match="no room for rollout"):
+    with pytest.raises(DataError, match="prompts are too long: with rollout"):
         evaluate_once(lengths["tools"], RunConsole(quiet=True))
     data = {"task": None, "train": tmp_path / "tools.jsonl"}
-    with pytest.raises(DataError, match="longer than the model"):
+    with pytest.raises(DataError, match="exceed the model"):
         start(tmp_path / "run", model=str(model), method="sft", data=data, rewards=(varied,))
     asked = {"prompts": ["1+1="], "max_tokens": 2, "chat": True}
     assert covey.sample(str(model), **asked)
@@ -128,7 +128,10 @@ def test_what_the_model_is_not_told_of_is_said_once(
 
 
 def test_a_model_without_a_template_is_a_mistake_with_a_remedy(tmp_path: Path, capsys) -> None:
-    with pytest.raises(ConfigError, match=r"model: this model has no chat template.*chat_template.jinja"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model: the prompt is a chat, but this model has no chat template.*chat_template.jinja",
+    ):
         prompts_of(tmp_path, ROW, template=None)
     assert main(["sample", str(tmp_path / "model"), "1+1=", "--chat"]) == 2
     assert "no chat template" in capsys.readouterr().err
@@ -140,13 +143,13 @@ def test_a_model_without_a_template_is_a_mistake_with_a_remedy(tmp_path: Path, c
         (
             {"prompt": [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]},
             {},
-            "rows.jsonl:1: 'prompt' must be a text or a list of {role, content} messages, each content a",
+            "rows.jsonl:1: 'prompt' must be text or a list of {role, content} messages, each content",
         ),
-        ({"prompt": [{"role": "user", "content": True}]}, {}, "each content a text or parts of text"),
+        ({"prompt": [{"role": "user", "content": True}]}, {}, "each content text or parts of text"),
         ({**ROW, "tools": ["add"]}, {}, "rows.jsonl:1: 'tools' goes to the chat template"),
         ({**ROW, "tools": "[{"}, {}, "rows.jsonl:1: tools: not valid JSON"),
         ({**ROW, "chat_template_kwargs": 3}, {}, "chat_template_kwargs must be an object"),
-        (ROW, {"chat_template_kwargs": {"tokenize": False}}, "tokenize is no variable of the template"),
+        (ROW, {"chat_template_kwargs": {"tokenize": False}}, "tokenize is not a variable of the template"),
         (
             {"prompt": [{"role": "user", "content": "x"}]},
             {"system": "be brief"},

@@ -137,7 +137,7 @@ def test_a_run_may_turn_all_sequences_by_the_long_table(tmp_path: Path) -> None:
     save_policy(policy, tmp_path / "final")
     again = load_policy(load_config(values={"model": str(tmp_path / "final")}))
     assert torch.equal(again.score(pack([prompt], [[answer]]), 1.0).logprobs, every)
-    with pytest.raises(ConfigError, match="longrope: long: qwen3 has no tables"):
+    with pytest.raises(ConfigError, match="longrope: long: qwen3 has no long rotary table"):
         load_policy(load_config(values={"model": "tiny", "longrope": "long"}), ["1+2=3"])
 
 

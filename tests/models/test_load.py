@@ -35,7 +35,7 @@ def test_an_unreachable_hub_is_one_message(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Retrying" not in done.stderr
     assert len(done.stderr.splitlines()) == 2
-    assert "the hub does not answer, and this machine has no copy" in done.stderr
+    assert "the hub does not answer, and its cache has no copy" in done.stderr
 
 
 def test_adapters_come_without_warnings() -> None:

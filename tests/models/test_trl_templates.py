@@ -33,7 +33,9 @@ OF_IMAGES = ("idefics3", "llava_next", "smolvlm")
 ASKED: Messages = [{"role": "user", "content": "some question"}]
 CONVERSATIONS: dict[str, Messages] = {
     "one": [{"role": "assistant", "content": "some answer"}],
-    "thoughts apart": [{"role": "assistant", "content": "some answer", "reasoning_content": "some thought"}],
+    "the thoughts separately": [
+        {"role": "assistant", "content": "some answer", "reasoning_content": "some thought"}
+    ],
 }
 
 

@@ -99,5 +99,5 @@ def test_a_token_that_the_model_was_not_resized_for_is_refused(
     (file := tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
     data = {"task": None, "train": str(file), "test": None, "held_out": 0}
     settings = {"train": {"steps": 1, "batch_size": 2}, "rewards": (), "eval": {"every": 0}}
-    with pytest.raises(ConfigError, match=rf"rows.jsonl:1: {where} has the token \d+ \('<final>'\).*resize"):
+    with pytest.raises(ConfigError, match=rf"rows.jsonl:1: {where} has token \d+ \('<final>'\).*resize"):
         start(tmp_path / "run", model=str(tmp_path / "model"), method=method, data=data, **settings)

@@ -93,11 +93,11 @@ def test_a_critic_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     policy = policy_of("qwen3")
     two = AutoModelForTokenClassification.from_config(Qwen3Config(**SMALL, head_dim=32, num_labels=2))
     two.save_pretrained(tmp_path / "two")
-    with pytest.raises(ConfigError, match=r"critic\.model: 'two' gives 2 numbers"):
+    with pytest.raises(ConfigError, match=r"critic\.model: 'two' returns 2 numbers"):
         load_value_model("two", tmp_path, policy)
     other = AutoModelForCausalLM.from_config(Qwen3Config(**{**SMALL, "vocab_size": 96}, head_dim=32))
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ConfigError, match="96 tokens and the policy 300"):
+    with pytest.raises(ConfigError, match="96 tokens, but the policy 300"):
         load_value_model("other", tmp_path, policy)
     with pytest.raises(ConfigError, match=r"critic\.model: './none'"):
         load_value_model("./none", tmp_path, policy)

@@ -102,22 +102,22 @@ def test_every_form_of_an_axis() -> None:
     [
         ("gropo", "did you mean grpo"),
         ("zzz", "known: "),
-        (7, "neither a name nor a mapping"),
-        ({"name": ["grpo"]}, "no name"),
-        ({"surrogate": {"name": 3}}, "no name"),
+        (7, "must be a name or a mapping"),
+        ({"name": ["grpo"]}, "not a name"),
+        ({"surrogate": {"name": 3}}, "not a name"),
         ({3: 4}, "no such axis"),
         ({"kl": {3: 4}}, "no such setting"),
         ({"surrogate": {3: 4}}, "no such setting"),
         ({"surogate": "clip"}, "did you mean surrogate?"),
         ({"surrogate": "clipp"}, "did you mean clip"),
-        ({"surrogate": 3}, "neither a name nor a mapping"),
+        ({"surrogate": 3}, "must be a name or a mapping"),
         ({"surrogate": {"clip_hihg": 0.3}}, "did you mean clip_high?"),
         ({"surrogate": {"clip_high": -1}}, "greater than 0"),
         ({"surrogate": {"clip_high": "much"}}, "valid number"),
-        ({"surrogate": None}, "cannot be empty"),
+        ({"surrogate": None}, "cannot be null"),
         ({"advantage": {"name": "group_zscore", "ddof": 2}}, "0 or 1"),
         ({"advantage": {"eps": float("nan")}}, "greater than or equal to 0"),
-        ({"whiten": {"of": "rewards"}}, "needs a name"),
+        ({"whiten": {"of": "rewards"}}, "name is missing"),
         ({"kl": {"coeff": 1}}, "did you mean coef?"),
         ({"entropy": {"estimator": "k1"}}, "no such setting"),
         ({"kl": {"place": "los"}}, "'loss' or 'reward'"),
@@ -133,7 +133,7 @@ def test_every_form_of_an_axis() -> None:
         ),
         ({"old": "nobody"}, "'trainer' or 'sampler'"),
         ({"token_weights": 3}, "not a list"),
-        ({"token_weights": [None]}, "neither a name nor a mapping"),
+        ({"token_weights": [None]}, "must be a name or a mapping"),
         ({"advantage": "gae.py"}, "unknown"),
         ({"advantage": "gone.py:mine"}, "no such file"),
     ],
@@ -201,30 +201,33 @@ def pulled(ref_log_ratio):
     ("algorithm", "says"),
     [
         (replace(PRESETS["ppo"], critic=None), "critic"),
-        (replace(PRESETS["rloo"], advantage=PRESETS["gdpo"].advantage), "does not read the sum"),
+        (
+            replace(PRESETS["rloo"], advantage=PRESETS["gdpo"].advantage),
+            "does not read the completion's reward",
+        ),
         (replace(GRPO, surrogate=bind(surrogates.cispo, cap=0.28)), "1 + eps_high"),
         (replace(GRPO, surrogate=bind(surrogates.cispo, floor=1.2)), "floor above 1"),
-        (replace(GRPO, surrogate=bind(surrogates.clip, dual_clip=1.2)), "above 1 + clip_high"),
+        (replace(GRPO, surrogate=bind(surrogates.clip, dual_clip=1.2)), "greater than 1 + clip_high"),
         (replace(GRPO, kl=KL(coef=0.0)), "kl: null"),
         (replace(GRPO, kl=KL(coef=0.0, target=5.0)), "no target raises it"),
-        (replace(GRPO, kl=KL(bind(penalties.full), place="reward")), "in the loss only"),
-        (replace(GRPO, kl=KL(bind(penalties.k1), place="reward", gradient="ratio")), "carries none"),
-        (replace(GRPO, kl=KL(bind(penalties.full), level="response")), "exact by token"),
-        (replace(GRPO, kl=KL(bind(penalties.full), gradient="ratio")), "exact by token"),
-        (replace(GRPO, kl=KL(refresh_mix=0.6)), "nothing to mix"),
+        (replace(GRPO, kl=KL(bind(penalties.full), place="reward")), "only in the loss"),
+        (replace(GRPO, kl=KL(bind(penalties.k1), place="reward", gradient="ratio")), "has no gradient"),
+        (replace(GRPO, kl=KL(bind(penalties.full), level="response")), "exact per token"),
+        (replace(GRPO, kl=KL(bind(penalties.full), gradient="ratio")), "exact per token"),
+        (replace(GRPO, kl=KL(refresh_mix=0.6)), "acts only with kl.refresh_every"),
         (replace(GRPO, kl=KL(refresh_every=9, refresh_mix=0.0)), "never moves"),
-        (replace(GRPO, entropy=Entropy()), "weighs nothing"),
+        (replace(GRPO, entropy=Entropy()), "has no effect"),
         (replace(GRPO, ratio=bind(ratios.on_policy)), "always 1"),
         (replace(PRESETS["dppo"], ratio=bind(ratios.sequence)), "has no effect"),
         (replace(GRPO, old="sampler", correction=(bind(corrections.truncated),)), "nothing to correct"),
-        (replace(PRESETS["entropy_80_20"], old="sampler"), "old_entropy is only known"),
+        (replace(PRESETS["entropy_80_20"], old="sampler"), "old_entropy is known only"),
         (replace(GRPO, token_weights=(bind(token_weights.selected_only),)), "name one"),
-        (replace(GRPO, select_tokens=bind(token_weights.top_entropy)), "nothing uses"),
+        (replace(GRPO, select_tokens=bind(token_weights.top_entropy)), "nothing reads"),
         (
             replace(GRPO, correction=(bind(corrections.masked, low=5.0, high=2.0),)),
-            "low 5 must lie below high 2",
+            "low 5 must be less than high 2",
         ),
-        (replace(GRPO, advantage=bind(advantages.pass_at_k, k=8)), "of 8 completions"),
+        (replace(GRPO, advantage=bind(advantages.pass_at_k, k=8)), "8 completions (rollout.group_size)"),
         (replace(GRPO, surrogate=bind(surrogates.dro)), "dro changes nothing with one update per batch"),
         (PRESETS["kl_cov"], "kl_on_selected changes nothing with one update per batch"),
         (PRESETS["fipo"], "future_influence changes nothing with one update per batch"),
@@ -232,16 +235,19 @@ def pulled(ref_log_ratio):
             replace(
                 PRESETS["fipo"], old="sampler", token_weights=(bind(token_weights.future_influence, low=1.1),)
             ),
-            "1, that is no influence",
+            "must include 1",
         ),
         (replace(GRPO, kl=KL(bind(penalties.k1))), "expected gradient of zero"),
         (replace(GRPO, kl=KL(bind(penalties.k1), level="response", target=3.0)), "expected gradient of zero"),
         (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.0, high=1.0)), "keeps every group"),
         (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.3, high=0.35)), "no pass rate of 8"),
         (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.8, high=0.2)), "no pass rate of 8"),
-        (replace(GRPO, kl=KL(bind(penalties.k2), to="sampler", target=1.0)), "no reference to move"),
+        (
+            replace(GRPO, kl=KL(bind(penalties.k2), to="sampler", target=1.0)),
+            "without a reference model to move",
+        ),
         (replace(GRPO, kl=KL(bind(penalties.full), to="sampler")), "needs the reference's distribution"),
-        (replace(GRPO, token_weights=(bind(pulled),)), "ref_log_ratio is asked for, which needs one"),
+        (replace(GRPO, token_weights=(bind(pulled),)), "ref_log_ratio needs one"),
     ],
 )
 def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> None:
@@ -256,7 +262,7 @@ def test_a_group_of_one_needs_an_estimator_without_siblings() -> None:
         needs_none = name in {"reinforce", "remax", "reinforce_pp", "rae", "grpo_process", "ppo", "vapo"}
         assert (alone == []) == needs_none, name
     assert contradictions(replace(PRESETS["remax"], filter=PRESETS["dapo"].filter), 1, 1) == [
-        "rollout.group_size 1: a single completion is never informative; use filter: null"
+        "rollout.group_size 1: the filter informative does nothing with a single completion; use filter: null"
     ]
 
 
@@ -269,13 +275,13 @@ def test_a_reference_is_scored_for_whoever_asks_for_the_distance() -> None:
 @pytest.mark.parametrize(
     ("axis", "asks", "says"),
     [
-        ("advantage", "old_entropy", "no data of this axis"),
+        ("advantage", "old_entropy", "does not offer"),
         ("advantage", "reward", "did you mean rewards"),
-        ("whiten", "old_logprobs", "no data of this axis"),
-        ("filter", "components", "no data of this axis"),
-        ("select_tokens", "ref_logprobs", "no data of this axis"),
-        ("ratio", "ratio", "no data of this axis"),
-        ("surrogate", "rewards", "no data of this axis"),
+        ("whiten", "old_logprobs", "does not offer"),
+        ("filter", "components", "does not offer"),
+        ("select_tokens", "ref_logprobs", "does not offer"),
+        ("ratio", "ratio", "does not offer"),
+        ("surrogate", "rewards", "does not offer"),
     ],
 )
 def test_a_users_function_is_offered_what_its_axis_has(

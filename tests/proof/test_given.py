@@ -130,7 +130,7 @@ def test_the_command_repeats_a_run_that_samples_nothing(
     assert capsys.readouterr().out.count("ok   ") == 3
     (tmp_path / "run.yaml").write_text(f"method: dpo\nmodel: {model.folder}\ndata: {{train: pairs.jsonl}}\n")
     assert main(["check", str(tmp_path / "run.yaml")]) != 0
-    assert "with the folder of a run of this method repeats" in capsys.readouterr().err
+    assert "to repeat the first steps of a run of this method" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_a_record_that_does_not_follow_is_found(
 def test_examples_that_have_changed_since_are_named(tmp_path: Path, model: Model) -> None:
     run, rows = train(tmp_path, model, "dpo"), tmp_path / "pairs.jsonl"
     rows.write_text(rows.read_text().replace('"77"', '"78"'))
-    with pytest.raises(ConfigError, match=r"pairs\.jsonl has changed since .* has read it"):
+    with pytest.raises(ConfigError, match=r"pairs\.jsonl has changed since .* read it"):
         check_run(run, STEPS, QUIET)
 
 
 def test_a_reward_model_cannot_be_repeated(tmp_path: Path, model: Model) -> None:
     run = train(tmp_path, model, "reward_model")
-    with pytest.raises(ConfigError, match=r"no step of it can be repeated: .* knows no reward models"):
+    with pytest.raises(ConfigError, match=r"no step can be repeated: .* knows no reward models"):
         check_run(run, STEPS, QUIET)
 
 

@@ -233,7 +233,7 @@ def test_a_log_that_the_disk_has_changed_is_not_sealed_as_right(tmp_path: Path) 
     folder = RunFolder(tmp_path)
     folder.append("metrics.jsonl", {"step": 0, "loss": 1.0})
     flip(tmp_path / "metrics.jsonl")
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl does not hold what was written"):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl does not have the bytes that were written"):
         folder.sync()
     folder.close()
 

@@ -128,7 +128,7 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "code for attention": (configured(attn_implementation="evil/kernel:run"), "is code from a hub"),
     "a link to weights": (linked("model.safetensors", "../outside-model.safetensors"), "is a link to"),
     "a link to any file": (linked("tokenizer.json", "/etc/passwd"), "is a link to /etc/passwd"),
-    "adapters": (adapted, "adapters are not loaded"),
+    "adapters": (adapted, "covey does not load adapters"),
     "a pipe": (piped, "is neither a file nor a folder"),
 }
 TRACED = """
@@ -275,4 +275,4 @@ def test_weights_that_belong_to_a_much_larger_model_are_named_unread(project: Pa
     assert main(["train", str(project / "run.yaml")]) == 2
     said = capsys.readouterr().err
     assert "model.safetensors has 64,424,509,440 bytes" in said
-    assert "not of the same model" in said
+    assert "belong to different models" in said

@@ -212,18 +212,22 @@ def test_what_counts_as_nothing_is_an_error(value) -> None:
     def bad(completion):
         return value
 
-    with pytest.raises(RewardError, match="a finite number or None is expected"):
+    with pytest.raises(RewardError, match="not a finite number or None"):
         judged(bad)
 
 
 @pytest.mark.parametrize("name", ["mean", "agreement", "infra_error"])
 def test_a_number_called_as_one_that_the_log_has_already_is_an_error(name: str) -> None:
-    with pytest.raises(RewardError, match=f"reward bad on problem p1: returned a metric called '{name}'"):
+    with pytest.raises(
+        RewardError, match=f"reward bad on problem p1: returned a metric with the name '{name}'"
+    ):
         judged_returning(Score(1.0, metrics={"length": 3.0, name: 3.0}))
 
 
 def test_a_status_that_there_is_not_is_an_error() -> None:
-    with pytest.raises(RewardError, match=r"reward bad on problem p1: returned the status 'whatever'; there"):
+    with pytest.raises(
+        RewardError, match=r"reward bad on problem p1: returned the status 'whatever', which is not one of"
+    ):
         judged_returning(Score(1.0, "whatever"))
 
 
@@ -376,7 +380,7 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"json_schema": {"schema": {"type": "thing"}}}, "'thing' is not valid"),
         ({"tool_calls": {"compare": {"days": "numeral"}}}, "rewards: tool_calls.compare"),
         ({"code_tests": {"mode": "func"}}, "rewards: code_tests.mode: 'func'"),
-        ({"math_answer": None, "rule": "boxed"}, "an entry is one reward"),
+        ({"math_answer": None, "rule": "boxed"}, "an entry must be one reward"),
         ({"math_answer": True}, "must be a number"),
         ({"math_answer": math.nan}, "must be a number"),
         ({"think_format": {"gated_by": "nobody"}}, "gated_by 'nobody'"),
@@ -449,10 +453,10 @@ def test_a_gate_is_a_name(gate: object) -> None:
 @pytest.mark.parametrize(
     ("values", "ends", "said"),
     [
-        ((1.0, 2.0, 3.0), (1, 2), "3 values and 2 ends"),
-        ((1.0, 2.0), (3, 1), r"ends \[3, 1\] do not increase at place 2"),
-        ((1.0, 2.0), (2, 2), "do not increase at place 2"),
-        ((1.0,), (-1,), "do not increase at place 1"),
+        ((1.0, 2.0, 3.0), (1, 2), "3 values but 2 ends"),
+        ((1.0, 2.0), (3, 1), r"ends \[3, 1\] do not increase at position 2"),
+        ((1.0, 2.0), (2, 2), "do not increase at position 2"),
+        ((1.0,), (-1,), "do not increase at position 1"),
     ],
 )
 def test_step_rewards_whose_steps_are_none_are_refused(values, ends, said: str) -> None:

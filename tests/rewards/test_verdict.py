@@ -109,7 +109,7 @@ def test_what_cannot_be_known_is_asked_in_any_order(specs: list[Any], says: str)
             [{"math_answer": {"verdict": True}}, {"think_format": {"verdict": True}}],
             "each says `verdict: true`",
         ),
-        ([{"math_answer": {"verdict": "yes"}}], "is true or false"),
+        ([{"math_answer": {"verdict": "yes"}}], "must be true or false"),
     ],
 )
 def test_a_wrong_declaration_is_refused(specs: list[Any], says: str) -> None:

@@ -286,7 +286,7 @@ def test_a_function_named_by_its_package_is_found_there_too(tmp_path: Path) -> N
 def test_a_file_that_begins_a_run_begins_none_there(project: Path) -> None:
     rewards = load(project, "counts")
     (project / "users.py").write_text("import covey\ncovey.train(model='tiny', output='never')\n")
-    with pytest.raises(RewardError, match="begins a run when it is imported"):
+    with pytest.raises(RewardError, match="starts a run when it is imported"):
         judged(rewards, "a")
 
 

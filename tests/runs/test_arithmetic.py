@@ -120,8 +120,8 @@ def test_an_evaluation_says_that_products_are_rounded_and_why(monkeypatch, capsy
     follow(None, rounding=True)
     values = {"data": {"task": "last_digit"}, "rollout": {"max_tokens": 2}, "eval": {"problems": 1}}
     evaluate_once(load_config(values=values), RunConsole())
-    why = "which is much faster" if faster else "as they did when the run began"
-    assert f"matrix products round to bfloat16, {why}" in capsys.readouterr().out
+    why = "which is much faster" if faster else "as in the run so far"
+    assert f"matrix products use bfloat16, {why}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["final", "sync"])

@@ -82,7 +82,7 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
     queue = context.Queue()
     other = context.Process(target=_open, args=(tmp_path, queue))
     other.start()
-    assert "works in this folder" in queue.get(timeout=60)
+    assert "is using this folder" in queue.get(timeout=60)
     other.join()
     folder.close()
     RunFolder(tmp_path).close()
@@ -111,7 +111,7 @@ def test_a_stream_that_lacks_what_was_logged_before_is_named(tmp_path: Path, lef
     folder.append("metrics.jsonl", {"step": 0, "loss": 1.0})
     sizes, path = folder.sync(), tmp_path / "metrics.jsonl"
     path.unlink() if left is None else path.write_bytes(left)
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl has \d+ bytes and had 103 when .* step 1"):
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl has \d+ bytes, but had 103 when .* step 1"):
         folder.damaged(sizes, step=1)
     folder.close()
 

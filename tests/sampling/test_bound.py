@@ -52,7 +52,7 @@ def test_a_reply_to_another_request_is_not_taken(
         stale.armed = True
         found = together(list(made.sample(asked(8, size), PARAMS)))
         assert all((found[k] == v).all() for k, v in expected.items())
-        assert "reply is one to another request" in made.said[0]
+        assert "reply belongs to another request" in made.said[0]
         assert "is back" in made.said[1]
 
 

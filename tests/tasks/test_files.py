@@ -48,25 +48,25 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.json", '[{"prompt": "a"}, 7]', "a.json: row 2: a row is a JSON object, this is a int"),
+        ("a.json", '[{"prompt": "a"}, 7]', "a.json: row 2: a row must be a JSON object, not a int"),
         ("a.json", '[{"prompt": "a"},', "a.json: not valid JSON"),
         ("a.json", "[]", "no rows"),
         (
             "a.jsonl",
             '[{"prompt": "a"}]',
-            "a.jsonl:1: a row is a JSON object, this is a list; name a file that is one list .json",
+            "a.jsonl:1: a row must be a JSON object, not a list; a file that is one list must be called",
         ),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', "a.jsonl:2: not valid JSON"),
-        ("a.jsonl", '{"prompt": "a"}\n[1]\n', "a.jsonl:2: a row is a JSON object"),
-        ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: no column 'prompt'"),
-        ("a.jsonl", '{"prompt": " "}\n', "a.jsonl:1: 'prompt' must be a text"),
-        ("a.jsonl", '{"prompt": "a", "completions": 1}\n', "a.jsonl:1: column 'completions'"),
+        ("a.jsonl", '{"prompt": "a"}\n[1]\n', "a.jsonl:2: a row must be a JSON object"),
+        ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: there is no column 'prompt'"),
+        ("a.jsonl", '{"prompt": " "}\n', "a.jsonl:1: 'prompt' must be text"),
+        ("a.jsonl", '{"prompt": "a", "completions": 1}\n', "a.jsonl:1: rewards use the name 'completions'"),
         ("a.jsonl", "", "no rows"),
-        ("a.csv", "prompt,answer\na,1\nb\n", "a.csv:3: not as many fields"),
+        ("a.csv", "prompt,answer\na,1\nb\n", "a.csv:3: the row has more or fewer fields"),
         ("a.csv", 'prompt,answer\na,1\n"b,2\nc,3\nd,4\n', "a.csv:3: not valid CSV"),
         ("a.csv", b"prompt\n\xff\xfe\n", "not valid CSV"),
         ("a.parquet", b"nonsense", "not valid parquet"),
-        ("a.txt", "x", "unknown kind of file"),
+        ("a.txt", "x", "this kind of file is unknown"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path: Path, name: str, content: Any, says: str) -> None:
@@ -109,7 +109,7 @@ def test_a_json_list_is_rows_and_so_are_json_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_a_file_that_powershell_wrote_is_named_as_utf_16(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"prompt": "1+1="}\n', encoding="utf-16")
-    with pytest.raises(DataError, match=f"{name}: this is UTF-16.* save it as UTF-8"):
+    with pytest.raises(DataError, match=f"{name}: the file is UTF-16.* save it as UTF-8"):
         read_problems(tmp_path / name, Data())
 
 
@@ -118,13 +118,17 @@ def test_a_file_that_powershell_wrote_is_named_as_utf_16(tmp_path: Path, name: s
     [
         ("a.json", "", "no rows"),
         ("a.json", "[", "a.json: not valid JSON"),
-        ("a.json", '[{"prompt": "1"}, 7]', "a.json: row 2: a row is a JSON object, this is a int"),
+        ("a.json", '[{"prompt": "1"}, 7]', "a.json: row 2: a row must be a JSON object, not a int"),
         ("a.json", '[{"prompt": "1", "prompt": "2"}]', "a.json: 'prompt' appears twice in one object"),
         ("a.jsonl", '{"prompt": "1", "gold": 1, "gold": 2}', "a.jsonl:1: 'gold' appears twice"),
         ("a.jsonl", '{"prompt": [{"role": "user", "role": "x", "content": ""}]}', "'role' appears twice"),
-        ("a.jsonl", '{"prompt": "\\ud800 half"}', r"a.jsonl:1: half of a surrogate pair \(\\ud800\)"),
+        (
+            "a.jsonl",
+            '{"prompt": "\\ud800 half"}',
+            r"a.jsonl:1: the text contains half of a surrogate pair \(\\ud800\)",
+        ),
         ("a.jsonl", '{"prompt": "1", "gold": ["\\udfff"]}', "half of a surrogate pair"),
-        ("a.csv", "prompt,gold,gold\n1,2,3\n", "2 columns are called 'gold'"),
+        ("a.csv", "prompt,gold,gold\n1,2,3\n", "2 columns have the name 'gold'"),
         ("a.jsonl", json.dumps({"prompt": "x" * (5 << 20)}), "a.jsonl:1: the prompt has 5,242,880 bytes"),
         ("a.csv", "prompt\n" + "ä" * (3 << 20) + "\n", "the prompt has|field larger than field limit"),
         (
@@ -158,5 +162,5 @@ def test_nulls_that_pad_messages_are_left_out_and_a_message_says_something(tmp_p
         {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": None}}], "content": ""},
         {"role": "tool", "content": "007"},
     ]
-    with pytest.raises(DataError, match=r"b.jsonl:1: 'prompt' must be a text or a list"):
+    with pytest.raises(DataError, match=r"b.jsonl:1: 'prompt' must be text or a list"):
         read(tmp_path / "b.jsonl", json.dumps({"prompt": [{"role": "user", "content": None}]}))

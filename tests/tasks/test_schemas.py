@@ -15,7 +15,7 @@ from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context
-from covey.tasks.columns import own_systems, readers, told
+from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.examples import UNTRAINED, examples_of
 from covey.tasks.files import read_problems
 from covey.tasks.source import load_source
@@ -100,7 +100,7 @@ def test_an_input_that_the_settings_pass_over_is_named(tmp_path: Path) -> None:
     found = readers(problems, examples_of(problems, "sft", data, 0.0), data, (), {})
     assert found == {"input": [], "output": ["the answers to learn from"]}
     said: list[tuple[str, str]] = []
-    told(found, lambda text, style="": said.append((text, style)))
+    print_readers(found, lambda text, style="": said.append((text, style)))
     assert any("'input'" in text and "data.template" in text and style == "yellow" for text, style in said)
     # With the template that it advises everything is read.
     settings["template"] = "{prompt}\n\n{input}"
@@ -159,7 +159,7 @@ def test_every_projects_flag_of_an_untrained_message_is_one(tmp_path: Path, flag
     [
         ([{"role": "assistant", "content": "2", "weight": 0.5}], "weight: '0.5'"),
         ([{"role": "assistant", "content": "2", "train": "no"}], "train: 'no'"),
-        ([{"role": "assistant", "content": "2", "weight": 0}], "no message that is trained"),
+        ([{"role": "assistant", "content": "2", "weight": 0}], "no trained message"),
     ],
 )
 def test_flags_that_cannot_be_kept_are_refused(tmp_path: Path, messages: list[Any], says: str) -> None:
@@ -180,10 +180,10 @@ def test_a_rows_own_system_message_wins_and_is_named(tmp_path: Path) -> None:
 def test_a_template_never_tells_the_answer(tmp_path: Path) -> None:
     row = {"prompt": "1+1=", "answer": "2", "topic": "sums"}
     assert read(tmp_path, row, template="{topic}: {prompt}")[0].prompt == "sums: 1+1="
-    with pytest.raises(DataError, match="right answer"):
+    with pytest.raises(DataError, match="correct answer"):
         read(tmp_path, row, template=r"{prompt} Put it into \boxed{answer}.")
     assert read(tmp_path, row, template=r"{prompt} \boxed{ answer }")[0].prompt == r"1+1= \boxed{ answer }"
-    with pytest.raises(DataError, match="no column 'hint'"):
+    with pytest.raises(DataError, match="names column 'hint'"):
         read(tmp_path, row, template="{prompt} {hint}")
 
 

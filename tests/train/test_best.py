@@ -155,7 +155,7 @@ def test_adapters_are_exported_as_they_are_finished(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"train": {"final": "best"}, "eval": {"every": 0}}, "train.final best: nothing is measured"),
+        ({"train": {"final": "best"}, "eval": {"every": 0}}, "train.final best: no evaluation runs"),
         ({"train": {"final": "worst"}}, "train.final"),
     ],
 )

@@ -89,7 +89,7 @@ def test_an_end_that_an_answer_brings_along_is_not_doubled() -> None:
 def test_an_end_within_an_answer_is_refused(prompt: str) -> None:
     problem = Problem("rows:7", prompt, {"completion": f"3{END}\n<|im_start|>user\nSure?"})
     examples = examples_of([problem], "sft", Data(), 0.0)
-    with pytest.raises(DataError, match=r"rows:7: <\|im_end\|> stands within an answer"):
+    with pytest.raises(DataError, match=r"rows:7: the answer contains the end token <\|im_end\|>"):
         encode_examples(policy_of("qwen3"), examples, Config())
 
 
@@ -110,10 +110,10 @@ def test_words_of_the_assistant_that_a_template_does_not_show_are_refused() -> N
     problem = Problem("rows:7", row["prompt"], {"completion": row["completion"]})
     examples = examples_of([problem], "sft", Data(), 0.0)
     policy = with_template(f"{AFTER_THOUGHTS}{END}{{% endfor %}}{BEGIN}")
-    with pytest.raises(DataError, match=r"rows:7: .* does not show what the assistant says, '<think>1, 2"):
+    with pytest.raises(DataError, match=r"rows:7: .* omits a text of the assistant, '<think>1, 2"):
         encode_examples(policy, examples, Config())
     apart = [{"role": "assistant", "content": "3", "reasoning_content": "1, 2"}]
-    with pytest.raises(DataError, match="does not show what the assistant says, '1, 2'"):
+    with pytest.raises(DataError, match="omits a text of the assistant, '1, 2'"):
         learned(with_template(CHAT_TEMPLATE), apart)
 
 
@@ -152,7 +152,7 @@ def test_a_template_that_wants_arguments_as_a_text_gets_them_so() -> None:
 
 
 def test_calls_that_a_template_does_not_show_are_refused() -> None:
-    with pytest.raises(DataError, match=r"p: .* does not show the tools that the assistant calls"):
+    with pytest.raises(DataError, match=r"p: .* omits the assistant's tool_calls"):
         learned(
             with_template(f"{TURN}{END}{{% endfor %}}{BEGIN}"), [{"role": "assistant", "tool_calls": [CALL]}]
         )
@@ -163,11 +163,11 @@ def test_roles_that_a_template_leaves_out_are_said_once() -> None:
     policy = with_template(f"{knows}{{{{ m['content'] }}}}{END}{{% endif %}}{{% endfor %}}")
     problems = [Problem(f"p{n}", [{"role": "human", "content": "1+2="}]) for n in range(3)]
     (note,) = unseen_by_model(policy, problems, Config())
-    assert note.startswith("p0: the model's chat template leaves out what 'human' says")
+    assert note.startswith("p0: the chat template omits messages of role 'human'")
     answer = [*({"role": r, "content": "3"} for r in ("assistant", "tool", "assistant"))]
     asked = [Example("answer", Problem("q", ASKED), (answer,), (1.0,))]
     (note,) = unseen_by_model(policy, [], Config(), asked)
-    assert note.startswith("q: the model's chat template leaves out what 'tool' says")
+    assert note.startswith("q: the chat template omits messages of role 'tool'")
 
 
 def test_a_message_that_is_not_to_be_trained_is_read_only() -> None:
@@ -184,6 +184,6 @@ def test_a_key_of_a_message_that_the_template_does_not_show_is_named_once() -> N
     asked = [{**ASKED[0], "date": "today", "tool_call_id": "1"}]
     problems = [Problem("p", asked), Problem("q", asked)]
     (note,) = unseen_by_model(policy, problems, Config())
-    assert "p: a message has 'date'" in note
+    assert "p: the chat template omits the key 'date'" in note
     shown = with_template(TURN + "{{ m.date }}" + f"{END}\n{{% endfor %}}" + BEGIN)
     assert not unseen_by_model(shown, problems, Config())

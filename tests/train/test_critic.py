@@ -133,8 +133,8 @@ def test_a_step_with_a_critic_passes_its_own_checks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        ({"name": "ppo", "critic": None}, "needs a critic's values"),
-        ({"name": "dapo", "critic": "own"}, "values that no advantage reads"),
+        ({"name": "ppo", "critic": None}, "needs the values of a critic"),
+        ({"name": "dapo", "critic": "own"}, "no advantage reads its values"),
         ({"name": "ppo", "critic": {"trunk": "policy", "model": "x"}}, "no effect with trunk policy"),
         ({"name": "ppo", "critic": {"pull": 0.5}}, "no effect with trunk own"),
         ({"name": "ppo", "critic": {"warmup": 200}}, "never learns"),
@@ -149,7 +149,7 @@ def test_what_cannot_work_is_refused(algorithm: dict[str, Any], says: str) -> No
 
 def test_a_critic_on_the_trunk_is_refused_where_its_schedule_is_0() -> None:
     settings: dict[str, Any] = {"data": {"task": "sums"}, "train": {"lr": 0}}
-    with pytest.raises(ConfigError, match=r"train.lr 0: a critic on the policy's trunk .* so never"):
+    with pytest.raises(ConfigError, match=r"train.lr 0: a critic on the policy's trunk .* never learns"):
         load_config(values={"algorithm": {"name": "ppo", "critic": {"trunk": "policy"}}, **settings})
     load_config(values={"algorithm": "ppo", **settings})
 

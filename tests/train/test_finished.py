@@ -60,7 +60,7 @@ def test_more_steps_under_a_schedule_that_counts_them_need_resume(tmp_path: Path
 
 def test_a_run_that_has_ended_says_what_it_can_no_longer_follow(tmp_path: Path) -> None:
     start(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"has ended, and no step is left for train.lr is 0.001 there"):
+    with pytest.raises(ConfigError, match=r"has ended, so no step is left for train.lr is 0.001 there"):
         start(tmp_path / "run", train={"lr": 1e-4}, options=RunOptions(changes=True))
     start(tmp_path / "run", train={"keep": 7}, options=RunOptions(changes=True))
 
@@ -79,7 +79,7 @@ def test_a_final_model_that_is_gone_with_its_checkpoints_is_an_error(tmp_path: P
     shutil.rmtree(tmp_path / "run/checkpoints")
     for steps, says in ((4, "lacks .*final"), (6, "asks for 6 steps")):
         shutil.rmtree(tmp_path / "run/final", ignore_errors=True)
-        with pytest.raises(CheckpointError, match=f"{says}, but it has no checkpoint left"):
+        with pytest.raises(CheckpointError, match=f"{says}, but no checkpoint is left"):
             start(tmp_path / "run", train={"steps": steps})
     assert lines(tmp_path / "run") == 4
 
@@ -142,7 +142,7 @@ def test_a_pipeline_that_was_moved_in_its_second_stage_goes_on(tmp_path: Path, m
 def test_a_stage_is_not_trained_on_under_the_next_one(tmp_path: Path) -> None:
     start(tmp_path / "run", stages=STAGES)
     longer = ({**STAGES[0], "train": {"steps": 3}}, STAGES[1])
-    with pytest.raises(CheckpointError, match=r"2-rl has begun from the model .*Remove .*2-rl"):
+    with pytest.raises(CheckpointError, match=r"2-rl started from the present model .*Remove .*2-rl"):
         start(tmp_path / "run", stages=longer)
     assert lines(tmp_path / "run/1-sft") == 2
     shutil.rmtree(tmp_path / "run/1-sft/final")  # the same steps give the same model

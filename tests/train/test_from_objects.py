@@ -84,7 +84,7 @@ def test_a_model_with_its_rows_is_trained_in_place_and_continued(tmp_path: Path,
 
     assert main(["resume", str(run)]) == 2
     said = capsys.readouterr().err
-    assert "model: `Qwen3ForCausalLM` was given to this run as an object in Python" in said
+    assert "model: `Qwen3ForCausalLM` was a Python object" in said
     again = "model=..., tokenizer=..., data={" + '"train": [...], "test": [...]})'
     assert f"covey.resume({str(run)!r}, {again}" in said
     data = {"train": ROWS, "test": ROWS[:4]}
@@ -239,13 +239,13 @@ def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch
         (
             "advantage",
             lambda reward: reward,
-            "asks for 'reward', which is no data of this axis; did you mean",
+            "asks for 'reward', which this axis does not offer; did you mean",
         ),
         ("advantage", {"name": half, "factr": 1.0}, "half has no such setting; did you mean factor"),
         ("advantage", {"name": half, "factor": "a"}, "unable to parse string as a number"),
         ("token_weights", lambda gradient: gradient, "asks for 'gradient'"),
-        ("advantage", max, "does not say what data it asks for"),
-        ("advantage", 7, "7 is neither a name nor a mapping"),
+        ("advantage", max, "has no signature that names its data"),
+        ("advantage", 7, "7 must be a name or a mapping"),
     ],
 )
 def test_a_wrong_function_is_refused_when_the_config_is_read(
@@ -259,16 +259,22 @@ def test_a_wrong_function_is_refused_when_the_config_is_read(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([], "data.train: no rows"),
-        (iter(()), "data.train: no rows"),
-        ([ROWS[0], "text"], "data.train: row 2: a row is .*, this is a str"),
-        ([ROWS[0], {"question": "1+1="}], "data.train: row 2: no column 'prompt'; it has 'question'"),
-        ([{"prompt": " "}], "data.train: row 1: 'prompt' must be a text"),
-        ({"train": ROWS, "test": [{}]}, "data.test: row 1: no column 'prompt'"),
-        ([{**ROWS[0], "prompts": 1}], "data.train: row 1: column 'prompts' is a name that rewards use"),
-        ([{"prompt": "half a pair: \ud83d"}], "data.train: row 1: half of a surrogate pair"),
+        ([], "data.train: there are no rows"),
+        (iter(()), "data.train: there are no rows"),
+        ([ROWS[0], "text"], "data.train: row 2: a row must be a JSON object, not a str"),
+        (
+            [ROWS[0], {"question": "1+1="}],
+            "data.train: row 2: there is no column 'prompt'; the row has 'question'",
+        ),
+        ([{"prompt": " "}], "data.train: row 1: 'prompt' must be text"),
+        ({"train": ROWS, "test": [{}]}, "data.test: row 1: there is no column 'prompt'"),
+        ([{**ROWS[0], "prompts": 1}], "data.train: row 1: rewards use the name 'prompts'"),
+        (
+            [{"prompt": "half a pair: \ud83d"}],
+            "data.train: row 1: the text contains half of a surrogate pair",
+        ),
         ({"task": "sums", "train": ROWS}, "give either task or train"),
-        ({"task": "sums", "chat": True}, "data.chat: the built-in task sums brings its own prompts"),
+        ({"task": "sums", "chat": True}, "data.chat: the built-in task sums has prompts"),
     ],
 )
 def test_rows_are_checked_as_a_files_are(tmp_path: Path, data: object, said: str) -> None:
@@ -284,13 +290,13 @@ class NoModel:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokenizer": None}, "Qwen3ForCausalLM comes without its tokenizer"),
-        ({"model": "tiny"}, "it is for a model that is given as an object"),
-        ({"model": None}, "it is for a model that is given as an object"),
-        ({"model": NoModel()}, "a NoModel is neither a name nor a causal language model"),
-        ({"model": nn.Linear(2, 2)}, "a Linear is neither a name nor a causal language model"),
-        ({"tokenizer": NoModel()}, "a NoModel is no tokenizer"),
-        ({"model": 7, "tokenizer": None}, "model = 7: write a text"),
+        ({"tokenizer": None}, "Qwen3ForCausalLM needs its tokenizer"),
+        ({"model": "tiny"}, "only a model given as an object needs one"),
+        ({"model": None}, "only a model given as an object needs one"),
+        ({"model": NoModel()}, "a NoModel is not a causal language model"),
+        ({"model": nn.Linear(2, 2)}, "a Linear is not a causal language model"),
+        ({"tokenizer": NoModel()}, "a NoModel is not a tokenizer"),
+        ({"model": 7, "tokenizer": None}, "model = 7: write a string"),
     ],
 )
 def test_what_is_no_model_with_its_tokenizer_is_refused(
@@ -320,7 +326,7 @@ def test_a_model_is_given_back_when_a_run_fails(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     given = live()
     before = weights(given["model"].train())
-    with pytest.raises(DataError, match="no room"):
+    with pytest.raises(DataError, match="too long"):
         covey.train(
             **given, **{**SMALL, "rollout": {"max_tokens": 4000}}, data=ROWS, rewards=[varied], lora={},
             output=tmp_path / "run",

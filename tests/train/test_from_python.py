@@ -78,7 +78,7 @@ def test_a_script_that_begins_a_run_when_imported_is_refused(tmp_path: Path, cap
     (tmp_path / "begins.py").write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"))
     (tmp_path / "run.yaml").write_text("rewards: ['begins.py:brief']\ndata: {task: sums}\n")
     assert main(["eval", str(tmp_path / "run.yaml")]) == 2
-    assert 'put what begins the run below `if __name__ == "__main__":`' in capsys.readouterr().err
+    assert 'move the start of the run below `if __name__ == "__main__":`' in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -98,7 +98,7 @@ def test_objects_are_given_again(tmp_path: Path, capsys, name: str) -> None:
     for verb in ("eval", "resume", "check"):
         assert main([verb, str(run)]) == 2
         said = capsys.readouterr().err
-        assert f"`{name}` was given to this run as an object in Python" in said
+        assert f"`{name}` was a Python object" in said
         assert again in said
     assert main(["explain", str(run)]) == 0
     assert main(["eval", str(run), "--rewards", "[math_answer]"]) == 0

@@ -204,4 +204,4 @@ def test_a_tokenizer_of_another_model_is_refused(project: Path, capsys) -> None:
     tokenizer["model"]["vocab"]["1"] = 399
     (project / "model/tokenizer.json").write_text(json.dumps(tokenizer))
     assert main(["train", str(project / "run.yaml")]) == 2
-    assert "tokenizer and model are of different models" in capsys.readouterr().err
+    assert "The tokenizer belongs to another model" in capsys.readouterr().err

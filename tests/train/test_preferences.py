@@ -473,18 +473,22 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ("dpo", [PAIR, {**PAIR, "rejected": "4"}], r"jsonl:2: chosen and rejected are the same.*1 of 2 pairs"),
     ("dpo", [{"prompt": "2+2=", "completion": "4"}], r"jsonl:1: method dpo needs chosen and rejected"),
     ("kto", [{"prompt": "2+2=", "completion": "4", "label": True}] * 3, "all other rows are labelled good"),
-    ("kto", [{"prompt": "2+2=", "completion": "4", "label": "maybe"}], "a label is true or false.*maybe"),
-    ("dpo", [{"prompt": "2", "chosen": ["4"], "rejected": "5"}], "'chosen' must be a text or"),
+    ("kto", [{"prompt": "2+2=", "completion": "4", "label": "maybe"}], "label must be true or false.*maybe"),
+    ("dpo", [{"prompt": "2", "chosen": ["4"], "rejected": "5"}], "'chosen' must be text or"),
     (
         "dpo",
         [{"prompt": "2", "chosen": [{"role": "assistant", "content": "4"}], "rejected": "5"}],
         "data.chat",
     ),
-    ("reward_model", [{"prompt": "2", "completions": ["a"], "labels": []}], "1 steps in completions and 0"),
-    ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is not"),
-    ("sft", [{"prompt": "2+2=", "completion": math.nan}], "needs column 'completion'"),
-    ("dpo", [{**PAIR, "rejected": math.nan}], "'rejected' must be a text, this is 'nan'"),
-    ("sft", [{"prompt": "2+2="}], "supervised learning needs column 'completion'"),
+    (
+        "reward_model",
+        [{"prompt": "2", "completions": ["a"], "labels": []}],
+        "completions has 1 steps, but labels has 0",
+    ),
+    ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is empty"),
+    ("sft", [{"prompt": "2+2=", "completion": math.nan}], "column 'completion'"),
+    ("dpo", [{**PAIR, "rejected": math.nan}], "'rejected' must be text, not 'nan'"),
+    ("sft", [{"prompt": "2+2="}], "column 'completion'"),
     ("sft", [{"prompt": "2+2=", "completion": ""}], "the answer to imitate .* is empty"),
     ("sft", [{"messages": [ASKED, {"role": "assistant", "content": " "}]}], "answer to imitate .* empty"),
     ("sft", [{"messages": [{"role": "assistant", "content": "Hi"}, ASKED]}], "begins with the assistant"),
@@ -520,7 +524,7 @@ def test_bad_rows_are_named_before_a_model_is_loaded(
 def test_pairs_that_prefer_nothing_are_refused_even_where_they_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({**PAIR, "rejected": "4"}) + "\n")
     data = {"task": None, "train": tmp_path / "rows.jsonl", "test": None}
-    with pytest.raises(DataError, match="the same, as in all other pairs"):
+    with pytest.raises(DataError, match="the same, as in every other pair"):
         start(tmp_path / "run", method="dpo", rewards=(), data=data, scoring={"max_bad_references": 1.0})
 
 
@@ -554,7 +558,7 @@ def test_settings_of_the_loss_are_checked(tmp_path: Path, capsys: pytest.Capture
     for values, says in (
         ({"method": "dpo", "loss": {"bta": 0.2}}, "loss.bta: dpo has no such setting; did you mean beta"),
         ({"method": "dpo", "loss": {"beta": -1}}, "loss.beta: -1"),
-        ({"method": "sft", "loss": {"beta": 1}}, "method sft has no settings here"),
+        ({"method": "sft", "loss": {"beta": 1}}, "method sft has no loss settings"),
         ({"method": "dpo", "beta": 0.2}, "loss: {beta: 0.1}"),
     ):
         with pytest.raises(ConfigError, match=says.replace("{", r"\{")):

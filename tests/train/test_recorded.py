@@ -129,7 +129,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
     assert main(["eval", str(folder)]) == 0
     said = capsys.readouterr()
     assert f"has not ended: this is {first.name}" in said.err
-    assert f"{first.name} has been removed by its run, which goes on: this is {second.name}" in said.out
+    assert f"the running run has removed {first.name}: this is {second.name}" in said.out
     removed_before("covey.proof.check", "set_up")
     assert main(["check", str(folder)]) == 0
     removed_before("covey.runs.folder", "damage")
@@ -144,7 +144,7 @@ def test_a_pipeline_by_its_last_stage(project: Path, capsys) -> None:
 
 def test_folders_without_a_run_or_a_model_are_answered(project: Path, capsys) -> None:
     assert main(["eval", str(project)]) == 2
-    assert "no run in this folder" in capsys.readouterr().err
+    assert "this folder has no run" in capsys.readouterr().err
     folder = trained(project)
     (folder / "final").rename(project / "gone")
     for checkpoint in (folder / "checkpoints").iterdir():

@@ -294,13 +294,13 @@ def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
     for name, has in (("of steps", "judges steps"), ("writes", "writes and judges nothing")):
         with pytest.raises(ConfigError, match=rf"{has}.; a head that judges whole answers is needed"):
             judged(tmp_path / name, "reward_model", ["2"], "1+1=")
-    with pytest.raises(DataError, match=r"completions \(its steps\).*keep one kind"):
+    with pytest.raises(DataError, match=r"completions \(its steps\).*must have one kind"):
         trained(tmp_path, [PAIR, STEPS], "both")
-    with pytest.raises(ConfigError, match="leave lora out"):
+    with pytest.raises(ConfigError, match="remove lora"):
         trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})
-    with pytest.raises(ConfigError, match="is a reward model, which writes nothing"):
+    with pytest.raises(ConfigError, match="is a reward model, which cannot generate"):
         start(tmp_path / "rl", model=str(run / "final"))
-    with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens, and the model reads 128"):
+    with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens exceed the model's context of 128"):
         trained(
             tmp_path, [PAIR, {**PAIR, "chosen": "x y " * 99}], "long", model=str(tmp_path / "short"), eval={}
         )

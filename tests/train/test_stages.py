@@ -163,7 +163,7 @@ def test_a_stage_does_not_mix_completions_of_rows_with_other_rows(tmp_path: Path
     with pytest.raises(Stopped):
         start(tmp_path / "run", StopAt(20), **settings)
     file.write_text("".join(json.dumps(row) + "\n" for row in reversed(asked)))
-    with pytest.raises(ConfigError, match=r"the data have changed since.*Put the data back"):
+    with pytest.raises(ConfigError, match=r"the data have changed since.*Restore the data"):
         start(tmp_path / "run", **settings)
     assert not (tmp_path / "run/examples.jsonl").exists()
 
@@ -172,7 +172,9 @@ def test_a_stage_that_yields_nothing_ends_there_and_the_ones_before_are_kept(tmp
     settings = pipeline()
     settings["stages"] = [settings["stages"][0], {"method": "rejection_sampling"}, {"method": "sft"}]
     settings["rewards"] = [{f"{__file__}:nothing": 1.0}]
-    with pytest.raises(DataError, match=r"2-rejection_sampling: 16 completions.*none is kept.*keep.least"):
+    with pytest.raises(
+        DataError, match=r"2-rejection_sampling: none of 16 sampled completions is kept.*keep.least"
+    ):
         start(tmp_path / "run", **settings)
     assert (tmp_path / "run/1-sft/final/model.safetensors").exists()
     assert not (tmp_path / "run/2-rejection_sampling/examples.jsonl").exists()
@@ -201,7 +203,7 @@ def test_pairs_of_any_run_are_read_by_dpo(tmp_path: Path, capsys: pytest.Capture
         "rewards": (),
         "train": {"steps": 1, "batch_size": 2},
     }
-    with pytest.raises(DataError, match=r"pairs.jsonl:1: .*another tokenizer.*Take sampled_tokens out"):
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: .*come from tokenizer.*Remove sampled_tokens"):
         start(tmp_path / "other", **dpo)  # a tiny model makes a tokenizer of its own for these pairs
     start(tmp_path / "dpo", model=str(tmp_path / "run/final"), **dpo)
     assert metrics_of(tmp_path / "dpo")[0]["optimizer/grad_norm"] > 0
@@ -257,12 +259,12 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
         json.loads(x)["text"] for x in (tmp_path / "run/1-filter/examples.jsonl").read_text().splitlines()
     ]
     assert picked == [CORPUS[0], CORPUS[2]]
-    with pytest.raises(DataError, match=r"no row is wanted with a probability above 0.99"):
+    with pytest.raises(DataError, match=r"no row has a probability above 0.99"):
         start(tmp_path / "strict", data=data, rewards=(), method="filter", keep={"score": 0.99})
     (tmp_path / "labels.jsonl").write_text(
         2 * (json.dumps(lines[0]) + "\n") + json.dumps({**lines[0], "label": 0})
     )
-    with pytest.raises(DataError, match=r"Solve 3x.* is labelled true and false"):
+    with pytest.raises(DataError, match=r"Solve 3x.* is labelled both true and false"):
         start(tmp_path / "both", data=data, rewards=(), method="filter")
     (tmp_path / "labels.jsonl").write_text(json.dumps(lines[0]) + "\n")
     with pytest.raises(DataError, match="of one kind"):
@@ -272,7 +274,9 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
 def test_a_stage_that_is_named_has_to_come_before(tmp_path: Path) -> None:
     settings = pipeline()
     settings["stages"] = [{"method": "dpo", "data": {"task": None, "examples": "2-pairs"}}, {"method": "rl"}]
-    with pytest.raises(ConfigError, match=r"data.examples '2-pairs' is no earlier stage; these are: none"):
+    with pytest.raises(
+        ConfigError, match=r"data.examples '2-pairs' is not an earlier stage; these are: none"
+    ):
         start(tmp_path / "run", **settings)
     assert load_config(values={"method": "dpo", "data": {"examples": "a.jsonl"}}).config.data.examples == (
         Path("a.jsonl"),
@@ -282,12 +286,18 @@ def test_a_stage_that_is_named_has_to_come_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
-        ({"method": "dpo", "data": {"examples": "9-pairs"}}, r"3-dpo: data.examples '9-pairs' is no earlier"),
+        (
+            {"method": "dpo", "data": {"examples": "9-pairs"}},
+            r"3-dpo: data.examples '9-pairs' is not an earlier",
+        ),
         ({"method": "dpo", "data": {"examples": "3-dpo"}}, "these are: 1-sft, 2-pairs"),
-        ({"method": "dpo", "data": {"examples": "1-sft"}}, "is a stage of method sft; .*: pairs, filter"),
-        ({"method": "sft", "data": {"examples": "2-pairs"}}, "needed: rejection_sampling, filter"),
+        ({"method": "dpo", "data": {"examples": "1-sft"}}, "is a stage of method sft; .* pairs, filter"),
+        (
+            {"method": "sft", "data": {"examples": "2-pairs"}},
+            "use a stage of method rejection_sampling, filter",
+        ),
         ({"method": "sft", "data": {"examples": "none.jsonl"}}, "stage 3-sft: none.jsonl: no such file"),
-        ({"method": "rl", "model": "4-sft"}, "3-rl: model '4-sft' is no earlier stage"),
+        ({"method": "rl", "model": "4-sft"}, "3-rl: model '4-sft' is not an earlier stage"),
         ({"method": "rl", "model": "2-pairs"}, "model '2-pairs' is a stage of method pairs"),
         (
             {"method": "rl", "rewards": [{"reward_model": {"model": "1-sft"}}]},
@@ -309,8 +319,14 @@ def test_a_pipeline_is_refused_before_its_first_stage(
     ("settings", "said"),
     [
         ({"method": "pairs", "rollout": {"group_size": 1}}, "a pair has two completions"),
-        ({"method": "rl", "data": {"task": "sums", "examples": "a.jsonl"}}, "method rl learns from none"),
-        ({"method": "dpo", "data": {"train": "a.jsonl", "replay": 0.1}}, "data.replay: there is no earlier"),
+        (
+            {"method": "rl", "data": {"task": "sums", "examples": "a.jsonl"}},
+            "method rl does not learn from examples",
+        ),
+        (
+            {"method": "dpo", "data": {"train": "a.jsonl", "replay": 0.1}},
+            "data.replay: data.examples has only one",
+        ),
     ],
 )
 def test_settings_of_stages_that_nothing_would_read(settings: dict[str, Any], said: str) -> None:
@@ -319,7 +335,7 @@ def test_settings_of_stages_that_nothing_would_read(settings: dict[str, Any], sa
 
 
 def test_a_filter_for_a_reward_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keep.least: no reward is called 'tongue'; there are: varied"):
+    with pytest.raises(ConfigError, match=r"keep.least: there is no reward 'tongue'; there are: varied"):
         start(tmp_path / "run", method="rejection_sampling", keep={"least": {"tongue": 1}}, algorithm="grpo")
 
 

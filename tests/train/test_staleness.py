@@ -124,5 +124,5 @@ def test_stale_tokens_are_corrected_unless_the_config_says_otherwise() -> None:
 
 @pytest.mark.parametrize("setting", [{"curriculum": "frontier"}, {"adapt_group_size": True}])
 def test_what_follows_from_steps_that_have_not_ended_is_refused(setting: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=rf"rollout.{next(iter(setting))} samples next.*staleness 0"):
+    with pytest.raises(ConfigError, match=rf"rollout.{next(iter(setting))} chooses problems.*staleness 0"):
         loaded("grpo", **setting)

@@ -74,4 +74,4 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path, capsys: pytest.Captur
     data = {"train": tmp_path / "rows.jsonl", "long_prompts": "drop"}
     settings = {"model": str(model.folder), "method": "sft", "train": {"steps": 1, "batch_size": 2}}
     covey.train(**settings, data=data, output=tmp_path / "run", quiet=False)
-    assert "1 of 3 rows are too long for the model and are left out" in capsys.readouterr().out
+    assert "1 of 3 rows exceed the model's context and are dropped" in capsys.readouterr().out

@@ -51,18 +51,18 @@ def grid(folder: Path, *sets: str, seeds: int = 1) -> Grid:
     ("sets", "seeds", "says"),
     [
         (["train.lrr=1,2"], 1, "did you mean train.lr"),
-        (["train.lr"], 1, "expected a setting and its values"),
-        (["=1"], 1, "expected a setting and its values"),
+        (["train.lr"], 1, "write a setting and its values"),
+        (["=1"], 1, "write a setting and its values"),
         (["train.lr="], 1, "a value is missing"),
         (["train.lr=1e-4,,2e-4"], 1, "a value is missing"),
-        (["train.lr=1e-4,0.0001"], 1, "0.0001 is there twice"),
+        (["train.lr=1e-4,0.0001"], 1, "0.0001 occurs twice"),
         (["train.lr=1e-4", "train.lr=2e-4"], 1, "given twice"),
         (["train.lr=1e-4,2e-4", "learning_rate=1e-4"], 1, "are the same run"),
         (["train.lr=-1,1"], 1, "greater than or equal to 0"),
         (["train.lr=nan,1"], 1, "finite number"),
         (["rollout.group_size=4,many"], 1, "valid integer"),
         (["seed=1,2"], 1, "use --seeds N"),
-        (["output=a,b"], 1, "named by|names from"),
+        (["output=a,b"], 1, "by their settings"),
         (["train.lr=1,2"], 0, "at least 1 seed"),
         (["train.lr=1,2"], 501, "at most 1,000 runs"),
     ],
@@ -108,7 +108,7 @@ def test_a_sweep_on_several_processes_is_refused(
     if where == "torchrun":
         monkeypatch.setenv("WORLD_SIZE", "2")
     more = {"launch": {"processes": 2}} if where == "config" else {}
-    with pytest.raises(ConfigError, match="a sweep makes its runs in one process"):
+    with pytest.raises(ConfigError, match="a sweep runs in one process"):
         planned_runs(Start(written(tmp_path, **more), ()), ["train.lr=1,2"], 1)
 
 
@@ -192,7 +192,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     counter = StopAt()
     elsewhere = Start(written(tmp_path), ("--output", str(tmp_path / "whole")))
     sweep(planned_runs(elsewhere, ("train.lr=1e-3,2e-3",), 1), quiet, counter, False, Faults())
-    with pytest.raises(Stopped, match="of 2 runs are complete; run the same command again"):
+    with pytest.raises(Stopped, match="of 2 runs are complete; repeat the command"):
         sweep(plan, quiet, StopAt(counter.checks // 2), False, Faults())
     found, failed = sweep(plan, quiet, StopAt(), False, Faults())
     assert not failed

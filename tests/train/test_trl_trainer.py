@@ -51,7 +51,7 @@ def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -
     assert (said["train"]["schedule"], said["train"]["betas"], said["seed"]) == ("linear", [0.9, 0.999], 42)
     assert (said["algorithm"]["kl"]["coef"], said["algorithm"]["surrogate"]["clip_high"]) == (0.04, 0.2)
     out = capsys.readouterr().out
-    assert "TRL's logging_steps is not here: metrics, completions and curves are always written" in out
+    assert "TRL's logging_steps has no equivalent: metrics, completions and curves are always written" in out
     assert "for TRL's eval_on_start leave it out" in out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
@@ -74,7 +74,7 @@ def test_a_run_that_a_guard_stops_ends_as_in_trl_and_can_be_saved(
     output = trainer.train()
     assert (output.global_step, trainer.result) == (2, None)
     assert "without changing a single weight" in str(output.metrics["stopped"])
-    assert "2 steps were trained without changing a single weight" in capsys.readouterr().out
+    assert "trained 2 steps without changing a single weight" in capsys.readouterr().out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
 
@@ -128,7 +128,9 @@ def test_a_published_listing_runs_with_its_imports_changed(tmp_path: Path, monke
     assert [rollout[k] for k in ("group_size", "temperature", "max_tokens")] == [8, 0.9, 2048]
     assert (said["algorithm"]["kl"], said["train"]["inner_epochs"], said["train"]["steps"]) == (None, 1, 6)
     out = capsys.readouterr().out
-    assert "use_vllm=True without vllm_server_base_url: covey's own engine samples, in this process" in out
+    assert (
+        "use_vllm=True without vllm_server_base_url: covey samples with its own engine in this process" in out
+    )
     assert "reward_correct says what is correct, the only reward that asks for a column (answer)" in out
     assert "counts as correct if reward_correct > 0.5" in out
 
@@ -245,9 +247,7 @@ def test_counts_that_end_with_a_batch_are_said() -> None:
     args = GRPOConfig(steps_per_generation=4, max_steps=6, save_steps=8)
     for _ in range(2):
         assert args.settings(80)["train.steps"] == 2
-    assert args.notes == [
-        "max_steps=6 is 8 here: a rollout batch is 4 optimizer steps, and steps end with it"
-    ]
+    assert args.notes == ["max_steps=6 is rounded up to 8: a rollout batch is trained in 4 optimizer steps"]
 
 
 @pytest.mark.slow
@@ -268,14 +268,17 @@ def test_so_says_the_installed_trl(tmp_path: Path, names: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ({"num_generation": 4}, "'num_generation' is no argument of TRL's"),
+        ({"num_generation": 4}, "TRL has no argument 'num_generation'"),
         ({"warmup_ratio": 0.1}, "write train.warmup_steps"),
         ({"weight_decay": 0.01}, "TRL spares biases and norms"),
         ({"use_vllm": True, "vllm_mode": "server"}, "on the servers that rollout.sampler.url names"),
         ({"deepspeed": "zero3.json"}, "write launch.processes"),
         ({"loss_type": "bnpo"}, "use loss_type: dapo"),
         ({"num_generations": 5}, "no multiple of 5 .num_generations."),
-        ({"num_generations": 2, "per_device_train_batch_size": 64}, "16 rows are less than a rollout batch"),
+        (
+            {"num_generations": 2, "per_device_train_batch_size": 64},
+            "the dataset has 16 rows, but a rollout batch needs",
+        ),
         ({"save_steps": 0.1}, "write a number of steps"),
         ({"reward_weights": [1.0, 2.0]}, "2 reward_weights for 1 reward_funcs"),
     ],
@@ -297,15 +300,15 @@ def lora(**settings: Any) -> LoraConfig:
     ("arguments", "said"),
     [
         ({"train_dataset": None}, "train_dataset is missing"),
-        ({"train_dataset": []}, "0 rows are less than"),
-        ({"reward_funcs": 3}, "a reward is a function, or the folder or hub id"),
+        ({"train_dataset": []}, "the dataset has 0 rows"),
+        ({"reward_funcs": 3}, "a reward must be a function, or the folder or hub id"),
         ({"reward_funcs": "no/such"}, "no/such"),
         ({"callbacks": [object()]}, "callbacks has no counterpart"),
         ({"peft_config": lora(lora_dropout=0.1)}, "lora has rank, alpha and targets"),
         ({"peft_config": lora(rank_pattern={"q_proj": 2})}, r"rank_pattern=.'q_proj': 2.: lora has rank"),
         ({"peft_config": lora(init_lora_weights="gaussian")}, "init_lora_weights='gaussian'"),
         ({"peft_config": lora(layers_to_transform=[0])}, "layers_to_transform="),
-        ({"peft_config": IA3Config()}, "peft_config: only peft's LoraConfig is known, not IA3Config"),
+        ({"peft_config": IA3Config()}, "peft_config must be peft's LoraConfig, not IA3Config"),
     ],
 )
 def test_a_trainer_that_cannot_be_is_refused_in_words(

@@ -200,8 +200,8 @@ def test_a_test_that_never_calls_the_function_judges_nobody(sandbox: SandboxBack
 @pytest.mark.parametrize(
     ("row", "mode", "says"),
     [
-        ({"entry_point": "f"}, "function", "not empty"),
-        ({"tests": [], "entry_point": "f"}, "function", "not empty"),
+        ({"entry_point": "f"}, "function", "non-empty"),
+        ({"tests": [], "entry_point": "f"}, "function", "non-empty"),
         ({"tests": [{"input": [1]}], "entry_point": "f"}, "function", "test 1"),
         ({"tests": SQUARE}, "function", "entry_point"),
         ({"tests": b"\x80\x04K\x01.", "entry_point": "f"}, "function", ""),
@@ -366,7 +366,7 @@ def test_asserts_that_decide_nothing_are_told_with_their_reason(sandbox: Sandbox
         (2, "test 1 is not Python"),
         (3, "no assert"),
         (4, "test 2 has no assert"),
-        (5, "call f, g; name the tested one"),
+        (5, "call f, g; name the tested function"),
         (7, "call no function"),
     ):
         assert reason in str(said[row])

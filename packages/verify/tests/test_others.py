@@ -284,7 +284,7 @@ def test_languages_of_one_script_are_told_apart_if_asked_for() -> None:
     assert language_consistency("我们先把两个数字加起来然后除以三", language="zh", detect=True).value == 1.0
     half = language_consistency(f"{english}. {GERMAN}.", detect=True).value
     assert half == pytest.approx(0.5, abs=0.2)
-    with pytest.raises(ConfigError, match="'eng' is unknown; known are ar, cs"):
+    with pytest.raises(ConfigError, match="'eng' is unknown; known: ar, cs"):
         language_consistency(english, language="eng")
 
 

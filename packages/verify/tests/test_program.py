@@ -84,8 +84,8 @@ def test_a_function_that_raises_costs_its_own_rows_and_says_where(file: Path, ca
         ("", ["math_anser"], 2, "did you mean math_answer?"),
         ("", ["math_answer", "rul=boxed"], 2, "math_answer has no setting 'rul'; did you mean rule?"),
         ("", ["math_answer", "rule=box"], 2, "math_answer.rule: 'box' is not one of boxed, answer_tag"),
-        ("", ["math_answer", "boxed"], 2, "'boxed' is no SETTING=VALUE"),
-        ("", ["regex_match", "pattern=("], 2, "regex_match.pattern: no pattern"),
+        ("", ["math_answer", "boxed"], 2, "'boxed' is not SETTING=VALUE"),
+        ("", ["regex_match", "pattern=("], 2, "regex_match.pattern: not a pattern"),
         ("", ["regex_match", 'pattern="a"', "whole=1"], 2, "regex_match.whole: 1 is not true or false"),
         (
             "",
@@ -96,9 +96,9 @@ def test_a_function_that_raises_costs_its_own_rows_and_says_where(file: Path, ca
         ("", ["mine.py:mine"], 2, "no such file"),
         ("", ["soft_overlong", "limit=9", "buffer=1"], 2, "tried.jsonl:1: reward soft_overlong asks for"),
         ("", ["smt"], 3, "tried.jsonl:1: reward smt needs column 'declarations'; the row has 'answer'"),
-        ('{"answer": "4"}', ["math_answer"], 3, "tried.jsonl:4: 'completion' has to be a text"),
-        ('{"answer": ', ["math_answer"], 3, "tried.jsonl:4: no JSON"),
-        ("[]", ["math_answer"], 3, "tried.jsonl:4: a list; each line is an object"),
+        ('{"answer": "4"}', ["math_answer"], 3, "tried.jsonl:4: 'completion' must be text"),
+        ('{"answer": ', ["math_answer"], 3, "tried.jsonl:4: not JSON"),
+        ("[]", ["math_answer"], 3, "tried.jsonl:4: a line must be an object"),
     ],
 )
 def test_an_error_names_the_row_or_the_setting(

@@ -33,7 +33,8 @@ def command_sweep(
     from covey.config.start import Start
     from covey.system.fault_injection import Faults
 
-    grid, faults = planned_runs(Start(config, settings), sets or (), seeds), Faults(manner.inject)
+    grid = planned_runs(Start(config, settings), sets or (), seeds)
+    faults = Faults(manner.inject)
     _tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
     from covey.commands.sweep import sweep
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record

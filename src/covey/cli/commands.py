@@ -207,15 +207,15 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         from covey.insight.show import what_stands_out
 
         stage, verdict, findings = explain_run(Path(what))
-        found: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
+        output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
         said = what_stands_out(stage, findings)
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show
 
-        found = settings(what)
-        lines = show(found)
-    _print(as_json, found, lines)
+        output = settings(what)
+        lines = show(output)
+    _print(as_json, output, lines)
     return 0
 
 
@@ -358,7 +358,7 @@ def _json_object(text: str, option: str) -> dict[str, object]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ConfigError(f"{option}: {text!r} is no JSON object")
+        raise ConfigError(f"{option}: {text!r} is not a JSON object")
     return value
 
 
@@ -406,8 +406,9 @@ def _check_output() -> None:
     """
     if isinstance(sys.stdout, Output):
         sys.stdout.flush()
-        if (lost := sys.stdout.lost) is not None and lost.errno != errno.EPIPE:
-            raise disk_error(lost, "standard output")
+        error = sys.stdout.lost
+        if error is not None and error.errno != errno.EPIPE:
+            raise disk_error(error, "standard output")
 
 
 def _understood(caught: BaseException) -> CoveyError:

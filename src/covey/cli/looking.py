@@ -31,11 +31,13 @@ def command_preview(
     :param temperature: Sample the same problems at this temperature too; may be repeated.
     """
     if config.is_dir():
-        raise ConfigError(f"{config} is a run: `covey show` looks at it, `covey preview` takes a YAML file")
+        raise ConfigError(
+            f"{config} is a run, but `covey preview` takes a YAML file; to look at the run use `covey show`"
+        )
     if groups < 2 or samples < 0 or samples == 1:
-        raise ConfigError(f"--groups {groups} --samples {samples}: at least 2 of each")
+        raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2")
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
-        raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
+        raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
     loaded = _load(config, settings, as_json)
     _tell(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import preview, rl_stage
@@ -69,7 +71,7 @@ def command_launch(
     :param output: Where they are written.
     """
     if nodes < 1:
-        raise ConfigError(f"--nodes {nodes}: at least 1")
+        raise ConfigError(f"--nodes {nodes} must be at least 1")
     from covey.cluster.files import launch_files
     from covey.runs.atomic import write_file
 
@@ -133,7 +135,7 @@ def command_rescore(
     :param steps: How many of the last steps are scored.
     """
     if steps < 1:
-        raise ConfigError(f"--steps {steps}: at least 1")
+        raise ConfigError(f"--steps {steps} must be at least 1")
     from covey.commands.scoring import named_rewards
     from covey.insight import rescore
 

@@ -31,19 +31,19 @@ def settings(name: str = "") -> list[Entry]:
         return list(_of_function(name))
     rows = [*schema_rows(), *algorithm_rows(), *loss_rows()]
     # The added dots make whole parts match: train.lr is not below train.l.
-    found = [_entry(row) for row in rows if f"{row.key}.".startswith(f"{name}.")]
-    if not found and name in trl.NAMES:
+    entries = [_entry(row) for row in rows if f"{row.key}.".startswith(f"{name}.")]
+    if not entries and name in trl.NAMES:
         return list(_of_trl(name, rows))
-    if not found:
-        found = [_entry(row) for row in rows if f".{name}." in f".{row.key}."]
-    found += words(name)
-    if not found and name != name.lower():
+    if not entries:
+        entries = [_entry(row) for row in rows if f".{name}." in f".{row.key}."]
+    entries += words(name)
+    if not entries and name != name.lower():
         return settings(name.lower())
-    if not found:
+    if not entries:
         kinds = "setting, run folder, metric, function, preset, reward or finding"
-        said = explained(name, None, [*key_paths(), *algorithm_keys(), *all_words()], kinds)
-        raise ConfigError(f"{said} (`covey explain` lists the settings)")
-    return found
+        reason = explained(name, None, [*key_paths(), *algorithm_keys(), *all_words()], kinds)
+        raise ConfigError(f"{reason} (`covey explain` lists the settings)")
+    return entries
 
 
 def loss_rows() -> Iterator[Row]:
@@ -73,7 +73,7 @@ def _of_function(spec: str) -> Iterator[Entry]:
     try:
         rows = list(rows_of(function, spec))
     except NameError as error:
-        raise ConfigError(f"{spec}: its annotations use {error.name!r}, which is not there") from None
+        raise ConfigError(f"{spec}: its annotations use {error.name!r}, which is not defined") from None
     except ValueError:  # it is written in C and has no signature
         rows = []
     yield word(spec, "function", " ".join((function.__doc__ or "").split()))
@@ -82,19 +82,38 @@ def _of_function(spec: str) -> Iterator[Entry]:
 
 def _of_trl(name: str, rows: list[Row]) -> Iterator[Entry]:
     """Yield the entries for a name of TRL's: what to write instead, and its effect."""
-    found = [row for row in rows if name in row.setting.trl_names]
-    if name in trl.LOSS or not found:
-        yield word(name, "TRL", f"{trl.told(name)}.", default=trl.LOSS.get(name, ""))
-    yield from map(_entry, found)
+    same = [row for row in rows if name in row.setting.trl_names]
+    if name in trl.LOSS or not same:
+        yield word(name, "TRL", f"{trl.advice_on(name)}.", default=trl.LOSS.get(name, ""))
+    yield from map(_entry, same)
 
 
-def show(found: list[Entry]) -> Iterator[str]:
-    """Yield lines for people."""
-    for s in found:
-        whose = f"of {s['of']}" if s["of"] else ""
-        usual = f"usual {s['usual']}" if s["usual"] else ""
-        alike = f"TRL {s['trl']}" if s["trl"] else ""
-        default = "" if s["default"] == "" else f"default {s['default']}"
-        source = f"from {s['source']}" if s["source"] else ""
-        facts = ", ".join(x for x in (whose, default, str(s["range"]), usual, alike, source) if x)
-        yield f"{s['setting']} ({facts})" + (f": {s['effect']}" if s["effect"] else "")
+KINDS = {
+    "metric": "a metric",
+    "finding": "a finding",
+    "rewards": "a reward",
+    "algorithm": "a preset",
+    "function": "your function",
+    "TRL": "a setting of TRL",
+}
+"""Kind of an entry that is no setting, in words."""
+
+
+def show(entries: list[Entry]) -> Iterator[str]:
+    """Yield a line for each entry: name, facts in parentheses, effect."""
+    for entry in entries:
+        default = "" if entry["default"] == "" else f"default: {entry['default']}"
+        labels = {"usual": "usual", "trl": "in TRL", "source": "source"}
+        labelled = [f"{label}: {entry[key]}" for key, label in labels.items() if entry[key]]
+        facts = "; ".join(fact for fact in (_kind(entry), default, str(entry["range"]), *labelled) if fact)
+        yield f"{entry['setting']} ({facts.rstrip('.')})" + (
+            f": {entry['effect']}" if entry["effect"] else ""
+        )
+
+
+def _kind(entry: Entry) -> str:
+    owner = str(entry["of"])
+    if owner in KINDS or not owner:
+        return KINDS.get(owner, "")
+    # The owner of a function is its axis, that of a setting a function or a record.
+    return f"a function of {owner}" if owner.startswith("algorithm.") else f"a setting of {owner}"

@@ -17,7 +17,7 @@ Entry = dict[str, object]
 """The fields of a setting, as in ``covey.cli.settings``."""
 METRIC = re.compile(r"^\| `(?P<name>[\w/.]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
-STANDS_FOR = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
+PLACEHOLDERS = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
 """Placeholders in names of metrics, with the patterns that they match."""
 
 
@@ -45,13 +45,13 @@ def metrics_page() -> str:
 
 
 def _metrics(name: str) -> Iterator[Entry]:
-    for found in METRIC.finditer(metrics_page()):
-        pattern = re.escape(found["name"])
+    for row in METRIC.finditer(metrics_page()):
+        pattern = re.escape(row["name"])
         # The table documents families, as reward/NAME/mean; each placeholder becomes a pattern.
-        for placeholder, stands_for in STANDS_FOR.items():
-            pattern = pattern.replace(placeholder, stands_for)
-        if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):
-            yield word(found["name"], "metric", found["meaning"], range=f"healthy: {found['healthy']}")
+        for placeholder, allowed in PLACEHOLDERS.items():
+            pattern = pattern.replace(placeholder, allowed)
+        if re.fullmatch(pattern, name) or name == row["name"] or _in_family(name, row["name"]):
+            yield word(row["name"], "metric", row["meaning"], range=f"healthy: {row['healthy']}")
 
 
 def _in_family(name: str, metric: str) -> bool:
@@ -84,9 +84,9 @@ def _sources(function: Callable[..., object], users: list[str]) -> str:
 def _presets(name: str) -> Iterator[Entry]:
     if name in PRESETS:
         axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "filter")
-        chosen = {axis: getattr(PRESETS[name], axis) for axis in axes}
-        made = ", ".join(f"{axis} {bound.name}" for axis, bound in chosen.items() if bound is not None)
-        yield word(name, "algorithm", f"A preset: {made}.", source=PRESETS[name].paper)
+        functions = {axis: getattr(PRESETS[name], axis) for axis in axes}
+        parts = ", ".join(f"{axis} {bound.name}" for axis, bound in functions.items() if bound is not None)
+        yield word(name, "algorithm", f"{parts}.", source=PRESETS[name].paper)
 
 
 def _rewards(name: str) -> Iterator[Entry]:
@@ -114,5 +114,5 @@ def _doc(function: Callable[..., object]) -> str:
 
 def word(name: str, kind: str, effect: str, **facts: object) -> Entry:
     """Return the entry of a name that is not a setting, with a setting's fields."""
-    known: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
-    return {"setting": name, "of": kind, "effect": effect, **known, **facts}
+    blank: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
+    return {"setting": name, "of": kind, "effect": effect, **blank, **facts}

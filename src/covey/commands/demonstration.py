@@ -49,7 +49,8 @@ def greedy_answers(
 ) -> list[tuple[list[str], bool]]:
     """Return the tokens of each greedy answer, and whether it is correct."""
     rewards = rewards_of(loaded, loaded.config.rewards or named)
-    scorer, found = Scorer(rewards), []
+    scorer = Scorer(rewards)
+    found = []
     for problem, tokens in zip(problems, greedy(loaded, problems, say), strict=True):
         score = scorer.score(rewards.verdict, problem, "".join(tokens))
         found.append((tokens, (score.value or 0.0) > 0.5))
@@ -58,7 +59,8 @@ def greedy_answers(
 
 def write_tokens(console: RunConsole, label: str, tokens: Sequence[str], correct: bool) -> None:
     """Print a line that grows token by token on a terminal, with dots between tokens."""
-    show, slow = console.console.print, console.console.is_terminal
+    show = console.console.print
+    slow = console.console.is_terminal
     show(Text(inert(label), style="dim"), end="", soft_wrap=True)
     for number, token in enumerate(tokens):
         dot = ("·", "bright_black") if number else ""

@@ -56,16 +56,17 @@ def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
 
 def versions() -> Diagnosis:
     """Check Python, covey and the libraries it computes with."""
-    found, lacking = [f"covey {VERSION}", f"Python {platform.python_version()}"], []
+    names = [f"covey {VERSION}", f"Python {platform.python_version()}"]
+    lacking = []
     for name in (*NEEDED, *EXTRAS):
         try:
-            found.append(f"{name} {version(name)}")
+            names.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             lacking.append(name)
     if needed := [name for name in lacking if name in NEEDED]:
         return Diagnosis("versions", "FAIL", f"{', '.join(needed)} missing", "pip install covey")
     absent = "; ".join(f"{name} is optional: pip install 'covey[{EXTRAS[name]}]'" for name in lacking)
-    return Diagnosis("versions", "OK", ", ".join(found), absent)
+    return Diagnosis("versions", "OK", ", ".join(names), absent)
 
 
 def device() -> Diagnosis:
@@ -99,26 +100,26 @@ def kernels() -> Diagnosis:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = build.tested_kernels()
-    if found is not None:
+        library = build.tested_kernels()
+    if library is not None:
         # Dtype -> kinds of products for which torch was measured faster than covey's kernel.
-        taken = found.trial.choice()
+        taken = library.trial.choice()
         rates = "; ".join(
             f"{dtype} "
             + ", ".join(
                 f"{kind} {'torch' if kind in taken.get(dtype, ()) else 'covey'} ({ours:.0f} to {torchs:.0f})"
                 for kind, (ours, torchs) in kinds.items()
             )
-            for dtype, kinds in found.trial.rates.items()
+            for dtype, kinds in library.trial.rates.items()
         )
-        said = f"{found.instructions}, {found.origin}"
-        said += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
-        if (gain := found.trial.rounding_gain) > MUCH_FASTER:
-            said += f". `precision: auto` rounds to bfloat16 (mixed): they take 1/{gain:.1f} of the time"
-        if unequal := sorted({name for name in found.trial.differs.values() if name}):
-            said += f". Sampling and training differ in last bits: {unequal}; old log-probs are made anew"
-            return Diagnosis("kernels", "WARN", said, "name another compiler, as CC=clang")
-        return Diagnosis("kernels", "OK", said)
+        words = f"{library.instructions}, {library.origin}"
+        words += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
+        if (gain := library.trial.rounding_gain) > MUCH_FASTER:
+            words += f". `precision: auto` rounds to bfloat16 (mixed): they take 1/{gain:.1f} of the time"
+        if unequal := sorted({name for name in library.trial.differs.values() if name}):
+            words += f". Sampling and training differ in last bits: {unequal}; old log-probs are made anew"
+            return Diagnosis("kernels", "WARN", words, "name another compiler, as CC=clang")
+        return Diagnosis("kernels", "OK", words)
     if os.environ.get(build.OFF):
         return Diagnosis("kernels", "WARN", f"{build.OFF} is set; {build.COST}", f"unset {build.OFF}")
     if caught:
@@ -129,21 +130,24 @@ def kernels() -> Diagnosis:
 
 def threads() -> Diagnosis:
     """Check the number of threads, and whether other programs compute too."""
-    count, cpus, there = available_threads(), available_cpus(), os.cpu_count() or 1
-    said = f"{count} of {there} CPUs" + (" (affinity or a container's quota)" if cpus < there else "")
-    if (asked := os.environ.get("OMP_NUM_THREADS", "")).strip() and asked_threads() is None:
+    count = available_threads()
+    cpus = available_cpus()
+    present = os.cpu_count() or 1
+    words = f"{count} of {present} CPUs" + (" (affinity or a container's quota)" if cpus < present else "")
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.strip() and asked_threads() is None:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
-        wrong = f"OMP_NUM_THREADS={asked:.30} is not a number from 1 to {MOST_THREADS}, and not used"
-        return Diagnosis("threads", "WARN", f"{said}; {wrong}", step)
+        fault = f"OMP_NUM_THREADS={setting:.30} is not a number from 1 to {MOST_THREADS}, so it is not used"
+        return Diagnosis("threads", "WARN", f"{words}; {fault}", step)
     if count > cpus:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
         return Diagnosis("threads", "WARN", f"{count} threads on {cpus} CPUs", step)
     # Runnable processes, averaged over the last minute.
     load = os.getloadavg()[0]
-    if load > there / 2:
+    if load > present / 2:
         step = "times will be longer than those in docs/performance.md"
-        return Diagnosis("threads", "WARN", f"{said}; other programs keep {load:.1f} of them busy", step)
-    return Diagnosis("threads", "OK", said)
+        return Diagnosis("threads", "WARN", f"{words}; other programs keep {load:.1f} of them busy", step)
+    return Diagnosis("threads", "OK", words)
 
 
 def memory() -> Diagnosis:

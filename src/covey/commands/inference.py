@@ -51,7 +51,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     toolbox = toolbox_of(loaded)
     source = with_schemas(load_source(loaded), toolbox, console.say)
     if not source.test:
-        raise DataError("data.test: there are no held-out problems to measure on")
+        raise DataError("data.test: there are no held-out problems to evaluate")
     rewards = rewards_of(loaded, config.rewards or source.rewards)
     console.say(rewards.criterion)
     check_columns(source.test, rewards)
@@ -61,7 +61,8 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
 
     with model_of(loaded, warn, texts_of(source, config)) as policy:
         encoded = encode(policy, source.test, config)
-        problems, dropped = encoded[: config.eval.problems], dropped_rows(source.test, encoded)
+        problems = encoded[: config.eval.problems]
+        dropped = dropped_rows(source.test, encoded)
         unseen = unseen_by_model(policy, source.test, config)
         for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
             warn(note)
@@ -106,15 +107,16 @@ def sample_once(
 ) -> list[list[str]]:
     """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
-        raise ConfigError("system and chat_template_kwargs go through the chat template: set chat too")
+        raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
     if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
         raise ConfigError(
-            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: at least 1, 1, and 0 to 100"
+            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
+            "least 1, temperature 0 to 100"
         )
     if isinstance(prompts, str):
-        raise ConfigError("prompts: a list of texts is expected, this is one text")
+        raise ConfigError("prompts must be a list of texts, not one text")
     if not prompts:
-        raise ConfigError("prompts: there is none to complete")
+        raise ConfigError("prompts is empty; give at least one")
     before = [{"role": "system", "content": system}] if system else []
     chats = [[*before, {"role": "user", "content": text}] if chat else text for text in prompts]
     problems = [
@@ -127,11 +129,11 @@ def sample_once(
         for problem in with_schemas(Source(problems, []), toolbox).train:
             tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
             if not len(tokens):
-                raise ConfigError("a prompt is empty: without a token there is nothing to continue")
+                raise ConfigError("a prompt is empty, so there is nothing to continue")
             if len(tokens) + max_tokens > policy.context:
                 raise ConfigError(
-                    f"max_tokens {max_tokens}: with the {len(tokens)} tokens of the prompt that is more than "
-                    f"the model's context of {policy.context} tokens"
+                    f"max_tokens {max_tokens} and the prompt's {len(tokens)} tokens exceed the model's "
+                    f"context of {policy.context} tokens"
                 )
             # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]

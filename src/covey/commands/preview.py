@@ -54,7 +54,7 @@ def rl_stage(loaded: Loaded) -> Loaded:
     stages = loaded.stages()
     place = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
     if place is None:
-        raise ConfigError("method: nothing is sampled in supervised learning, so there is nothing to preview")
+        raise ConfigError("method: supervised learning samples nothing, so there is nothing to preview")
     if not place:
         return stages[0]
     left = loaded.config.output / f"{place}-{stages[place - 1].config.method}" / "final"
@@ -89,25 +89,26 @@ def preview(
             problems = [run.train_set[i] for i in order]
             parts = Parts(stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample)
             console.begin("preview", len(problems) * samples, by_completion=True)
-            found = _sampled(parts, samples, config.rollout.temperature)
-            if not found.stopped:
+            result = _sampled(parts, samples, config.rollout.temperature)
+            if not result.stopped:
                 console.doing("timing rewards and an update")
-                found = replace(found, reward_seconds=_rewards_timed(run.rewards, found.groups))
+                result = replace(result, reward_seconds=_rewards_timed(run.rewards, result.groups))
                 # As many groups as a step has, live ones first: dead ones cost an update nothing.
-                few = sorted(found.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
-                valued, found = _continued(parts, few, found)
+                few = sorted(result.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
+                valued, result = _continued(parts, few, result)
                 prepared, updating, share = _update_timed(parts, valued)
-                found = replace(found, prepare=prepared, update=updating, update_tokens=share)
+                result = replace(result, prepare=prepared, update=updating, update_tokens=share)
             others: dict[float, Sequence[Group]] = {}
-            for temperature in () if found.stopped else temperatures:
+            for temperature in () if result.stopped else temperatures:
                 other = _sampled(parts, samples, temperature)
                 others[temperature] = other.groups
                 if other.stopped:
                     break
             there = device_memory(run.learner.policy.device)
             subject = Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems])
-            held_out, problems_there = len(run.test_set), len(run.train_set)
-            return Preview(stage, found, memory, there, held_out, problems_there, others, subject)
+            held_out = len(run.test_set)
+            problems_there = len(run.train_set)
+            return Preview(stage, result, memory, there, held_out, problems_there, others, subject)
         finally:
             console.end()
             run.journal.folder.close()
@@ -128,7 +129,8 @@ class Parts:
 
 def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
     config, problems = parts.stage.config, parts.problems
-    whole, stopped = list[GroupScoring](), False
+    whole = list[GroupScoring]()
+    stopped = False
     requests = [
         p.request([key(config.seed, "preview", p.problem.id, s) for s in range(samples)]) for p in problems
     ]
@@ -152,7 +154,8 @@ def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
 def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
     """Return each reward's seconds per completion, called one after another."""
     chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
-    scorer, found = Scorer(rewards), {}
+    scorer = Scorer(rewards)
+    found = {}
     for reward in rewards:
         begun = time.monotonic()
         for problem, text in chosen:
@@ -163,7 +166,8 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
 
 def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
     """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
-    config, settings = parts.stage.config, cutting_of(parts.stage.algorithm)
+    config = parts.stage.config
+    settings = cutting_of(parts.stage.algorithm)
     if settings is None:
         return groups, found
 
@@ -171,7 +175,9 @@ def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[
         name = groups[cut.group].problem.id
         return key(config.seed, "preview", name, cut.sample, "continue", cut.end, number)
 
-    params, scorer, begun = sampling_params(config.rollout), Scorer(parts.rewards), time.monotonic()
+    params = sampling_params(config.rollout)
+    scorer = Scorer(parts.rewards)
+    begun = time.monotonic()
     score = partial(score_all, scorer=scorer, progress=lambda *_: None)
     cut, tokens = with_segments(groups, settings, parts.sampler, params, parts.rewards.decode, stream, score)
     count = sum(len(g.completions) for g in cut)
@@ -181,8 +187,11 @@ def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[
 
 def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
     """Return the seconds to prepare a batch and to compute its gradient, and the number of its tokens."""
-    config, algorithm, learner = parts.stage.config, parts.stage.algorithm, parts.learner
-    old, now = old_logprob_source(algorithm, parts.sampler, updates_of(config)), first_coefficients(algorithm)
+    config = parts.stage.config
+    algorithm = parts.stage.algorithm
+    learner = parts.learner
+    old = old_logprob_source(algorithm, parts.sampler, updates_of(config))
+    now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     prepare_batch = partial(
         prepare, learner=learner, algorithm=algorithm, config=config, old=old, critic=parts.critic
@@ -192,7 +201,8 @@ def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, 
         begun = time.monotonic()
         batch = with_signal(prepare_batch(chosen, coefficients=now))
         _wait(learner.policy.device)
-        prepared, tokens = time.monotonic() - begun, 0
+        prepared = time.monotonic() - begun
+        tokens = 0
         for minibatch in updates(batch, algorithm, config, old, step=0):
             learner.forward_backward(minibatch, objective)
             # Completions without an advantage may be skipped by the learner: they take no time.

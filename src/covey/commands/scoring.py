@@ -43,25 +43,30 @@ def score_file(
     ``say`` is called with what is unknown about the model. Raises DataError, RewardError.
     """
     functions, data, wording, _ = _named(words, trust)
-    functions.calls, functions.decode = calls_by_text, wording.decode
+    functions.calls = calls_by_text
+    functions.decode = wording.decode
     if wording.note:
         say(wording.note)
-    scorer, begun = Scorer(functions), []
+    scorer = Scorer(functions)
+    begun = []
     for line, given in rows(file):
         row = in_our_names(given, data)
         if "completion" not in row:
-            raise DataError(f"{file}:{line}: no column 'completion'; it has {', '.join(map(repr, row))}")
+            raise DataError(
+                f"{file}:{line}: there is no column 'completion'; the row has {', '.join(map(repr, row))}"
+            )
         problem = _problem(file, line, row, data, wording)
         check_columns([problem], functions)
         text = row["completion"]
         if not isinstance(text, str):
-            last, text = text[-1], text[-1]["content"]
+            last = text[-1]
+            text = text[-1]["content"]
             if any(last.get(name) for name in THOUGHTS):  # they are apart, so these words begin behind them
                 problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
         begun.append((row, scorer.text(problem, text)))
     if not begun:
-        raise DataError(f"{file}: no rows")
+        raise DataError(f"{file}: the file has no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
     names = [f.name for f in functions]
     means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
@@ -85,15 +90,15 @@ def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wordi
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
     """Return a row's columns, with copies under the names that the config maps for rewards."""
     # What remains are columns that rewards may ask for by name.
-    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
+    columns = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
         value = value_at(row, source)
         if value is not MISSING:
-            found[name] = value
-        elif name not in found:
-            raise DataError(f"{where}: no column {source!r}, which the config copies to {name!r}")
-    return found
+            columns[name] = value
+        elif name not in columns:
+            raise DataError(f"{where}: there is no column {source!r}, which the config copies to {name!r}")
+    return columns
 
 
 def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
@@ -125,7 +130,7 @@ def _named(words: Sequence[str], trust: bool) -> Named:
             f"{configs[0]} names the rewards; leave out {', '.join(set(named) - {str(configs[0])})}"
         )
     if settings and not configs:
-        raise ConfigError(f"{' '.join(settings)}: settings are those of a config, and none is named")
+        raise ConfigError(f"{' '.join(settings)}: these settings change a config, but none is named")
     if not configs:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
         unknown = Wording(
@@ -173,7 +178,7 @@ def _all_in(file: str) -> list[str]:
         and {"completion", "completions"} & {a.arg for a in (*f.args.args, *f.args.kwonlyargs)}
     ]
     if not found:
-        raise ConfigError(f"{file}: no function of a `completion` or of `completions` in it")
+        raise ConfigError(f"{file}: the file has no function of `completion` or `completions`")
     return found
 
 

@@ -58,11 +58,12 @@ def attack_rewards(
     chosen = [known[row.id] for row in rows]
     worded = {p.id: wording.with_thoughts(p) for p in chosen}
     plays = _Plays(toolbox)
-    tried, findings = 0, list[StressFinding]()
+    tried = 0
+    findings = list[StressFinding]()
     notes = [wording.note] if wording.note else list[str]()
     for reward in rewards:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
-        if absent := [why for r in (*gate, reward) if (why := unavailable(r))]:
+        if absent := [why for why in map(unavailable, (*gate, reward)) if why]:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")
             continue
         # The gate and the reward alone, so that others' failures do not count.
@@ -71,7 +72,9 @@ def attack_rewards(
         tested.calls = rewards.calls
         for row in rows:
             found = _attack(tested, reward, known[row.id], worded[row.id], rows, plays)
-            tried, findings, notes = tried + found.tried, [*findings, *found.findings], [*notes, *found.notes]
+            tried = tried + found.tried
+            findings = [*findings, *found.findings]
+            notes = [*notes, *found.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
 
 
@@ -128,7 +131,8 @@ class _Plays:
 
 def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays) -> list[Attack]:
     """Return conversations with tools, for a reward that reads them."""
-    asked, found = set(reward.parameters), list[Attack]()
+    asked = set(reward.parameters)
+    found = list[Attack]()
     if "turns" in asked and not reward.options.format_only:
         known = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
         answer = None if known is None else (form or "{}").format(known)
@@ -145,17 +149,17 @@ def _stumbled(
     values = {a.name: score.value or 0.0 for a, score in zip(attacks, scores, strict=True)}
     for attack, score in zip(attacks, scores, strict=True):
         text = attack.completion.text
-        found = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
+        finding = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
         once = values.get(attack.repeats, 0.0)
         # One plausible call may change the environment in a way that deserves a reward.
         played = attack.completion.transcript
         honest = played.environment is not None and attack.name.endswith(", once")
         if played.fault:
-            yield replace(found, text=played.fault, attack=f"{attack.name} (the environment failed)")
-        elif found.status in STUCK[:1]:
-            yield replace(found, attack=f"{attack.name} (the function failed)")
+            yield replace(finding, text=played.fault, attack=f"{attack.name} (the environment failed)")
+        elif finding.status in STUCK[:1]:
+            yield replace(finding, attack=f"{attack.name} (the function failed)")
         elif values[attack.name] > once and not honest:
-            yield found
+            yield finding
 
 
 def _judge(rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[str]) -> list[Score]:
@@ -167,26 +171,28 @@ def _scored(
     rewards: Rewards, reward: Reward, problem: Problem, completions: Sequence[Completion]
 ) -> list[Score]:
     """Return the score of ``reward`` for each completion; all are scored at once."""
-    scorer, begun = Scorer(rewards), list[GroupScoring]()
+    scorer = Scorer(rewards)
+    begun = list[GroupScoring]()
     for completion in completions:
         begun.append(scorer.group(problem, np.zeros(0, np.int64), 1))
         begun[-1].add(0, completion)
-    found = list[Score]()
+    scores = list[Score]()
     for scoring in begun:
         try:
             group = scoring.result()
         except RewardError:  # it returned what no reward may return
-            found.append(Score(None, "infra_error"))
+            scores.append(Score(None, "infra_error"))
             continue
         component = group.components[reward.name]
         value = float(component.values[0])
-        found.append(replace(component.scores[0], value=None if np.isnan(value) else value))
-    return found
+        scores.append(replace(component.scores[0], value=None if np.isnan(value) else value))
+    return scores
 
 
 def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:
     """Return a correct answer inside thoughts that never end, with the marks of the problem's model."""
-    marks, answer = problem.thoughts, correct.rpartition(THINK_CLOSE)[2]
+    marks = problem.thoughts
+    answer = correct.rpartition(THINK_CLOSE)[2]
     if marks.begun:
         return "correct inside reasoning that the prompt opens, cut off", f"so it is {answer}"
     return f"correct inside unfinished reasoning ({marks.open})", f"{marks.open}so it is {answer}"

@@ -27,7 +27,7 @@ def cells_of(grid: Grid) -> Sweep:
     """Return the grid cell by cell. Raises ConfigError if its folder holds a run."""
     if (grid.home / "config.yaml").exists() or stages_in(grid.home):
         raise ConfigError(
-            f"{grid.home} holds a run, and a sweep has its runs in folders below. Choose another --output"
+            f"{grid.home} holds a run, but a sweep needs a folder for its runs. Choose another --output"
         )
     cells = [
         Cell(cell, {run.seed: run.folder for run in grid.runs if run.cell == cell})
@@ -43,7 +43,9 @@ def sweep(
 
     Returns the cells, and why runs failed, by folder; the others are still made. Raises Stopped.
     """
-    plan, runs, failed = cells_of(grid), grid.runs, dict[Path, str]()
+    plan = cells_of(grid)
+    runs = grid.runs
+    failed = dict[Path, str]()
     for number, run in enumerate(_failed_last(runs), start=1):
         console.say(f"run {number} of {len(runs)}: {run.folder.name}")
         before = _ends(run.folder)
@@ -54,7 +56,7 @@ def sweep(
         except Stopped as stopped:
             done = number - 1 - len(failed)
             raise Stopped(
-                f"{stopped}. {done} of {len(runs)} runs are complete; run the same command again to continue"
+                f"{stopped}. {done} of {len(runs)} runs are complete; repeat the command to continue"
             ) from None
         except CoveyError as error:
             failed[run.folder] = str(error)

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.given import recorded_name
 from covey.config.layers import SHORT
 from covey.config.rows import Row
-from covey.config.unknown import meant, near
+from covey.config.unknown import near, suggestion
 from covey.config.usercode import uncalled
 from covey.objective import data
 from covey.objective.algorithms import PRESETS, Algorithm
@@ -74,15 +74,15 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path
         raise ConfigError(f"algorithm.name: {name!r} is unknown{hint(name, PRESETS)}")
     if dialect and name not in dialect.algorithms:
         raise ConfigError(
-            f"algorithm.dialect: {dialect.read} has no {name} that was read; "
-            f"it has: {', '.join(dialect.algorithms)}"
+            f"algorithm.dialect: {dialect.read} has no algorithm {name}; it has "
+            f"{', '.join(dialect.algorithms)}"
         )
     # Axes that the config does not name keep the preset's, or the dialect's, values.
     algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
     for axis, value in overrides.items():
         if axis not in AXIS_DEFAULTS:
             known = {*AXIS_DEFAULTS, *BESIDE_AXES}
-            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known)}")
+            raise ConfigError(f"algorithm.{axis}: there is no such axis{hint(axis, known)}")
         chosen = _axis(axis, getattr(algorithm, axis), value, folder, dialect)
         algorithm = replace(algorithm, **{axis: chosen})
     return algorithm
@@ -99,17 +99,17 @@ def _mapping(where: str, value: object) -> dict[str, object]:
     if isinstance(value, str) or (callable(value) and where != "algorithm"):
         return {"name": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {value!r} is neither a name nor a mapping of settings")
+        raise ConfigError(f"{where}: {value!r} must be a name or a mapping of settings")
     name = value.get("name", "")
     if not (isinstance(name, str) or callable(name)):
-        raise ConfigError(f"{where}.name: {name!r} is no name")
+        raise ConfigError(f"{where}.name: {name!r} is not a name")
     return {str(key): v for key, v in value.items()}
 
 
 def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: Framework | None) -> Any:
     if value is None:
         if axis not in OPTIONAL:
-            raise ConfigError(f"algorithm.{axis}: cannot be empty")
+            raise ConfigError(f"algorithm.{axis}: this axis needs a function, so it cannot be null")
         return () if axis in LISTS else None
     if axis in SIMPLE:
         return _validated(f"algorithm.{axis}", axis_types()[axis], value)
@@ -135,7 +135,7 @@ def _choice(
     settings = _mapping(_place(axis), value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
-        raise ConfigError(f"{_place(axis)}: needs a name, one of {', '.join(_names(axis))}")
+        raise ConfigError(f"{_place(axis)}: name is missing; give one of {', '.join(_names(axis))}")
     # Settings of the same function are overridden one by one; another function begins with its own defaults.
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
@@ -146,39 +146,42 @@ def _choice(
     )
     if dialect and (current is None or name != current.name):
         # A framework's defaults for a function that the preset did not have.
-        said = dialect.conventions.get(function)
-        settings = {**(said.settings if said and said.function is function else {}), **settings}
+        convention = dialect.conventions.get(function)
+        settings = {
+            **(convention.settings if convention and convention.function is function else {}),
+            **settings,
+        }
     return Bound(function, checked_settings(_place(axis), function, settings))
 
 
-def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
+def _function(axis: str, spec: str | Callable[..., object], folder: Path) -> Callable[..., object]:
     known = _names(axis)
-    if callable(named) and named in known.values():
-        return named
-    if isinstance(named, str) and ":" not in named:
-        if named not in known:
-            raise ConfigError(f"{_place(axis)}: {named!r} is unknown{hint(named, known)}")
-        return known[named]
-    function = load_function(named, folder) if isinstance(named, str) else _own(named, folder)
-    name = named if isinstance(named, str) else name_of(named)
+    if callable(spec) and spec in known.values():
+        return spec
+    if isinstance(spec, str) and ":" not in spec:
+        if spec not in known:
+            raise ConfigError(f"{_place(axis)}: {spec!r} is unknown{hint(spec, known)}")
+        return known[spec]
+    function = load_function(spec, folder) if isinstance(spec, str) else _with_name(spec, folder)
+    name = spec if isinstance(spec, str) else name_of(spec)
     try:
         names = data_names(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"{_place(axis)}: {name} does not say what data it asks for") from None
-    for asked in names:
-        if asked not in data.OFFERED[axis]:
+        raise ConfigError(f"{_place(axis)}: {name} has no signature that names its data") from None
+    for needed in names:
+        if needed not in data.OFFERED[axis]:
             raise ConfigError(
-                f"{_place(axis)}: {name} asks for {asked!r}, which is no data of this axis"
-                f"{hint(asked, data.OFFERED[axis])}; settings come after a * in its signature"
+                f"{_place(axis)}: {name} asks for {needed!r}, which this axis does not "
+                f"offer{hint(needed, data.OFFERED[axis])}; settings come after a * in its signature"
             )
     return function
 
 
-def _own(function: Callable[..., object], folder: Path) -> Callable[..., object]:
+def _with_name(function: Callable[..., object], folder: Path) -> Callable[..., object]:
     """Return a function given from Python with its name for a record; a callable object gets a wrapper."""
-    named = function if isfunction(function) else partial(function)
-    vars(named).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
-    return named
+    result = function if isfunction(function) else partial(function)
+    vars(result).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
+    return result
 
 
 def _place(axis: str) -> str:
@@ -194,14 +197,14 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path | N
     """Build `kl`, `entropy` or `critic` (records of plain settings) from a mapping or its short form."""
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {SHORT[axis]: value}
     record = current or kind()
-    known = inspect.signature(kind, eval_str=True).parameters
-    for key, given in settings.items():
-        if key not in known:
-            raise ConfigError(f"algorithm.{axis}.{key}: no such setting{hint(key, known)}")
+    parameters = inspect.signature(kind, eval_str=True).parameters
+    for key, item in settings.items():
+        if key not in parameters:
+            raise ConfigError(f"algorithm.{axis}.{key}: there is no such setting{hint(key, parameters)}")
         if key == "estimator":
-            settings[key] = _choice(key, record.estimator, given, folder)
+            settings[key] = _choice(key, record.estimator, item, folder)
         else:
-            settings[key] = _validated(f"algorithm.{axis}.{key}", known[key].annotation, given)
+            settings[key] = _validated(f"algorithm.{axis}.{key}", parameters[key].annotation, item)
     return replace(record, **settings)
 
 
@@ -212,7 +215,9 @@ def checked_settings(
     try:
         known = parameters_of(function)
     except NameError as error:
-        raise ConfigError(f"{where}: the annotations of {name_of(function)} use {error.name!r}") from None
+        raise ConfigError(
+            f"{where}: an annotation of {name_of(function)} uses {error.name!r}, which is not defined"
+        ) from None
     for key in settings:
         if key not in known:
             raise ConfigError(f"{where}.{key}: {name_of(function)} has no such setting{hint(key, known)}")
@@ -246,12 +251,12 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
     With ``max_tokens``, a reduction's length of None becomes that number.
     """
-    found = {axis: _spelled(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
-    reduce = found["reduce"]
+    axes = {axis: _spelled(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
+    reduce = axes["reduce"]
     # `...` tells a reduction without the setting from one whose length is None.
     if isinstance(reduce, dict) and reduce.get("length", ...) is None:
         reduce["length"] = max_tokens
-    return found
+    return axes
 
 
 def own_code(algorithm: Algorithm) -> list[str]:
@@ -275,10 +280,10 @@ def departures(algorithm: Algorithm, name: str) -> str:
         if isinstance(value, dict) and isinstance(before, dict):
             changed = {k: v for k, v in value.items() if before.get(k, ...) != v}
             plain = {k: v["name"] if isinstance(v, dict) else v for k, v in changed.items()}
-            said = ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in plain.items())
+            text = ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in plain.items())
         else:
-            said = str(value or "none")
-        differences.append(f"{axis}: {said}")
+            text = str(value or "none")
+        differences.append(f"{axis}: {text}")
     return "; ".join(differences)
 
 
@@ -335,5 +340,5 @@ def hint(word: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?', or the valid words if they are few."""
     words = sorted(map(str, known))
     if likely := near(word, words, 0.6):
-        return meant(likely)
+        return suggestion(likely)
     return f"; known: {', '.join(words)}" if len(words) <= FEW_WORDS else ""

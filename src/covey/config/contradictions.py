@@ -57,23 +57,23 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
     yield from contradictions(algorithm, rollout.group_size, updates_of(config))
     if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
         yield (
-            f"algorithm.critic.warmup {algorithm.critic.warmup}: the policy never learns in "
-            f"{train.steps} steps (train.steps); use fewer"
+            f"algorithm.critic.warmup {algorithm.critic.warmup}: the run has only {train.steps} steps "
+            "(train.steps), so the policy never learns; use fewer warm-up steps"
         )
     if algorithm.values_on_policy and train.lr == 0:
         yield (
-            "train.lr 0: a critic on the policy's trunk learns on its schedule, so never; use trunk own to "
-            "train a critic alone"
+            "train.lr 0: a critic on the policy's trunk has the policy's schedule, so it never learns; use "
+            "trunk own to train only the critic"
         )
     if rollout.temperature < COLDEST:
         yield (
-            f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
-            "that there is nothing to compare; use 0.6 to 1.0"
+            f"rollout.temperature {rollout.temperature:g}: all completions of a prompt would be the same, so "
+            "there is nothing to compare; use 0.6 to 1.0"
         )
     if rollout.prepass and rollout.curriculum == "off" and not rollout.adapt_group_size:
         yield (
-            "rollout.prepass: nothing asks for the pass rates it would measure; set rollout.curriculum: "
-            "frontier or rollout.adapt_group_size: true, or leave it at 0"
+            "rollout.prepass measures pass rates that nothing uses; set rollout.curriculum: frontier or "
+            "rollout.adapt_group_size: true, or set it to 0"
         )
     by_rates = {
         "curriculum": rollout.curriculum != "off",
@@ -82,33 +82,34 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
     }
     for name in (n for n, on in by_rates.items() if on and rollout.staleness):
         yield (
-            f"rollout.staleness {rollout.staleness}: what rollout.{name} samples next follows from the pass "
-            f"rates of steps that have not ended yet; use staleness 0, or leave {name} out"
+            f"rollout.staleness {rollout.staleness}: rollout.{name} chooses problems by the pass rates of "
+            f"steps that have not ended yet; use staleness 0, or leave {name} out"
         )
     if rollout.staleness and "segments" in algorithm.needs:
         yield (
-            f"rollout.staleness {rollout.staleness}: {algorithm.advantage.name} samples continuations under "
-            "the weights that sampled what they continue; use staleness 0, or another advantage"
+            f"rollout.staleness {rollout.staleness}: {algorithm.advantage.name} must sample continuations "
+            "with the weights that sampled the beginning; use staleness 0, or another advantage"
         )
     if rollout.tools is not None and "segments" in algorithm.needs:
         yield (
-            f"rollout.tools: {algorithm.advantage.name} samples completions anew from their middle, perhaps "
-            "that of a call; use another advantage, or no tools"
+            f"rollout.tools: {algorithm.advantage.name} resamples completions from their middle, which may "
+            "be inside a call; use another advantage, or no tools"
         )
     if rollout.top_k == 1:
         yield (
-            "rollout.top_k 1: completions of a prompt would all be the same, so that there is nothing to "
+            "rollout.top_k 1: all completions of a prompt would be the same, so there is nothing to "
             "compare; use 0, which keeps all tokens"
         )
     if train.updates_per_batch > rollout.prompts_per_step:
         yield (
-            f"train.updates_per_batch {train.updates_per_batch} is more than rollout.prompts_per_step "
-            f"{rollout.prompts_per_step}: an update trains on whole groups; use at most that many"
+            f"train.updates_per_batch {train.updates_per_batch} exceeds rollout.prompts_per_step "
+            f"{rollout.prompts_per_step}: an update trains on whole groups; use at most "
+            f"{rollout.prompts_per_step}"
         )
     if guards.kl_action == "raise_coef" and algorithm.kl is None:
-        yield "guards.kl_action raise_coef: there is no algorithm.kl to raise"
+        yield "guards.kl_action raise_coef: algorithm.kl is not set, so there is no coefficient to raise"
     elif guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
-        yield "guards.kl_action raise_coef: algorithm.kl.target moves it already"
+        yield "guards.kl_action raise_coef: algorithm.kl.target already adapts the coefficient"
 
 
 def of_examples(config: Config) -> Iterator[str]:
@@ -116,11 +117,14 @@ def of_examples(config: Config) -> Iterator[str]:
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
     if config.data.examples and config.method in SAMPLES:
-        yield f"data.examples: method {config.method} learns from none; remove them, or choose another method"
+        yield (
+            f"data.examples: method {config.method} does not learn from examples; remove them, or choose "
+            "another method"
+        )
     if config.train.final == "best" and not config.eval.every and reads(config.method, "train.final"):
-        yield "train.final best: nothing is measured while it trains; set eval.every, as to 20"
+        yield "train.final best: no evaluation runs during training; set eval.every, for example to 20"
     if config.data.replay < 1 and len(config.data.examples) < 2:
-        yield "data.replay: there is no earlier file among data.examples to take a fraction of; leave it out"
+        yield "data.replay: data.examples has only one file, so there is no earlier one to replay; remove it"
 
 
 def updates_of(config: Config) -> int:
@@ -135,13 +139,13 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     ratio of 1 neither the value of a function on these axes nor its gradient depends on them.
     """
     weights = [c for c in algorithm.token_weights if "log_ratio" in c.needs]
-    found = []
-    acting = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
-    for bound in (algorithm.ratio, *acting, *weights):
+    rules = []
+    surrogates = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
+    for bound in (algorithm.ratio, *surrogates, *weights):
         settings = [f"{k} {v}" for k, v in bound.all_settings.items() if v is not None]
         if settings and built_in(bound):
-            found.append(f"{bound.name} ({', '.join(settings)})")
-    return found
+            rules.append(f"{bound.name} ({', '.join(settings)})")
+    return rules
 
 
 def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
@@ -176,19 +180,22 @@ def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     k = algorithm.advantage.all_settings.get("k", 1) if algorithm.advantage.function is pass_at_k else 1
     if k >= group_size > 1:
         yield (
-            f"algorithm.advantage.k {k}: of {group_size} completions (rollout.group_size) there is one such "
-            "set at most, so that nothing differs; use fewer, or a larger group"
+            f"algorithm.advantage.k {k}: {group_size} completions (rollout.group_size) have at most one "
+            "subset of that size, so there is nothing to compare; use a smaller k, or a larger group"
         )
 
 
 def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
-    chosen = algorithm.filter
-    if chosen is None or not built_in(chosen):
+    rule = algorithm.filter
+    if rule is None or not built_in(rule):
         return
-    settings = chosen.all_settings
-    if chosen.function is not pass_rate_band:
+    settings = rule.all_settings
+    if rule.function is not pass_rate_band:
         if group_size == 1 and algorithm.credit in ("completion", "component"):
-            yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
+            yield (
+                f"rollout.group_size 1: the filter {rule.name} does nothing with a single completion; use "
+                "filter: null"
+            )
     elif settings["low"] == 0 and settings["high"] == 1:
         yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"
     # k correct of group_size completions.
@@ -204,18 +211,19 @@ def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
     surrogate = algorithm.surrogate
     if updates > 1 and ratio == "on_policy":
         yield (
-            f"algorithm.ratio on_policy: {updates} updates per batch leave the policy that sampled, which it "
-            "does not correct for; use ratio token, or one update"
+            f"algorithm.ratio on_policy: after the first of {updates} updates per batch the policy is no "
+            "longer the one that sampled, and on_policy does not correct for that; use ratio token, or one "
+            "update"
         )
     if ratio == "on_policy" and surrogate.name in {"clip", "cispo", "sapo", "vespo"}:
         yield (
-            f"algorithm.surrogate {surrogate.name} has nothing to bound: ratio on_policy is always 1; use "
+            f"algorithm.surrogate {surrogate.name} bounds the ratio, but ratio on_policy is always 1; use "
             "surrogate unclipped, or ratio token"
         )
     if ratio != "token" and "ratio" not in surrogate.needs:
         yield (
-            f"algorithm.ratio {ratio} has no effect: surrogate {surrogate.name} takes each token's own "
-            "ratio; use ratio token"
+            f"algorithm.ratio {ratio} has no effect: surrogate {surrogate.name} uses each token's own ratio; "
+            "use ratio token"
         )
 
 
@@ -238,20 +246,20 @@ def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
             if "log_ratio" not in correction.needs:
                 yield (
                     f"algorithm.correction {correction.name} has nothing to correct: with old sampler the "
-                    "ratio itself is against the sampler; use correction: null, or old trainer"
+                    "ratio already compares with the sampler; use correction: null, or old trainer"
                 )
         if missing := algorithm.needs & {"old_entropy", "old_collision"}:
             yield (
-                f"algorithm.old sampler: {min(missing)} is only known when log-probs are recomputed; use old "
+                f"algorithm.old sampler: {min(missing)} is known only if log-probs are recomputed; use old "
                 "trainer"
             )
 
 
 def _of_kl(algorithm: Algorithm) -> Iterator[str]:
     kl, entropy = algorithm.kl, algorithm.entropy
-    asked = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
-    if asked and not algorithm.needs_reference:
-        yield f"algorithm.kl keeps no reference, but {min(asked)} is asked for, which needs one: set kl"
+    needed = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
+    if needed and not algorithm.needs_reference:
+        yield f"algorithm.kl is not set, so there is no reference model, but {min(needed)} needs one: set kl"
     if kl is not None:
         # E[grad log p] = 0: as a loss, k1 has no gradient on average.
         if kl.estimator.function is k1 and kl.place == "loss" and kl.gradient == "formula":
@@ -263,7 +271,10 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
         if kl.coef == 0:
             yield "algorithm.kl.coef 0 keeps a reference for nothing, and no target raises it; use kl: null"
         if kl.refresh_mix < 1 and kl.refresh_every is None:
-            yield "algorithm.kl.refresh_mix has nothing to mix: set kl.refresh_every, or leave it at 1"
+            yield (
+                "algorithm.kl.refresh_mix acts only with kl.refresh_every: set that too, or leave "
+                "refresh_mix at 1"
+            )
         if kl.refresh_every is not None and kl.refresh_mix == 0:
             yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
         if kl.place == "reward":
@@ -271,16 +282,16 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
         if kl.to == "sampler":
             yield from _of_kl_to_sampler(kl)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
-            yield "algorithm.kl.estimator full is exact by token: leave level token and gradient formula"
+            yield "algorithm.kl.estimator full is exact per token: use level token and gradient formula"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
-        yield "algorithm.entropy.coef 0 weighs nothing; use entropy: null, or set a target"
+        yield "algorithm.entropy.coef 0 has no effect; use entropy: null, or set a target"
 
 
 def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
     if kl.place == "reward" or kl.refresh_every is not None or kl.target is not None:
         yield (
-            "algorithm.kl.to sampler acts in the loss alone and has no reference to move or to steer by: use "
-            "place loss, refresh_every: null and target: null"
+            "algorithm.kl.to sampler works only in the loss, without a reference model to move or a target "
+            "to steer by: use place loss, refresh_every: null and target: null"
         )
     if "full_kl" in kl.estimator.needs:
         yield "algorithm.kl.estimator full needs the reference's distribution: use k2 with to sampler"
@@ -288,13 +299,13 @@ def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
 
 def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
     if "full_kl" in kl.estimator.needs:
-        yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
+        yield "algorithm.kl.estimator full is available only in the loss; use place loss, or estimator k1"
     if kl.gradient != "formula":
-        yield "algorithm.kl.gradient has no effect in the reward, which carries none; use place loss"
+        yield "algorithm.kl.gradient has no effect in the reward, which has no gradient; use place loss"
     if kl.level == "response" and not {"rewards", "token_rewards"} & set(algorithm.advantage.needs):
         yield (
             f"algorithm.kl.level response has no effect: advantage {algorithm.advantage.name} does not read "
-            "the sum that this KL is taken from; use level token"
+            "the completion's reward, from which this KL is subtracted; use level token"
         )
 
 
@@ -302,40 +313,46 @@ def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
     surrogate = algorithm.surrogate.all_settings
     if surrogate.get("cap", 1) < 1:
         yield (
-            "algorithm.surrogate.cap below 1 caps every on-policy weight; it bounds the ratio itself: use "
-            "1 + eps_high, for example 5"
+            "algorithm.surrogate.cap below 1 caps even on-policy weights, as it bounds the ratio itself: "
+            "use 1 + eps_high, for example 5"
         )
     if surrogate.get("floor", 0) > 1:
-        yield "algorithm.surrogate.floor above 1 raises every on-policy weight; use 1 - eps_low, or 0"
+        yield "algorithm.surrogate.floor above 1 raises even on-policy weights; use 1 - eps_low, or 0"
     # dual_clip bounds the ratio for negative advantages, beyond the range of the ordinary clip.
     if (surrogate.get("dual_clip") or math.inf) <= 1 + surrogate.get("clip_high", 0):
-        yield "algorithm.surrogate.dual_clip must lie above 1 + clip_high"
+        yield "algorithm.surrogate.dual_clip must be greater than 1 + clip_high"
     for weights in algorithm.token_weights:
         settings = weights.all_settings
         if weights.function is future_influence and not settings["low"] <= 1 <= settings["high"]:
-            yield "algorithm.token_weights future_influence: 1, that is no influence, must lie in low to high"
+            yield (
+                "algorithm.token_weights future_influence: low to high must include 1, which means no "
+                "influence"
+            )
     for bound in (c for c in algorithm.functions if c is not algorithm.filter):
         low, high = (bound.all_settings.get(end) for end in ("low", "high"))
         if low is not None and high is not None and low >= high:
-            yield f"{bound.name}: low {low:g} must lie below high {high:g}, or nothing is between them"
+            yield f"{bound.name}: low {low:g} must be less than high {high:g}"
 
 
 def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
     if "selected" in algorithm.needs and algorithm.select_tokens is None:
-        yield "algorithm.select_tokens is empty, but `selected` is asked for: name one, such as top_entropy"
+        yield (
+            "algorithm.select_tokens is not set, but a function needs `selected`: name one, such as "
+            "top_entropy"
+        )
     if algorithm.select_tokens is not None and "selected" not in algorithm.needs:
-        yield "algorithm.select_tokens selects tokens that nothing uses: add token_weights or remove it"
+        yield "algorithm.select_tokens marks tokens that nothing reads: add token_weights or remove it"
 
 
 def _of_critic(algorithm: Algorithm) -> Iterator[str]:
     critic = algorithm.critic
-    asked = "values" in algorithm.needs
-    if asked and critic is None:
-        yield f"algorithm.advantage {algorithm.advantage.name} needs a critic's values: set critic: own"
+    needed = "values" in algorithm.needs
+    if needed and critic is None:
+        yield f"algorithm.advantage {algorithm.advantage.name} needs the values of a critic: set critic: own"
     if critic is None:
         return
-    if not asked:
-        yield "algorithm.critic learns values that no advantage reads; use advantage gae, or critic: null"
+    if not needed:
+        yield "algorithm.critic: no advantage reads its values; use advantage gae, or critic: null"
     if critic.trunk == "policy" and critic.model is not None:
         yield "algorithm.critic.model has no effect with trunk policy; use trunk own, or model: null"
     if critic.trunk == "own" and critic.pull != Critic().pull:

@@ -48,7 +48,7 @@ class GivenRows(Given):
     """Rows of data as a sequence, because an iterator can be read only once."""
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
-        self.rows = _held(key, rows)
+        self.rows = _as_sequence(key, rows)
         self.key = key
         super().__init__(f"{len(self.rows)} rows")
 
@@ -57,7 +57,7 @@ MOST_STREAMED = 1_000_000
 """Largest number of rows that are read from an iterator, which may be endless."""
 
 
-def _held(key: str, rows: Iterable[object]) -> Sequence[object]:
+def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
     """Return rows as a sequence, also those of a pandas or polars table. Raises ConfigError for too many."""
     if isinstance(rows, Sequence):
         return rows
@@ -67,13 +67,13 @@ def _held(key: str, rows: Iterable[object]) -> Sequence[object]:
         return list(rows.to_dict(orient="records"))
     if hasattr(rows, "__len__"):
         return list(rows)
-    found = list(islice(rows, MOST_STREAMED + 1))
-    if len(found) > MOST_STREAMED:
+    items = list(islice(rows, MOST_STREAMED + 1))
+    if len(items) > MOST_STREAMED:
         raise ConfigError(
-            f"{key}: its iterator gives more than {MOST_STREAMED:,} rows, and may never end. Give a list, or "
+            f"{key}: the iterator has more than {MOST_STREAMED:,} rows and may be endless. Give a list, or "
             "write the rows to a file"
         )
-    return found
+    return items
 
 
 def or_given(kind: object) -> GetPydanticSchema:
@@ -103,11 +103,11 @@ def with_given(settings: Mapping[str, object]) -> dict[str, object]:
     is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
     if is_object and tokenizer is None and not isinstance(model, Given):
         raise ConfigError(
-            f"model: {name_of(model)} comes without its tokenizer: covey.train(model=..., tokenizer=...)"
+            f"model: {name_of(model)} needs its tokenizer: covey.train(model=..., tokenizer=...)"
         )
     if tokenizer is not None and not is_object:
         raise ConfigError(
-            "tokenizer: it is for a model that is given as an object; a model's folder or hub id has its own"
+            "tokenizer: only a model given as an object needs one; a folder or hub id has its own"
         )
     if is_object and not isinstance(model, Given):
         settings["model"] = GivenModel(model, tokenizer)
@@ -130,7 +130,7 @@ def _data(data: object) -> object:
         value = data.get(key)
         if isinstance(value, Mapping):
             splits = ", ".join(repr(name) for name in value) or "nothing"
-            raise ConfigError(f"data.{key}: this holds several tables ({splits}); give one of them")
+            raise ConfigError(f"data.{key}: this is a mapping of tables ({splits}); give one of them")
     return {
         key: GivenRows(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
         for key, value in data.items()
@@ -182,12 +182,12 @@ def refuse_lost(raw: Mapping[str, object]) -> None:
         again = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
         raise ConfigError(
             "\n".join(
-                f"{key}: `{names[0]}` was given to this run as an object in Python, which no file can hold"
+                f"{key}: `{names[0]}` was a Python object, which the run's record cannot hold"
                 for key, names in lost.items()
             )
             + f"\nGive it again from Python: covey.resume({run!r}, {again}) or "
             + f"covey.evaluate({run!r}, {again})"
-            + ". A function of a .py file needs none of this" * bool(lost.keys() - {"model", "data"})
+            + ". A function in a .py file need not be given again" * bool(lost.keys() - {"model", "data"})
         )
 
 

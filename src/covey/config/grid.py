@@ -20,8 +20,8 @@ MOST_RUNS = 1000
 LONGEST_NAME = 150
 # Settings that a sweep chooses itself -> what to do instead.
 OWN_KEYS = {
-    "seed": "use --seeds N, which gives every combination the same N seeds",
-    "output": "the folders below --output have their names from the settings",
+    "seed": "use --seeds N; every combination gets the same N seeds",
+    "output": "the sweep names the folders below --output by their settings",
 }
 
 
@@ -48,23 +48,23 @@ class Planned(NamedTuple):
 
 def swept_settings(texts: Sequence[str]) -> list[Choice]:
     """Return the choices of texts of the form `key=value,value`. Raises ConfigError for any other text."""
-    found = list[Choice]()
+    choices = list[Choice]()
     for text in texts:
-        key, equals, rest = text.partition("=")
+        key, equals, listed = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
         if not key or not equals:
-            raise ConfigError(f"--set {text!r}: expected a setting and its values, as train.lr=1e-4,2e-4")
-        values = tuple(_shown(piece) for piece in pieces(rest))
+            raise ConfigError(f"--set {text!r}: write a setting and its values, as train.lr=1e-4,2e-4")
+        values = tuple(_in_one_notation(piece) for piece in pieces(listed))
         if "" in values:
-            raise ConfigError(f"--set {text!r}: a value is missing. Write {key}=first,second")
-        if twice := [v for n, v in enumerate(values) if v in values[:n]]:
-            raise ConfigError(f"--set {text!r}: {twice[0]} is there twice")
+            raise ConfigError(f"--set {text!r}: a value is empty; write {key}=first,second")
+        if repeated := [v for n, v in enumerate(values) if v in values[:n]]:
+            raise ConfigError(f"--set {text!r}: {repeated[0]} occurs twice")
         if key in OWN_KEYS:
             raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")
-        if any(key == other.key for other in found):
-            raise ConfigError(f"--set {key} is given twice; write all of its values in one, as {key}=1,2")
-        found.append(Choice(key, values))
-    return found
+        if any(key == other.key for other in choices):
+            raise ConfigError(f"--set {key} is given twice; give all its values at once, as {key}=1,2")
+        choices.append(Choice(key, values))
+    return choices
 
 
 def pieces(text: str) -> list[str]:
@@ -90,7 +90,7 @@ def pieces(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _shown(text: str) -> str:
+def _in_one_notation(text: str) -> str:
     """Return a number in one notation, however it was written; any other value as it is."""
     try:
         value = float(text)
@@ -110,39 +110,40 @@ class Grid(NamedTuple):
 
 def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     """Return the runs of every combination with every seed, with checked configs. Raises ConfigError."""
-    chosen = swept_settings(sets)
+    choices = swept_settings(sets)
     base = start.load().config
-    cells = list(product(*(c.values for c in chosen)))
+    cells = list(product(*(c.values for c in choices)))
     if seeds < 1 or len(cells) * seeds > MOST_RUNS:
         raise ConfigError(
-            f"--seeds {seeds} with {len(cells)} combinations: at least 1 seed, and at most {MOST_RUNS:,} runs"
+            f"--seeds {seeds} with {len(cells)} combinations: give at least 1 seed and at most "
+            f"{MOST_RUNS:,} runs"
         )
     if base.launch.processes > 1 or started_together():
         raise ConfigError(
-            "launch.processes: a sweep makes its runs in one process. Take --launch.processes 1, without "
-            "torchrun, or make each run by `covey train` with an --output of its own"
+            "launch.processes: a sweep runs in one process. Set --launch.processes 1 and do not use "
+            "torchrun, or train each run by `covey train` with its own --output"
         )
     runs = list[Planned]()
-    known = dict[str, Path]()  # a resolved config -> the folder of its run
+    folders = dict[str, Path]()  # a resolved config -> the folder of its run
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
-        settings = [f"--{c.key}={value}" for c, value in zip(chosen, cell, strict=True)]
-        folder = base.output / _folder_name(chosen, cell, seed)
-        own = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
-        loaded = own.load()
-        runs.append(Planned(cell, seed, own, loaded))
+        settings = [f"--{c.key}={value}" for c, value in zip(choices, cell, strict=True)]
+        folder = base.output / _folder_name(choices, cell, seed)
+        run = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
+        loaded = run.load()
+        runs.append(Planned(cell, seed, run, loaded))
         # Two spellings may mean the same run: compare all settings but the folder.
         resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
-        same = json.dumps(resolutions, default=str, sort_keys=True)
-        other = known.setdefault(same, folder)
+        identity = json.dumps(resolutions, default=str, sort_keys=True)
+        other = folders.setdefault(identity, folder)
         if other != folder:
-            raise ConfigError(f"{other.name} and {folder.name} are the same run; leave one of them out")
-    return Grid(base.output, tuple(c.key for c in chosen), runs)
+            raise ConfigError(f"{other.name} and {folder.name} are the same run; remove one of them")
+    return Grid(base.output, tuple(c.key for c in choices), runs)
 
 
-def _folder_name(chosen: Sequence[Choice], cell: Sequence[str], seed: int) -> str:
+def _folder_name(choices: Sequence[Choice], cell: Sequence[str], seed: int) -> str:
     """Return the settings as a folder's name, with only the last word of a key if that is unique."""
-    ends = [c.key.rpartition(".")[2] for c in chosen]
-    keys = [c.key if ends.count(end) > 1 else end for c, end in zip(chosen, ends, strict=True)]
+    ends = [c.key.rpartition(".")[2] for c in choices]
+    keys = [c.key if ends.count(end) > 1 else end for c, end in zip(choices, ends, strict=True)]
     named = [(key, re.sub(r"[^\w.+-]+", "_", value)) for key, value in zip(keys, cell, strict=True)]
     name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
     # A name that lost characters or is too long gets a hash, so that it stays unique.

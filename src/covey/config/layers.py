@@ -75,9 +75,11 @@ class Layers:
             origin = self.origins.pop(f"{prefix}{old}", old)
             new, value = self._name(old, raw[old], origin)
             if (new != old or "." in old) and get(result, new) is not None:
-                before = self.origins.get(f"{prefix}{new}", new)
-                said = f"{old} is {new} here, which is set already" if new != old else f"{old} is set already"
-                raise ConfigError(f"{origin}: {said} ({before}); keep one")
+                place = self.origins.get(f"{prefix}{new}", new)
+                conflict = (
+                    f"{old} means {new}, which is already set" if new != old else f"{old} is already set"
+                )
+                raise ConfigError(f"{origin}: {conflict} ({place}); keep one")
             result = put(result, new, value)
             self.origins[f"{prefix}{new}"] = origin
         return result
@@ -88,7 +90,7 @@ class Layers:
         if new == name:
             return name, value
         if origin != name:  # from Python, TRL's names are used on purpose
-            self.notes.append(f"{origin}: {name} is {new} here")
+            self.notes.append(f"{origin}: {name} is read as {new}")
         self.of_trl = True
         if name in trl.PER_UPDATE:
             self.per_update[new, origin] = name
@@ -113,20 +115,20 @@ class Layers:
 
     def stages(self) -> list[tuple[str, dict[str, object], dict[str, str]]]:
         """Return (name, values, origins) of each stage; [] if there are no stages."""
-        given = self.raw.get("stages")
-        given = given if isinstance(given, list | tuple) else ()
+        listed = self.raw.get("stages")
+        listed = listed if isinstance(listed, list | tuple) else ()
         base = {k: v for k, v in self.raw.items() if k != "stages"}
-        self.names = [f"{n}-{self._method(base, s)}" for n, s in enumerate(given, start=1)]
-        chosen = [self._choose(s) for s in self.of_stages]
+        self.names = [f"{n}-{self._method(base, s)}" for n, s in enumerate(listed, start=1)]
+        overrides = [self._choose(s) for s in self.of_stages]
         stages = []
-        for index, (name, own) in enumerate(zip(self.names, given, strict=True)):
-            mine = [setting for number, setting in chosen if number == index]
-            stages.append((name, *self._stage(name, f"stages.{index}.", base, own, mine)))
+        for index, (name, values) in enumerate(zip(self.names, listed, strict=True)):
+            mine = [setting for number, setting in overrides if number == index]
+            stages.append((name, *self._stage(name, f"stages.{index}.", base, values, mine)))
         return stages
 
-    def _method(self, base: Mapping[str, object], own: Mapping[str, object]) -> object:
+    def _method(self, base: Mapping[str, object], values: Mapping[str, object]) -> object:
         return next(
-            (s.value for s in self.everywhere if s.key == "method"), {**base, **own}.get("method", "rl")
+            (s.value for s in self.everywhere if s.key == "method"), {**base, **values}.get("method", "rl")
         )
 
     def _stage(
@@ -134,38 +136,38 @@ class Layers:
         name: str,
         prefix: str,
         base: dict[str, object],
-        own: Mapping[str, object],
+        values: Mapping[str, object],
         mine: Sequence[Assignment],
     ) -> tuple[dict[str, object], dict[str, str]]:
-        method = self._method(base, own)
+        method = self._method(base, values)
         # The run's settings of the reinforcement loss do not apply to stages with another loss.
         given = base if method == "rl" else {k: v for k, v in base.items() if k not in trl.LOSS}
-        merged = merge(given, own)
+        merged = merge(given, values)
         # The stage's own origins win over those of the run.
-        placed = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
-        origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in placed.items()}}
+        of_stage = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
+        origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in of_stage.items()}}
         for key, value, origin in (*self.everywhere, *mine):
-            before = get(merged, key)
+            old = get(merged, key)
             # A note is due only if the stage itself had set another value.
-            from_stage = get(own, key) is not None or (key, value, origin) in mine
-            if from_stage and before is not None and before != value:
-                self.notes.append(f"{origin} {value} overrides {before} in stage {name}")
+            from_stage = get(values, key) is not None or (key, value, origin) in mine
+            if from_stage and old is not None and old != value:
+                self.notes.append(f"{origin} {value} overrides {old} in stage {name}")
             merged = put(merged, key, value)
             origins[key] = origin
         return merged, origins
 
     def _choose(self, setting: Assignment) -> tuple[int, Assignment]:
         """Return the stage's index and the setting of a key like `stages.2.train.steps`."""
-        _, wanted, *rest = setting.key.split(".")
+        _, stage, *rest = setting.key.split(".")
         # A stage may be named by its folder (2-rl, or 2_rl as options write it) or its number.
-        known = {
+        indices = {
             n: i for i, name in enumerate(self.names) for n in (name, name.replace("-", "_"), str(i + 1))
         }
-        if wanted not in known or not rest:
-            there = f"stages are named by number or folder, {', '.join(self.names)}: --stages.1.train.steps 5"
-            raise ConfigError(f"{setting.origin}: {there if self.names else 'this config has no stages'}")
+        if stage not in indices or not rest:
+            names = f"name a stage by its number or folder, {', '.join(self.names)}: --stages.1.train.steps 5"
+            raise ConfigError(f"{setting.origin}: {names if self.names else 'this config has no stages'}")
         key, value = self._name(".".join(rest), setting.value, setting.origin)
-        return known[wanted], Assignment(key, value, setting.origin)
+        return indices[stage], Assignment(key, value, setting.origin)
 
 
 def get(raw: object, key: str) -> object:

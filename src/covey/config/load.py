@@ -101,14 +101,18 @@ def load_config(
         _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update, names_only)
         for name, raw, origins in layers.stages()
     )
-    own = loaded.notes
+    notes = loaded.notes
     if loaded.of_stages:
         named = zip(layers.names, loaded.of_stages, strict=True)
-        own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
+        notes = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
     names = layers.names if loaded.of_stages else [""]
     stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
-    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread_settings(stages), *_of_warmup(stages)]
-    loaded.notes = [*layers.notes, *own, *told]
+    further = [
+        *_of_default_loss(loaded.stages(), layers.of_trl),
+        *unread_settings(stages),
+        *_of_warmup(stages),
+    ]
+    loaded.notes = [*layers.notes, *notes, *further]
     return loaded
 
 
@@ -147,14 +151,14 @@ def _validate(
     return Loaded(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
 
 
-def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]]:
+def corrected(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list[str]]:
     """Return the algorithm, corrected for stale tokens unless its config chose a correction, and a note."""
-    said = isinstance(named, Mapping) and ("correction" in named or named.get("old") == "sampler")
-    if said or algorithm.correction or algorithm.old == "sampler":
+    chosen = isinstance(spec, Mapping) and ("correction" in spec or spec.get("old") == "sampler")
+    if chosen or algorithm.correction or algorithm.old == "sampler":
         return algorithm, []
     note = (
-        "rollout.staleness: algorithm.correction truncated weighs stale tokens by min(trainer / sampler, 2), "
-        "since none is named; `correction: null` trains on them as they are"
+        "rollout.staleness: no correction is named, so algorithm.correction truncated weights stale tokens "
+        "by min(trainer / sampler, 2); `correction: null` trains on them unweighted"
     )
     return replace(algorithm, correction=(bind(truncated),)), [note]
 
@@ -169,7 +173,9 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
         if config.loss and not config.stages:
             known = ", ".join(COMPARES)
             raise ConfigError(
-                _placed(f"loss: method {config.method} has no settings here; these have: {known}", origins)
+                _placed(
+                    f"loss: method {config.method} has no loss settings; these methods have: {known}", origins
+                )
             )
         return None
     try:
@@ -182,34 +188,34 @@ def _with_loss_of_trl(
     raw: Mapping[str, object], origins: dict[str, str]
 ) -> tuple[dict[str, object], dict[str, str], list[str]]:
     """Return the values with TRL's loss as an `algorithm` block, the origins, and a note."""
-    given = {name: raw[name] for name in trl.LOSS if name in raw}
-    if not given:
+    loss = {name: raw[name] for name in trl.LOSS if name in raw}
+    if not loss:
         return dict(raw), origins, []
-    places = {name: origins.get(name, name) for name in given}
+    places = {name: origins.get(name, name) for name in loss}
     method = raw.get("method", "rl")
     if method != "rl" and not raw.get("stages"):
         raise ConfigError(
-            f"{_said(min(places.values()))}: {', '.join(given)} would be of the reinforcement loss; the "
-            f"settings of method {method} are in `loss`, as loss: {{beta: 0.1}}"
+            f"{_in_words(min(places.values()))}: {', '.join(loss)} set the reinforcement loss; set the loss "
+            f"of method {method} by `loss`, as loss: {{beta: 0.1}}"
         )
     try:
-        algorithm = algorithm_of(given)
+        algorithm = algorithm_of(loss)
     except ConfigError as error:
         # The error begins with the name that it is about.
         place = places.get(str(error).partition(" ")[0].rstrip(":"), min(places.values()))
-        raise ConfigError(f"{_said(place)}: {error}") from None
-    names = ", ".join(given)
+        raise ConfigError(f"{_in_words(place)}: {error}") from None
+    names = ", ".join(loss)
     if "algorithm" in raw:
         there = origins.get("algorithm", "algorithm")
         raise ConfigError(
-            f"{', '.join(map(_said, places.values()))}: {names} and algorithm ({there}) both say what the "
-            "loss is: TRL's names mean its whole loss, with its defaults for the rest. Keep one; alone these "
-            f"mean algorithm: {_in_a_line(algorithm)}"
+            f"{', '.join(map(_in_words, places.values()))}: {names} and algorithm ({there}) both define the "
+            "loss: TRL's names stand for its whole loss, with its defaults for the rest. Keep one; these "
+            f"names alone mean algorithm: {_in_a_line(algorithm)}"
         )
     origins = {**origins, "algorithm": f"{', '.join(places.values())} (TRL's)"}
-    kept = {k: v for k, v in raw.items() if k not in given}
-    note = f"{names}: TRL's loss, its defaults where nothing is said: algorithm: {_in_a_line(algorithm)}"
-    return {**kept, "algorithm": algorithm}, origins, [note]
+    others = {k: v for k, v in raw.items() if k not in loss}
+    note = f"{names}: read as TRL's loss, with its defaults for the rest: algorithm: {_in_a_line(algorithm)}"
+    return {**others, "algorithm": algorithm}, origins, [note]
 
 
 def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
@@ -217,7 +223,10 @@ def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
     unsaid = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
     if not of_trl or not unsaid:
         return []
-    note = "no algorithm is named: covey's default, dapo, has clip_high 0.28 and replaces groups that tie"
+    note = (
+        "no algorithm is named, so covey's default, dapo, is used: it has clip_high 0.28 and replaces dead "
+        "groups"
+    )
     return [f"{note}; TRL's default is loss_type: dapo"]
 
 
@@ -227,8 +236,8 @@ def _of_warmup(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Itera
         train = config.train
         if train.warmup_steps > train.steps and reads(config.method, "train.warmup_steps"):
             rate = train.lr * train.steps / train.warmup_steps
-            said = f"train.warmup_steps {train.warmup_steps}: the learning rate ends at {rate:.2g}"
-            yield f"{f'stage {name}: ' if name else ''}{said}, since train.steps is {train.steps}"
+            note = f"train.warmup_steps {train.warmup_steps}: the learning rate only reaches {rate:.2g}"
+            yield f"{f'stage {name}: ' if name else ''}{note}, since train.steps is {train.steps}"
 
 
 def _in_a_line(algorithm: Mapping[str, object]) -> str:
@@ -253,8 +262,8 @@ def _of_counts(
         if origins.get(key, "").partition(" (stage")[0] != origin:
             continue
         yield (
-            f"{key}: TRL's {name} counts optimizer steps, {key} counts rollout batches, here of {updates} "
-            f"optimizer steps each; write {key}"
+            f"{key}: TRL's {name} counts optimizer steps, but {key} counts rollout batches, each of "
+            f"{updates} optimizer steps here; set {key} itself"
         )
 
 
@@ -262,7 +271,7 @@ MISTAKES_IN_WORDS: Mapping[str, str] = {
     "tuple_type": "write a list, as [first, second]",
     "dict_type": "write a mapping, as {name: value}",
     "model_type": "write a mapping, as {name: value}",
-    "string_type": "write a text",
+    "string_type": "write a string",
     "path_type": "write the path of a file or folder",
     "bool_parsing": "write true or false",
 }
@@ -271,33 +280,33 @@ MISTAKES_IN_WORDS: Mapping[str, str] = {
 
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
     """Return one line per mistake, unknown names last, followed by where settings are listed."""
-    wrong = []
+    mistakes = []
     unknown = []
     known = [*key_paths(), *algorithm_keys()]
     for e in error.errors():
         path = ".".join(map(str, e["loc"]))
-        place = _said(_origin(path, origins) or where)
+        place = _in_words(_origin(path, origins) or where)
         if e["type"] == "extra_forbidden":
             unknown.append(f"{place}: {explained(path, e['input'], known)}")
         else:
-            said = e["msg"].removeprefix("Value error, ")
-            says = MISTAKES_IN_WORDS.get(e["type"], said[:1].lower() + said[1:])
-            wrong.append(f"{place}: {path} = {_shown(e['input'])}: {says}")
-    return "\n".join([*wrong, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
+            message = e["msg"].removeprefix("Value error, ")
+            text = MISTAKES_IN_WORDS.get(e["type"], message[:1].lower() + message[1:])
+            mistakes.append(f"{place}: {path} = {_abbreviated(e['input'])}: {text}")
+    return "\n".join([*mistakes, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
 
 
 def _placed(problem: str, origins: Mapping[str, str]) -> str:
     """Return a message that begins with a key, prefixed by the place where the key was set."""
     place = _origin(problem.partition(" ")[0].rstrip(":"), origins)
-    return problem if not place or problem.startswith(place) else f"{_said(place)}: {problem}"
+    return problem if not place or problem.startswith(place) else f"{_in_words(place)}: {problem}"
 
 
-def _said(place: str) -> str:
+def _in_words(place: str) -> str:
     """Return the place where a setting was given, in words."""
     return f"on the command line, {place}" if place.startswith("--") else place
 
 
-def _shown(value: object) -> str:
+def _abbreviated(value: object) -> str:
     text = without_password(repr(value))
     return text if len(text) < 60 else text[:57] + "..."
 

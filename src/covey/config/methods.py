@@ -60,30 +60,30 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def _named(which: Callable[[Method], object]) -> tuple[str, ...]:
+def _methods(which: Callable[[Method], object]) -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if which(method))
 
 
 # Groups of methods that settings, messages and stages distinguish.
 RL = ("rl",)
-SAMPLES = _named(lambda m: m.samples)
-COLLECTS = _named(lambda m: m.samples and m.makes)
-MAKES_EXAMPLES = _named(lambda m: m.makes)
-TRAINS = _named(lambda m: not m.makes)
+SAMPLES = _methods(lambda m: m.samples)
+COLLECTS = _methods(lambda m: m.samples and m.makes)
+MAKES_EXAMPLES = _methods(lambda m: m.makes)
+TRAINS = _methods(lambda m: not m.makes)
 POLICIES = tuple(name for name in TRAINS if name != "reward_model")
 """Methods whose result is a language model."""
-LEARNS = _named(lambda m: m.learns_from)
+LEARNS = _methods(lambda m: m.learns_from)
 """Methods that learn from given examples."""
-COMPARES = _named(lambda m: m.loss)
+COMPARES = _methods(lambda m: m.loss)
 """Methods that learn which of several answers is better."""
-WITH_MODEL = _named(lambda m: m.loop)
+WITH_MODEL = _methods(lambda m: m.loop)
 ALL: Collection[str] = tuple(METHODS)
 
 
-def _known(name: object) -> object:
+def _checked_name(name: object) -> object:
     if not isinstance(name, str) or name not in METHODS:
-        raise ValueError(f"one of these is expected: {', '.join(METHODS)}")
+        raise ValueError(f"method must be one of {', '.join(METHODS)}")
     return name
 
 
-MethodName = Annotated[str, BeforeValidator(_known)]
+MethodName = Annotated[str, BeforeValidator(_checked_name)]

@@ -83,17 +83,17 @@ def key_paths() -> list[str]:
     return [row.key for row in schema_rows()]
 
 
-def said_of(key: str, fact: Literal["resume", "read_by"]) -> Any:
+def fact_of(key: str, fact: Literal["resume", "read_by"]) -> Any:
     """Return a fact of a setting from its own row, else from the nearest section around it, else None.
 
-    >>> said_of("train.keep", "resume"), said_of("data.columns.answer", "resume"), said_of("seed", "read_by")
+    >>> fact_of("train.keep", "resume"), fact_of("data.columns.answer", "resume"), fact_of("seed", "read_by")
     ('safe', 'refused', None)
     """
     fields = schema_fields()
     while key:
         # From the setting outwards: train.keep, then train.
-        said = getattr(setting_of(fields[key].metadata), fact) if key in fields else None
-        if said is not None:
-            return said
+        value = getattr(setting_of(fields[key].metadata), fact) if key in fields else None
+        if value is not None:
+            return value
         key = key.rpartition(".")[0]
     return None

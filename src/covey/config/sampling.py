@@ -79,9 +79,11 @@ class Servers(Section):
             except ValueError:  # the port is no number
                 known = False
             if not known:
-                raise ValueError(f"{url!r} is no address, as http://127.0.0.1:80; several are a list, [A, B]")
+                raise ValueError(
+                    f"{url!r} is not an address like http://127.0.0.1:80; write several as a list, [A, B]"
+                )
         if len(set(urls)) < len(urls):
-            raise ValueError("each server once")
+            raise ValueError("a server is listed twice; list each once")
         return urls
 
 
@@ -124,12 +126,10 @@ class ToolUse(Section):
     @model_validator(mode="after")
     def _some(self) -> ToolUse:
         if not (self.functions or self.environment):
-            raise ValueError(
-                "name at least one of rollout.tools.functions, as [calculate], or an environment"
-            )
+            raise ValueError("give rollout.tools.functions, as [calculate], or rollout.tools.environment")
         if self.timeout > self.seconds:
             raise ValueError(
-                f"a call may take {self.timeout:g} s (timeout), and all calls of a completion together "
+                f"a call may take {self.timeout:g} s (timeout), but all calls of a completion together only "
                 f"{self.seconds:g} s (seconds): raise rollout.tools.seconds or lower rollout.tools.timeout"
             )
         return self
@@ -158,7 +158,7 @@ class Rollout(Section):
     )
     temperature: float = setting(
         1.0,
-        "Of sampling; the loss uses the same. Published runs use 0.6 to 1.0.",
+        "Temperature of sampling, which the loss uses too. Published runs use 0.6 to 1.0.",
         ge=0,
         le=100,
         usual="0.6 to 1.0",
@@ -229,5 +229,5 @@ class Rollout(Section):
     def _completions(self) -> Rollout:
         # Each is within its own bounds, but the batch is their product.
         if self.group_size * self.prompts_per_step > MANY:
-            raise ValueError(f"group_size times prompts_per_step is more than {MANY:,}")
+            raise ValueError(f"group_size times prompts_per_step exceeds {MANY:,}")
         return self

@@ -175,7 +175,7 @@ class Train(Section):
     )
     final: Literal["last", "best"] = setting(
         "last",
-        "Whose weights `final/` gets: of the last step, or of the best evaluated one.",
+        "Weights that `final/` gets: those of the last step, or of the best evaluated one.",
         resume="safe",
         read_by=POLICIES,
     )
@@ -324,7 +324,7 @@ class Launch(Section):
     @model_validator(mode="after")
     def _placed(self) -> Launch:
         if self.samplers and self.ray is None:
-            raise ValueError("samplers are placed by Ray: add ray: auto, or its address")
+            raise ValueError("Ray places the samplers: add ray: auto, or the address of its cluster")
         return self
 
 
@@ -356,19 +356,19 @@ class Config(Section):
     output: Path = setting(
         Path("runs/run"), "Folder of the run.", trl="output_dir", resume="safe", read_by=ALL
     )
-    seed: int = setting(0, "Of every random draw.", ge=0, le=2**63 - 1, trl="seed", resume="refused")
+    seed: int = setting(0, "Seed of every random draw.", ge=0, le=2**63 - 1, trl="seed", resume="refused")
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto", "Of the weights; auto: float32 on CPU, bfloat16 on GPU.", trl="dtype", resume="refused"
+        "auto", "Type of the weights; auto: float32 on CPU, bfloat16 on GPU.", trl="dtype", resume="refused"
     )
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "What a model's products multiply on a CPU whose weights are float32; auto: bfloat16 where this "
-        "processor was measured to be 1.5 times as fast with it, else float32.",
+        "Type of the factors in matrix products on a CPU whose weights are float32; auto: bfloat16 where "
+        "this processor was measured to be 1.5 times as fast with it, else float32.",
     )
     longrope: Literal["short", "long"] = setting(
         "short",
-        "By which table a model of the rope type `longrope` (Phi 3 and 4 mini) turns all sequences: short, "
-        "and none is longer than it is for; long, up to the context.",
+        "Rotary table of a model of the rope type `longrope` (Phi 3 and 4 mini), the same for all "
+        "sequences: short, if none is longer than it allows; long, up to the context.",
         resume="refused",
     )
     device: str = setting("auto", "`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
@@ -415,5 +415,5 @@ class Config(Section):
         # Samplers that Ray places bring their own addresses.
         servers = self.rollout.sampler
         if servers is not None and not servers.url and not self.launch.samplers:
-            raise ValueError("rollout.sampler.url: which servers? Give at least one address")
+            raise ValueError("rollout.sampler.url is missing; give the address of at least one server")
         return self

@@ -52,16 +52,16 @@ class Section(BaseModel):
         ):  # of a union: float | None may be Annotated[float, ...] | None
             kinds = {getattr(kind, "__origin__", kind) for kind in kinds}
         if isinstance(value, bool) and {int, float} & kinds:
-            raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
+            raise ValueError("write a number; YAML reads yes, no, on and off as true or false")
         if value == "" and Path in kinds:
-            raise ValueError("a path is expected; the folder at hand is `.`")
+            raise ValueError("write a path; `.` is the current folder")
         if isinstance(value, str | Path) and "\0" in str(value):
-            raise ValueError("no text here may have a NUL byte")
+            raise ValueError("text must not contain a NUL byte")
         if isinstance(value, str):
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise ValueError("this is no text, it has half a surrogate pair") from None
+                raise ValueError("the text contains half of a surrogate pair") from None
         return value
 
 
@@ -71,9 +71,9 @@ def setting(default: object, effect: str = "", /, **facts: Any) -> Any:
     A section's facts hold for each of its settings that has no fact of its own.
     """
     # Facts of a Setting are ours; everything else (bounds) is pydantic's.
-    own = {name: facts.pop(name) for name in Setting.__dataclass_fields__ if name in facts}
+    known = {name: facts.pop(name) for name in Setting.__dataclass_fields__ if name in facts}
     field: FieldInfo = Field(default, description=effect, **facts)
-    field.metadata.append(Setting(effect, **own))
+    field.metadata.append(Setting(effect, **known))
     return field
 
 

@@ -30,10 +30,10 @@ class PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Return the next node, as the base class does."""
         if self.check_event(yaml.AliasEvent):
-            self._refuse("a config has no anchors")
+            self._refuse("anchors and aliases are not allowed")
         self.depth += 1
         if self.depth > DEEPEST:
-            self._refuse(f"nested more than {DEEPEST} deep")
+            self._refuse(f"nested more than {DEEPEST} levels deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -57,7 +57,7 @@ def parse_yaml(content: bytes, file: Path) -> tuple[dict[str, object], dict[str,
     """Return the result of ``read_yaml`` for a file's content."""
     origins: dict[str, str] = {}
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{file}: a config has at most {MAX_BYTES:,} bytes")
+        raise ConfigError(f"{file}: the file is larger than the {MAX_BYTES:,} bytes that a config may have")
     try:
         node = yaml.compose(content.decode("utf-8"), Loader=PlainLoader)
         raw = _construct(node, file, (), origins) if node is not None else {}
@@ -68,7 +68,7 @@ def parse_yaml(content: bytes, file: Path) -> tuple[dict[str, object], dict[str,
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{file}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{file}: a config is a mapping of keys, this is a {type(raw).__name__}")
+        raise ConfigError(f"{file}: a config must be a mapping of keys, but this is a {type(raw).__name__}")
     return raw, origins
 
 
@@ -97,21 +97,21 @@ def _in_base_ten(where: str, text: str, value: object) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool) and OTHER_BASE.fullmatch(text):
         plain = text.lstrip("+-0_") or "0"
         raise ConfigError(
-            f"{where}: YAML reads {text} as the number {value}: write {plain if ':' not in text else value}, "
-            f"or '{text}' in quotes if it is a text"
+            f"{where}: YAML reads {text} as the number {value}; write {plain if ':' not in text else value}, "
+            f"or '{text}' in quotes if you mean text"
         )
 
 
 def options(tokens: Sequence[str]) -> Iterable[Assignment]:
     """Yield the settings of `--a.b value`, `--a.b=value`, `--flag`; values are YAML, texts literal."""
-    left = list(tokens)
-    while left:
-        token = left.pop(0)
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
         if not token.startswith("--"):
-            raise ConfigError(f"{token!r}: expected an option like --train.lr 1e-6")
+            raise ConfigError(f"{token!r} is not an option; write one like --train.lr 1e-6")
         key, equals, text = token[2:].partition("=")
         if not equals:
-            text = left.pop(0) if left and not left[0].startswith("--") else "true"
+            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
         try:
             text.encode()
             value = yaml.safe_load(text)

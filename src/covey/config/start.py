@@ -51,6 +51,6 @@ def read_start(run: Path) -> Start:
     Raises ConfigError if they are not recorded, CheckpointError if the record is damaged.
     """
     if not (run / START).is_file():
-        raise ConfigError(f"{run}: no run in this folder that covey began (no {START})")
-    remedy = f"Put the file back, or give the first command again with --output {run}"
+        raise ConfigError(f"{run}: this folder has no run of covey (no {START})")
+    remedy = f"Restore the file, or repeat the first command with --output {run}"
     return read_record(run / START, Start, remedy)

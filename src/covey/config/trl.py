@@ -267,20 +267,24 @@ NAMES = frozenset({*SAME, *LOSS, *OTHERS})
 """All names of TRL that are known here."""
 
 
-def told(name: str) -> str:
+def advice_on(name: str) -> str:
     """Return advice on a name of TRL that is no setting of covey; '' for other names.
 
-    >>> told("use_vllm")[:18], told("lr")
+    >>> advice_on("use_vllm")[:18], advice_on("lr")
     ("for TRL's use_vllm", '')
     """
     if name in LOSS:
         return f"TRL's {name} belongs at the top of a config, in place of algorithm"
     if name in SAME:
-        return f"TRL's {name} is {SAME[name]} here"
+        return f"TRL's {name} is covey's {SAME[name]}"
     if name not in OTHERS:
         return ""
     other = OTHERS[name]
-    return f"for TRL's {name} {other.remark}" if other.exists else f"TRL's {name} is not here: {other.remark}"
+    return (
+        f"for TRL's {name} {other.remark}"
+        if other.exists
+        else f"TRL's {name} has no equivalent: {other.remark}"
+    )
 
 
 def value_of(name: str, value: object) -> object:
@@ -289,5 +293,5 @@ def value_of(name: str, value: object) -> object:
     if known is None or (isinstance(value, str) and value in known.values()):
         return value
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{SAME[name]}: TRL's {name} {value!r} is not here, only {', '.join(known)}")
+        raise ConfigError(f"{SAME[name]}: TRL's {name} {value!r} is not supported; use {', '.join(known)}")
     return known[value]

@@ -60,11 +60,11 @@ def algorithm_of(given: TrlLoss) -> dict[str, object]:
     kind = loss["loss_type"]
     if kind == "bnpo":
         raise ConfigError(
-            "loss_type bnpo divides by the tokens of each micro-batch, so it depends on the micro-batches; "
-            "use loss_type: dapo, which divides by those of the whole update"
+            "loss_type bnpo depends on the micro-batches, as it divides by the tokens of each; use "
+            "loss_type: dapo, which divides by the tokens of the whole update"
         )
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError(f"loss_type: {kind!r} is unknown; TRL's are {', '.join(KINDS)}")
+        raise ConfigError(f"loss_type: {kind!r} is unknown; TRL has {', '.join(KINDS)}")
     drift = _settings(off_policy_mask, loss)
     return {
         "name": "grpo",
@@ -88,7 +88,7 @@ def _surrogate(kind: str, loss: TrlLoss, given: TrlLoss) -> dict[str, object]:
     function = KINDS[kind].surrogate
     # Given names that belong to another loss_type's surrogate.
     for name in sorted(set(given) & OF_ONE_KIND - set(_names(function).values())):
-        raise ConfigError(f"{name} has no effect with TRL's loss_type {kind}; leave it out")
+        raise ConfigError(f"{name} has no effect with TRL's loss_type {kind}; remove it")
     settings = _settings(function, loss)
     # TRL's epsilon_high defaults to epsilon.
     if function is clip and settings["clip_high"] is None:
@@ -96,7 +96,7 @@ def _surrogate(kind: str, loss: TrlLoss, given: TrlLoss) -> dict[str, object]:
     if function is cispo and settings["cap"] is None:
         raise ConfigError(
             "loss_type cispo without epsilon_high caps every weight at epsilon, 0.2; set epsilon_high, the "
-            "cap of the ratio itself: 5.0 is usual"
+            "cap of the ratio itself (usually 5.0)"
         )
     return settings
 
@@ -109,20 +109,23 @@ def _advantage(loss: TrlLoss) -> dict[str, object]:
     if aggregation == "normalize_then_sum":
         return {"advantage": "component_zscore", "whiten": "sample_zscore"}
     if aggregation != "sum_then_normalize":
-        raise ConfigError(f"multi_objective_aggregation: {aggregation!r} is none of TRL's")
+        raise ConfigError(
+            f"multi_objective_aggregation: {aggregation!r} is unknown; TRL has sum_then_normalize, "
+            "normalize_then_sum"
+        )
     if not isinstance(scale, str) or scale not in SCALES:
-        raise ConfigError(f"scale_rewards: {scale!r} is none of TRL's: true, false, group, batch, none")
+        raise ConfigError(f"scale_rewards: {scale!r} is unknown; TRL has true, false, group, batch, none")
     return SCALES[scale]
 
 
 def _ratio(loss: TrlLoss) -> str:
     level = loss["importance_sampling_level"]
     if level not in ("token", "sequence"):
-        raise ConfigError(f"importance_sampling_level: {level!r} is none of TRL's: token, sequence")
+        raise ConfigError(f"importance_sampling_level: {level!r} is unknown; TRL has token, sequence")
     if loss["loss_type"] != "vespo":
         return str(level)
     if level != "token":
-        raise ConfigError("loss_type vespo weights by sequence itself; leave importance_sampling_level out")
+        raise ConfigError("loss_type vespo always weights by sequence; remove importance_sampling_level")
     return "response"
 
 
@@ -135,12 +138,12 @@ def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
         raise ConfigError(f"{min(idle)} has no effect without sync_ref_model: true")
     if beta == 0 or beta is None:
         if synced:
-            raise ConfigError("sync_ref_model: with beta 0 there is no reference to refresh; set beta")
+            raise ConfigError("sync_ref_model: with beta 0 there is no reference model to refresh; set beta")
         return None
     if corrected and loss["loss_type"] == "vespo":
         raise ConfigError(
-            "beta with loss_type vespo: TRL weights the KL by token ratios there, covey by the response's; "
-            "set use_bias_correction_kl: false"
+            "beta with loss_type vespo: TRL weights the KL by each token's ratio, covey by the response's "
+            "ratio; set use_bias_correction_kl: false"
         )
     kl = {"estimator": "k3", "coef": beta, "place": "loss", "level": "token"}
     # use_bias_correction_kl weights each token's KL by its ratio, which is covey's gradient `ratio`.
@@ -161,7 +164,7 @@ def _entropy(kind: str, loss: TrlLoss) -> dict[str, object] | None:
         return None
     if KINDS[kind].reduce is not token_mean:
         raise ConfigError(
-            f"entropy_coef with loss_type {kind}: TRL's bonus is a mean over tokens, covey's is weighted as "
-            "the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
+            f"entropy_coef with loss_type {kind}: TRL's bonus is a mean over tokens, covey's has the weights "
+            f"of the loss; use loss_type dapo, or algorithm: {{entropy: {{coef: ...}}}}"
         )
     return {"coef": loss["entropy_coef"]}

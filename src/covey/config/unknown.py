@@ -21,15 +21,15 @@ def explained(path: str, value: object, known: Sequence[str], kind: str = "setti
     "train.use_peft is not a setting; for TRL's use_peft write lora: {rank: 16, alpha: 32}"
     """
     last = path.rpartition(".")[2]
-    if said := trl.told(last):
-        return f"{path} is not a setting; {said}"
+    if advice := trl.advice_on(last):
+        return f"{path} is not a setting; {advice}"
     sections = _sections(path, value, known) if isinstance(value, Mapping) else []
     if sections:
-        return f"{path} is not a section{meant(sections)}"
-    return f"{path} is not a {kind}{meant(_settings(path, known))}"
+        return f"{path} is not a section{suggestion(sections)}"
+    return f"{path} is not a {kind}{suggestion(_settings(path, known))}"
 
 
-def meant(names: Sequence[str]) -> str:
+def suggestion(names: Sequence[str]) -> str:
     """Return '; did you mean a, b or c?', or '' without names."""
     *others, last = names[:MOST_GUESSES] or ("",)
     return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?" if last else ""
@@ -37,9 +37,9 @@ def meant(names: Sequence[str]) -> str:
 
 def near(word: str, known: Sequence[str], likely: float = LIKELY) -> list[str]:
     """Return similar names, the most similar first, without those that are clearly less similar."""
-    found = get_close_matches(word, known, n=MOST_GUESSES, cutoff=likely)
-    alike = {name: SequenceMatcher(a=name, b=word).ratio() for name in found}
-    return [name for name in found if alike[name] > alike[found[0]] - 0.1]
+    names = get_close_matches(word, known, n=MOST_GUESSES, cutoff=likely)
+    similarity = {name: SequenceMatcher(a=name, b=word).ratio() for name in names}
+    return [name for name in names if similarity[name] > similarity[names[0]] - 0.1]
 
 
 def _settings(path: str, known: Sequence[str]) -> list[str]:
@@ -51,11 +51,11 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
     # elsewhere.
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
     named = near(last, siblings) or [n for n in siblings if n.startswith(last)]
-    found = [f"{section}.{n}".lstrip(".") for n in named]
-    found += by_name.get(last, [])
-    found += [trl.SAME[n] for n in near(last, list(trl.SAME), 0.85)]
-    found += [key for n in near(last, list(by_name), 0.8) for key in by_name[n]]
-    return list(dict.fromkeys(found))
+    suggestions = [f"{section}.{n}".lstrip(".") for n in named]
+    suggestions += by_name.get(last, [])
+    suggestions += [trl.SAME[n] for n in near(last, list(trl.SAME), 0.85)]
+    suggestions += [key for n in near(last, list(by_name), 0.8) for key in by_name[n]]
+    return list(dict.fromkeys(suggestions))
 
 
 def _sections(path: str, value: Mapping[str, object], known: Sequence[str]) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from covey.config.methods import WITH_MODEL
-from covey.config.rows import said_of
+from covey.config.rows import fact_of
 from covey.config.schema import Config
 
 
 def reads(method: str, key: str) -> bool:
     """Return whether a run of this method reads a setting, such as train.lr."""
-    read_by = said_of(key, "read_by")
+    read_by = fact_of(key, "read_by")
     return method in (WITH_MODEL if read_by is None else read_by)
 
 
@@ -23,15 +23,15 @@ def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> 
     methods = {config.method for _, config, _ in stages}
     shared: dict[str, str] = {}
     for name, config, origins in stages:
-        own = dict[str, str]()
-        for key, origin in _given(config, origins):
+        of_stage = dict[str, str]()
+        for key, origin in _non_defaults(config, origins):
             # A setting of the whole run is unread only if no stage's method reads it.
-            mine = not name or origin.endswith(f"(stage {name})") or origin.startswith("--stages.")
-            if not any(reads(m, key) for m in ({config.method} if mine else methods)):
-                (own if mine else shared)[key] = origin
-        if own:
+            by_stage = not name or origin.endswith(f"(stage {name})") or origin.startswith("--stages.")
+            if not any(reads(m, key) for m in ({config.method} if by_stage else methods)):
+                (of_stage if by_stage else shared)[key] = origin
+        if of_stage:
             who = f"stage {name}: method" if name else "method"
-            yield f"{who} {config.method} does not read {_listed(own)}"
+            yield f"{who} {config.method} does not read {_listed(of_stage)}"
     if shared:
         yield f"no stage reads {_listed(shared)}"
 
@@ -43,16 +43,16 @@ def _listed(keys: Mapping[str, str]) -> str:
     return f"{', '.join(keys)}{where}: {'this changes' if len(keys) == 1 else 'these change'} nothing"
 
 
-def _given(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _non_defaults(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (setting, its origin) of those that differ from the default; `algorithm` counts as one."""
     standard = Config()
-    seen = set[str]()
+    keys = set[str]()
     for name, origin in origins.items():
         inner = any(other.startswith(f"{name}.") for other in origins)
         key = "algorithm" if name.startswith("algorithm.") else name
-        if not key or key in seen or (inner and key != "algorithm") or key.startswith("stages"):
+        if not key or key in keys or (inner and key != "algorithm") or key.startswith("stages"):
             continue
-        seen.add(key)
+        keys.add(key)
         if key == "algorithm" or _value(config, key) != _value(standard, key):
             yield key, origin
 

@@ -19,7 +19,9 @@ def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
     """
 
     def stand_in(**_: object) -> object:
-        raise ConfigError(f"{spec}: only its name was read; it is loaded where a run is trained or resumed")
+        raise ConfigError(
+            f"{spec}: only its name was read; the function is loaded when a run is trained or resumed"
+        )
 
     try:
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in settings]
@@ -52,6 +54,6 @@ def refuse_while_importing() -> None:
     """Raise ConfigError if a file that is being imported for its functions starts a run."""
     if IMPORTING:
         raise ConfigError(
-            f"{IMPORTING[-1].name} begins a run when it is imported, but only its functions are wanted: put "
-            'what begins the run below `if __name__ == "__main__":`'
+            f"{IMPORTING[-1].name} starts a run when it is imported, but it is imported for its functions: "
+            'move the start of the run below `if __name__ == "__main__":`'
         )

@@ -88,21 +88,22 @@ def chat_text(
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{name}: this model has no chat template, but the prompt is a chat. Take a model with one (an "
-            "instruct model), put a chat_template.jinja into its folder, or use plain text (data.chat: false "
-            "and text prompts; for `covey sample`, no --chat)"
+            f"{name}: the prompt is a chat, but this model has no chat template. Use an instruct model, add "
+            "chat_template.jinja to the model's folder, or use plain text (data.chat: false and text "
+            "prompts; for `covey sample`, no --chat)"
         )
-    if taken := OWN & set(arguments):
+    if reserved := OWN & set(arguments):
         raise ConfigError(
-            f"data.chat_template_kwargs: {min(taken)} is no variable of the template. Another template goes "
-            "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
+            f"data.chat_template_kwargs: {min(reserved)} is not a variable of the template, and cannot be "
+            "set. To change the template, put chat_template.jinja into the model's folder"
         )
-    template, refusal = tokenizer.apply_chat_template, None
+    template = tokenizer.apply_chat_template
+    refusal = None
     _keep_time(tokenizer, arguments)
     # Some templates want a call's arguments as JSON; the first refusal tells more than the second.
-    for said in (_with_objects(messages), messages):
+    for form in (_with_objects(messages), messages):
         try:
-            return str(template(said, add_generation_prompt=begin, tokenize=False, **arguments))
+            return str(template(form, add_generation_prompt=begin, tokenize=False, **arguments))
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             refusal = refusal or error
     raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None

@@ -179,14 +179,16 @@ class _AddNorm(torch.autograd.Function):
         total, normed = torch.empty_like(x), torch.empty_like(x)
         call("add_norm", x, delta, weight, eps, total, normed, *x.shape, dtype=x.dtype)
         ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.added = eps, delta is not None
+        ctx.eps = eps
+        ctx.added = delta is not None
         return total, normed
 
     @staticmethod
     def backward(ctx: AutogradContext, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         # The operations overwrite dx and add to dw, which is float32 whatever the weights are.
-        dx, dw = torch.empty_like(total), torch.zeros(len(weight))
+        dx = torch.empty_like(total)
+        dw = torch.zeros(len(weight))
         arguments = (total, weight, ctx.eps, into_total.contiguous(), into_normed.contiguous(), dx, dw)
         call("add_norm_back", *arguments, *total.shape, dtype=total.dtype)
         # total = x + delta: both get the same gradient, here the same tensor.
@@ -208,13 +210,17 @@ class _SplitHeads(torch.autograd.Function):
         eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
         call("split_heads", qkv, qw, kw, eps, *rotation, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
         ctx.save_for_backward(qkv, qw, kw)
-        ctx.sizes, ctx.eps, ctx.rotation = (tokens, h, k, e), eps, rotation
+        ctx.sizes = (tokens, h, k, e)
+        ctx.eps = eps
+        ctx.rotation = rotation
         return q, key, value
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, qw, kw = ctx.saved_tensors
-        dqkv, dqw, dkw = torch.empty_like(qkv), torch.zeros(ctx.sizes[3]), torch.zeros(ctx.sizes[3])
+        dqkv = torch.empty_like(qkv)
+        dqw = torch.zeros(ctx.sizes[3])
+        dkw = torch.zeros(ctx.sizes[3])
         inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation)
         parts = (g.contiguous() for g in grads)
         call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
@@ -231,9 +237,12 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         tokens, h, e = q.shape
         # levels (T, H): log-sum-exp of each query's scores, so that the backward pass can redo the softmax.
-        out, levels = torch.empty_like(q), torch.empty(tokens, h)
-        spans, sizes = sequences.spans, (h, k.shape[1], e, sequences.longest, window)
-        scale, cap = heads.factor, heads.cap or UNCAPPED
+        out = torch.empty_like(q)
+        levels = torch.empty(tokens, h)
+        spans = sequences.spans
+        sizes = (h, k.shape[1], e, sequences.longest, window)
+        scale = heads.factor
+        cap = heads.cap or UNCAPPED
         call("attend", q, k, v, spans, len(spans), scale, cap, out, levels, *sizes, dtype=q.dtype)
         ctx.save_for_backward(q, k, v, out, levels)
         ctx.sequences, ctx.sizes, ctx.scale, ctx.cap = sequences, sizes, scale, cap
@@ -243,7 +252,9 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, levels = ctx.saved_tensors
         # The completions of a group all add to the keys of their prompt, so dk and dv are float32 sums.
-        dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
+        dq = torch.empty_like(q)
+        dk = torch.zeros(k.shape)
+        dv = torch.zeros(v.shape)
         groups = ctx.sequences.groups
         inputs = (q, k, v, out, levels, grad.contiguous(), ctx.sequences.spans, groups, len(groups) - 1)
         call("attend_back", *inputs, ctx.scale, ctx.cap, dq, dk, dv, *ctx.sizes, dtype=q.dtype)
@@ -333,7 +344,8 @@ class _ScoreFunction(torch.autograd.Function):
         ctx: AutogradContext, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden, targets, entropy, buffer = ctx.saved_tensors
-        weight, inverse_cap = ctx.weight, 1 / ctx.cap if ctx.cap else 0.0
+        weight = ctx.weight
+        inverse_cap = 1 / ctx.cap if ctx.cap else 0.0
         dhidden = torch.empty_like(hidden)
         dlogprob = dlogprob.contiguous()
         # Gradients of an unused output come as zeros; None saves the operation its second term.
@@ -399,7 +411,7 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
     the weights' dtype, and the rotation has to turn whole heads (``turned`` features) in halves.
     """
     # The C code runs over whole vectors without a remainder, halves of a head included.
-    odd = [f"{name} {width}" for name, width in widths.items() if width % LANES]
+    unusual = [f"{name} {width}" for name, width in widths.items() if width % LANES]
     if weight.dtype not in DTYPES:
         return f"weights of {str(weight.dtype).removeprefix('torch.')}"
     if norm.dtype != weight.dtype:
@@ -408,8 +420,8 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
         return "a rotation of neighbours"
     if turned != heads.width:
         return f"a rotation of {turned} of {heads.width} features"
-    if odd or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
-        return f"{odd[0]}, no multiple of {LANES}" if odd else f"heads of {heads.width} features"
+    if unusual or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
+        return f"{unusual[0]}, no multiple of {LANES}" if unusual else f"heads of {heads.width} features"
     # `decode_attend` has room for the queries of 16 heads that share a key head.
     many = heads.queries // heads.keys
     return f"{many} query heads for each key head" if many > LANES else ""

@@ -70,14 +70,15 @@ class ControlWords:
         'ab'
         """
         # states[i] belongs to the first i kept characters, so truncating both rewinds the search.
-        states, kept = [0], list[str]()
+        states = [0]
+        texts = list[str]()
         for character in text:
             state = self._after(states[-1], character)
             states.append(state)
-            kept.append(character)
+            texts.append(character)
             if length := self.length[state]:
-                del states[-length:], kept[-length:]
-        return "".join(kept)
+                del states[-length:], texts[-length:]
+        return "".join(texts)
 
 
 def template_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

@@ -59,7 +59,8 @@ def group_mask(sequences: Sequences) -> BlockMask:
     spans = sequences.spans
     # (T, 4): the span of each token's sequence.
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
-    tokens, count = len(rows), -(-len(rows) // BLOCK)
+    tokens = len(rows)
+    count = -(-len(rows) // BLOCK)
     # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
     size = count * BLOCK
     rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)

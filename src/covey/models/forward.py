@@ -92,7 +92,8 @@ Attend = Callable[[int, Heads, Tensor], Tensor]
 
 def supported(model: PreTrainedModel) -> bool:
     """Whether our own forward pass computes exactly this model."""
-    config, family = model.config.get_text_config(), FAMILIES.get(model.config.model_type)
+    config = model.config.get_text_config()
+    family = FAMILIES.get(model.config.model_type)
     if family is None:
         return False
     asked = {name for name in UNUSUAL if getattr(config, name, None)}
@@ -122,10 +123,11 @@ def turn_by_long_table(model: PreTrainedModel) -> None:
 
     Raises ConfigError for a model without such tables.
     """
-    config, body = model.config.get_text_config(), model.get_decoder()
+    config = model.config.get_text_config()
+    body = model.get_decoder()
     table = getattr(config, "rope_parameters", None) or {}
     if table.get("rope_type") != "longrope":
-        raise ConfigError(f"longrope: long: {config.model_type} has no tables of that kind; leave it out")
+        raise ConfigError(f"longrope: long: {config.model_type} has no long rotary table; remove the setting")
     table.update({f"short_{what}": table[f"long_{what}"] for what in LONGROPE if f"long_{what}" in table})
     body.rotary_emb = type(body.rotary_emb)(config).to(model.device)
 
@@ -213,7 +215,8 @@ class Layer(nn.Module):
     def __init__(self, number: int, block: GradientCheckpointingLayer, config: PretrainedConfig) -> None:
         super().__init__()
         self.number, self.block = number, block
-        family, attention, mlp = FAMILIES[config.model_type], block.self_attn, block.mlp
+        family = FAMILIES[config.model_type]
+        attention, mlp = block.self_attn, block.mlp
         # In tuples, so that torch does not register the norms a second time.
         self.before = tuple(_norm(block, name, family.norm_offset) for name in family.before)
         self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
@@ -304,13 +307,15 @@ class Decoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        body, config = model.get_decoder(), model.config.get_text_config()
+        body = model.get_decoder()
+        config = model.config.get_text_config()
         self.embed, self._rotary = body.embed_tokens, body.rotary_emb
         last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
         assert last is not None, "every family has one"
         self.last_norms = (last,)  # not registered either
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
-        self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
+        self.layers = nn.ModuleList(layers)
+        self.heads = layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
         self.table_names = {layer.heads.rotary for layer in layers}
         self.embedding_scale = _factor(config, "embedding_multiplier")
@@ -341,8 +346,8 @@ class Decoder(nn.Module):
         """
         if not (isinstance(self.ops, CompiledOps) and self.can_round):
             raise ConfigError(
-                "precision: products of float32 weights are rounded by the compiled operations of a CPU "
-                "(`covey doctor`); on a GPU take dtype: bfloat16"
+                "precision: only the compiled operations of a CPU round the products of float32 weights "
+                "(see `covey doctor`); on a GPU set dtype: bfloat16"
             )
         self.ops.products = MIXED_PRODUCTS
         for linear in self.linears:
@@ -423,17 +428,17 @@ class Decoder(nn.Module):
         """Return ``tokens``; raise ConfigError if sampling and training could rotate so many differently."""
         if tokens > (self.turned_alike or tokens):
             raise ConfigError(
-                f"a sequence of {tokens} tokens: beyond {self.turned_alike} this model's rotary table "
-                "follows the longest sequence at hand, and a token would be sampled by one and trained by "
-                "another; lower rollout.max_tokens or leave out long prompts"
+                f"a sequence may have {tokens} tokens, but beyond {self.turned_alike} this model's rotary "
+                "table depends on the longest sequence of a batch, so sampling and training would differ; "
+                "lower rollout.max_tokens or drop long prompts"
             )
         return tokens
 
     def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
-        weight, held = self.embed.weight, self._tables.get(name)
-        if held is None or len(held[0]) < needed or held[0].dtype != weight.dtype:
+        weight, cached = self.embed.weight, self._tables.get(name)
+        if cached is None or len(cached[0]) < needed or cached[0].dtype != weight.dtype:
             # Tables at least double, so that sequences that grow by a token rebuild them rarely.
-            spare = min(2 * len(held[0]) if held is not None else 0, self.turned_alike or 1 << 30)
+            spare = min(2 * len(cached[0]) if cached is not None else 0, self.turned_alike or 1 << 30)
             size = max(needed, spare)
             every = torch.arange(size, device=weight.device)
             kind = (name,) if name not in ("", UNTURNED) else ()
@@ -441,5 +446,5 @@ class Decoder(nn.Module):
             cos, sin = (table[0].to(weight.dtype).contiguous() for table in tables)
             if name == UNTURNED:
                 cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-            held = self._tables[name] = (cos, sin)
-        return held
+            cached = self._tables[name] = (cos, sin)
+        return cached

@@ -27,24 +27,26 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
     model, tokenizer = given.model, given.tokenizer
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise ConfigError(
-            f"model: a {given.name} is neither a name nor a causal language model of transformers. Adapters "
-            "are merged first (merge_and_unload), and wrappers taken off"
+            f"model: a {given.name} is not a causal language model of transformers. Merge adapters first "
+            "(merge_and_unload), and remove wrappers"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers")
-    if strange := [name for name, p in model.named_parameters() if p.dtype not in DTYPE_NAMES or p.is_meta]:
+        raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is not a tokenizer of transformers")
+    if unusable := [name for name, p in model.named_parameters() if p.dtype not in DTYPE_NAMES or p.is_meta]:
         raise ConfigError(
-            f"model: {strange[0]} of {given.name} is {model.get_parameter(strange[0]).dtype}, or not loaded; "
-            f"weights have to be {' or '.join(DTYPE_NAMES.values())}"
+            f"model: {unusable[0]} of {given.name} is {model.get_parameter(unusable[0]).dtype}, or not "
+            f"loaded; weights must be {' or '.join(DTYPE_NAMES.values())}"
         )
     if any(p.is_inference() for p in model.parameters()):
         raise ConfigError(
-            f"model: {given.name} was made within torch.inference_mode, so its weights can never change; "
+            f"model: {given.name} was made within torch.inference_mode, which freezes its weights for good; "
             "make or load it outside, or under torch.no_grad"
         )
     # A caller may freeze some weights; without any left there would be nothing to train.
     if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError(f"model: no weight of {given.name} is to be trained (requires_grad)")
+        raise ConfigError(
+            f"model: every weight of {given.name} is frozen; set requires_grad where it should train"
+        )
     check_finite(model, given.name)
     return model, tokenizer
 
@@ -56,7 +58,8 @@ def lent(model: str | GivenModel) -> Iterator[None]:
         yield
         return
     module = model.model
-    mode, trained = module.training, {n: p.requires_grad for n, p in module.named_parameters()}
+    mode = module.training
+    trained = {n: p.requires_grad for n, p in module.named_parameters()}
     had_adapters = hasattr(module, "peft_config")
     try:
         yield

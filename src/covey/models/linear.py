@@ -80,7 +80,8 @@ class LowRank:
         a, b = (p.detach() for p in self.parameters)
         grad = grad.contiguous()
         # dB is summed transposed, (r, out): the operations need whole vectors in a row, and r may be small.
-        da, turned_db = torch.zeros(a.shape), torch.zeros(b.t().shape)
+        da = torch.zeros(a.shape)
+        turned_db = torch.zeros(b.t().shape)
         outer_sum(multiplied(grad, b, numbers, turned=True) * self._scale, x, da, numbers)
         outer_sum(multiplied(x, a, numbers) * self._scale, grad, turned_db, numbers)
         return da, turned_db.t()
@@ -167,13 +168,15 @@ class FusedLinear:
         return out
 
     def _by_torch(self, x: Tensor) -> Tensor:
-        weight, bias = self._joined_weight(x.dtype), self._joined_bias()
+        weight = self._joined_weight(x.dtype)
+        bias = self._joined_bias()
         # Our products read whole panels of a bias, so it is padded; torch wants its own length.
         return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
 
     def product_back(self, grad: Tensor) -> Tensor:
         """The gradient of the input, grad W. (T, out) -> (T, in)."""
-        weight, numbers = self._joined_weight(grad.dtype), self.numbers(grad)
+        weight = self._joined_weight(grad.dtype)
+        numbers = self.numbers(grad)
         if by_torch("inputs", numbers):
             return grad @ weight
         return multiplied(grad.contiguous(), weight, numbers, turned=True)
@@ -226,7 +229,8 @@ class PackedWeight(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor, numbers: Numbers | None = None) -> PackedWeight:
         """Pack a weight (N, K)."""
-        (n, k), numbers = weight.shape, numbers or weight.dtype
+        (n, k) = weight.shape
+        numbers = numbers or weight.dtype
         panels = torch.empty(packed_size(n, k, numbers), dtype=torch.uint8)
         call("pack_weight", weight, panels, n, k, dtype=numbers)
         return cls(panels, n, k, numbers)

@@ -44,10 +44,11 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     an end-of-sequence token.
     """
     config = loaded.config
-    device, own = pick_device(config.device), None
+    device = pick_device(config.device)
+    given_dtype = None
     if isinstance(config.model, GivenModel):
         model, tokenizer = checked_model(config.model)
-        own = model.dtype
+        given_dtype = model.dtype
         if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
             take_weights(config.model, loaded.before / "final")
     elif config.model == "tiny":
@@ -57,21 +58,21 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         model, tokenizer = _pretrained(config.model, loaded.folder)
     if config.longrope == "long":
         turn_by_long_table(model)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, given_dtype)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     # Adapters come after the cast: peft keeps them in float32 on a bfloat16 model.
     policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
     policy = with_precision(policy, config)
     if not policy.end_ids:
         raise ConfigError(
-            f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
-            "token, so no completion could ever end; set eos_token in tokenizer_config.json"
+            f"{config.model}: neither the tokenizer nor the generation config has an end-of-sequence token, "
+            "so no completion could ever end; set eos_token in tokenizer_config.json"
         )
     if config.train.recompute_layers:
         if policy.decoder is None:
             raise ConfigError(
                 f"train.recompute_layers: {model.config.model_type} runs through its Hugging Face modules, "
-                "which keep everything; a smaller train.tokens_per_micro_batch saves memory too"
+                "which cannot recompute; lower train.tokens_per_micro_batch to save memory"
             )
         policy.decoder.recompute = True
     if loaded.checkpoint is not None:
@@ -107,7 +108,7 @@ def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
                 turn_by_long_table(model)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(f"model: {config.model!r}: its shape cannot be read: {reason[:300]}") from None
+        raise ConfigError(f"model: {config.model!r}: the config cannot be read: {reason[:300]}") from None
     return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
 
 
@@ -123,29 +124,29 @@ def source_of(name: str, folder: Path) -> str:
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (local / "config.json").is_file():
         finals = [p.parent for where in ("", "*/") for p in sorted(local.glob(f"{where}final/config.json"))]
-        meant = f"; did you mean {finals[-1]}?" if finals else ""
-        raise ConfigError(f"model: {local} is no model folder (it has no config.json){meant}")
+        suggestion = f"; did you mean {finals[-1]}?" if finals else ""
+        raise ConfigError(f"model: {local} is not a model folder (it has no config.json){suggestion}")
     return str(local) if local.is_dir() else name
 
 
 def model_files(name: str, folder: Path) -> dict[str, Path]:
     """The files that a model is loaded from, by name, in its folder or in the hub's cache."""
     source = source_of(name, folder)
-    place = Path(source)
-    if not place.is_dir():
+    home = Path(source)
+    if not home.is_dir():
         config = cached_file(source, "config.json", local_files_only=True)
         assert config is not None, "it has been loaded"
-        place = Path(config).parent
-    found = (*place.iterdir(), *place.glob("additional_chat_templates/*"))
+        home = Path(config).parent
+    paths = (*home.iterdir(), *home.glob("additional_chat_templates/*"))
     kinds = (".json", ".safetensors", ".txt", ".model", ".jinja")
-    return {str(p.relative_to(place)): p for p in found if p.suffix in kinds and p.is_file()}
+    return {str(p.relative_to(home)): p for p in paths if p.suffix in kinds and p.is_file()}
 
 
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
     if is_reward_model(Path(source)):
         raise ConfigError(
-            f"model: {source} is a reward model, which writes nothing; name it in rewards: "
+            f"model: {source} is a reward model, which cannot generate text; use it in rewards: "
             f"[{{reward_model: {{model: {name}}}}}], or train it further with method: reward_model"
         )
     cached = unreachable(source)
@@ -157,7 +158,7 @@ def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if cached and isinstance(error, OSError):
-            reason = "there is no such folder, the hub does not answer, and this machine has no copy"
+            reason = "there is no such folder, the hub does not answer, and its cache has no copy"
         raise ConfigError(
             f"model: {name!r} could not be loaded: {reason[:500]}\n"
             "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
@@ -165,8 +166,8 @@ def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
         ) from None
     if getattr(model, "is_quantized", False):
         raise ConfigError(
-            f"model: {name}: its weights stay quantized (quantization_config in its config.json), and what "
-            "is rounded so does not learn. Take the model that it was made from"
+            f"model: {name}: its weights are quantized (quantization_config in its config.json) and cannot "
+            "be trained. Use the model that it was made from"
         )
     return model, tokenizer
 
@@ -178,7 +179,7 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     except ImportError:
         raise ConfigError("lora needs peft: pip install 'covey[lora]'") from None
     targets = list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets
-    named = ", ".join(targets) if isinstance(targets, list) else targets
+    names = ", ".join(targets) if isinstance(targets, list) else targets
     layers = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
         with warnings.catch_warnings():  # peft reads a property that transformers has renamed
@@ -188,14 +189,17 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     except ValueError as error:
         raise ConfigError(f"lora.targets: {error}") from None
     whole: PreTrainedModel = adapter.get_base_model()
-    given, said = whole.get_input_embeddings(), whole.get_output_embeddings()
-    if hasattr(given, "lora_A"):
-        raise ConfigError(f"lora.targets: {named}: this names the embedding; adapters are for linear layers")
-    if hasattr(said, "lora_A") and said.weight is given.weight:
+    inputs = whole.get_input_embeddings()
+    outputs = whole.get_output_embeddings()
+    if hasattr(inputs, "lora_A"):
         raise ConfigError(
-            f"lora.targets: {named}: this names the output layer, whose weights are the embedding's in this "
-            "model (tie_word_embeddings): merged into them the adapter would change what the model reads, "
-            "too. Leave it out, as all-linear does"
+            f"lora.targets: {names} includes the embedding; adapters work only on linear layers"
+        )
+    if hasattr(outputs, "lora_A") and outputs.weight is inputs.weight:
+        raise ConfigError(
+            f"lora.targets: {names} includes the output layer, which shares the embedding's weights in this "
+            "model (tie_word_embeddings), so merging the adapter would also change the embedding. Leave it "
+            "out, as all-linear does"
         )
     return Policy(whole, tokenizer, adapter)
 
@@ -222,19 +226,20 @@ def device_memory(device: torch.device) -> int:
 def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
     """Notes on why a model is faster or slower here than its user may expect."""
     if policy.rounds and config.precision == "auto":
-        why = (
+        reason = (
             "which is much faster on this processor"
             if rounding_is_faster()
-            else "as they did when the run began, although that is hardly faster on this processor"
+            else "as in the run so far, although that is hardly faster on this processor"
         )
         yield (
-            f"matrix products round to bfloat16, {why}. To compute in float32, set precision: float32 "
+            f"matrix products use bfloat16, {reason}. To compute in float32, set precision: float32 "
             "(docs/performance.md)"
         )
     if policy.decoder is None:
         yield (
             f"note: {policy.model.config.model_type} runs through its Hugging Face modules: rollouts take "
-            "about 3 times as long as in covey's own forward, updates 4 times (docs/performance.md#models)"
+            "about 3 times and updates 4 times as long as in covey's own forward pass "
+            "(docs/performance.md#models)"
         )
     elif policy.decoder.unfit and policy.device.type == "cpu" and library() is not None:
         yield (

@@ -276,17 +276,18 @@ def padded_rows(spans: Tensor, window: int | None = None) -> list[Rows]:
 def _rows(spans: Tensor, window: int | None) -> Rows:
     # Columns (R, 1) against ranges (Q,) and (P,) give tables (R, Q) and (R, P) for all sequences at once.
     prefix, prefix_length, start, length = (column[:, None] for column in spans.T)
-    own = torch.arange(int(length.max()), device=spans.device)
+    positions = torch.arange(int(length.max()), device=spans.device)
     shared = torch.arange(int(prefix_length.max()), device=spans.device)
-    real, seen = own < length, shared < prefix_length
-    queries = torch.where(real, start + own, 0)
-    keys = torch.cat((torch.where(seen, prefix + shared, 0), queries), dim=1)
-    causal = (own[:, None] >= own) & real[:, None]
-    before = seen[:, None].expand(-1, len(own), -1)
+    real = positions < length
+    in_prefix = shared < prefix_length
+    queries = torch.where(real, start + positions, 0)
+    keys = torch.cat((torch.where(in_prefix, prefix + shared, 0), queries), dim=1)
+    causal = (positions[:, None] >= positions) & real[:, None]
+    before = in_prefix[:, None].expand(-1, len(positions), -1)
     mask = torch.cat((before, causal), dim=2)
     if window is not None:
         # Position of every key in its sequence; a query sees those less than `window` before its own.
-        places = torch.cat((shared.expand(len(spans), -1), prefix_length + own), dim=1)
-        mask &= (prefix_length + own)[:, :, None] - places[:, None] < window
+        key_positions = torch.cat((shared.expand(len(spans), -1), prefix_length + positions), dim=1)
+        mask &= (prefix_length + positions)[:, :, None] - key_positions[:, None] < window
     mask |= ~real[:, :, None]
     return Rows(queries, keys, mask[:, None], real)

@@ -93,7 +93,8 @@ def pack(
     groups = [0]
     flat = 0
     for prompt, answers in zip(prompts, completions, strict=True):
-        start, size = flat, len(prompt)
+        start = flat
+        size = len(prompt)
         spans.append((0, 0, start, size))
         tokens.append(prompt)
         positions.append(np.arange(size))

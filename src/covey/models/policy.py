@@ -95,7 +95,8 @@ class Policy:
     def _round_trunk(self) -> None:
         if self.decoder is None:
             raise ConfigError(
-                "precision: bfloat16 is for families of models in our own forward (docs/performance.md)"
+                "precision: bfloat16 works only for models that run in covey's own forward pass "
+                "(docs/performance.md)"
             )
         self.decoder.round_products()
         self.rounds = True
@@ -220,7 +221,7 @@ class Policy:
             return
         saved = self._saved(folder)
         if _shapes(saved) != _shapes(self.model.state_dict()):
-            raise CheckpointError(f"{folder} holds another model than the one at work")
+            raise CheckpointError(f"{folder} holds another model than the one in use")
         self.model.load_state_dict(saved)
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
@@ -264,11 +265,13 @@ class Policy:
     def head(self, hidden: Tensor) -> Tensor:
         """Compute logits from hidden states. (..., D) -> (..., V)."""
         if self.decoder is not None:
-            logits, cap = self.decoder.ops.linear(self._head, hidden), self.decoder.logits_cap
+            logits = self.decoder.ops.linear(self._head, hidden)
+            cap = self.decoder.logits_cap
             return logits if cap is None else self.decoder.ops.soft_cap(logits, cap)
         if not self.plain_head:
             return hidden  # ``hidden`` is already the logits
-        head, cap = self.model.get_output_embeddings(), cap_of(self.model.config, LOGITS_CAP)
+        head = self.model.get_output_embeddings()
+        cap = cap_of(self.model.config, LOGITS_CAP)
         logits = head(hidden.to(head.weight.dtype))  # some models keep their residual stream in float32
         return logits if cap is None else soft_cap(logits, cap)
 
@@ -288,7 +291,8 @@ class Policy:
     def _score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
     ) -> TokenScores:
-        hidden, mask = self.hidden(packed), packed.sampling_mask
+        hidden = self.hidden(packed)
+        mask = packed.sampling_mask
         # The compiled head knows no second model and no adapter, so the exact KL goes through torch.
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap

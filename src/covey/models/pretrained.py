@@ -85,7 +85,7 @@ def alone(loader: Loader, source: str | Path, **options: object) -> Any:
 def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of ``source``. Raises the errors of ``pretrained``."""
     refuse_strange(str(source))
-    for path in _found(str(source), CONFIG):
+    for path in _files_named(str(source), CONFIG):
         try_texts(path.parent)
     return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local_files_only)
 
@@ -117,20 +117,21 @@ def refuse_strange(source: str) -> None:
         _refuse_links(Path(source))
         indices = sorted(Path(source).glob("*.safetensors.index.json"))
     else:
-        indices = list(_found(source, INDEX))
-    for path in _found(source, ADAPTER):
+        indices = list(_files_named(source, INDEX))
+    for path in _files_named(source, ADAPTER):
         raise ValueError(
-            f"{path}: adapters are not loaded; merge them into their model (merge_and_unload) and save that"
+            f"{path}: covey does not load adapters; merge them into their model (merge_and_unload) and "
+            "save that"
         )
-    for path in _found(source, CONFIG):
+    for path in _files_named(source, CONFIG):
         _refuse_config(path)
     for path in indices:
         _refuse_index(path, Path(source) if Path(source).is_dir() else None)
-    for path in _found(source, CONFIG):
+    for path in _files_named(source, CONFIG):
         refuse_unusable(path.parent)
 
 
-def _found(source: str, name: str) -> Iterator[Path]:
+def _files_named(source: str, name: str) -> Iterator[Path]:
     """The path of a file of a folder or hub id (downloaded), or nothing; an iterator, for use in `for`."""
     path = cached_file(
         source,
@@ -156,20 +157,20 @@ def _refuse_links(folder: Path) -> None:
         if path.is_symlink() and not any(target.is_relative_to(home) for home in homes):
             if target.is_file() or path.name == "additional_chat_templates":
                 raise ValueError(
-                    f"{path} is a link to {target}, outside the model's folder; copy the file there"
+                    f"{path} is a link to {target}, outside of the model's folder; copy the file into it"
                 )
         elif target.exists() and not (target.is_file() or target.is_dir()):
             raise ValueError(f"{path} is neither a file nor a folder")
 
 
 def _refuse_config(path: Path) -> None:
-    config = _read(path)
+    config = _read_object(path)
     weights = config.get("transformers_weights")
     if weights is not None and not (isinstance(weights, str) and WEIGHTS.fullmatch(weights)):
         raise ValueError(f"{path}: transformers_weights {weights!r} is not a safetensors file of the folder")
     for key, value in _items(config):
         if key.endswith("_implementation") and isinstance(value, str) and "/" in value:
-            raise ValueError(f"{path}: {key} {value!r} is code from a hub, which is not run")
+            raise ValueError(f"{path}: {key} {value!r} is code from a hub, which covey does not run")
 
 
 def _items(value: object) -> Iterator[tuple[str, object]]:
@@ -180,15 +181,17 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _refuse_index(path: Path, folder: Path | None) -> None:
-    names = _object(_read(path).get("weight_map"), f"{path}: weight_map")
+    names = _object(_read_object(path).get("weight_map"), f"{path}: weight_map")
     for name in sorted({str(n) for n in names.values()}):
         if not WEIGHTS.fullmatch(name) or name.endswith(".json"):
-            raise ValueError(f"{path}: {name!r} is not a safetensors file of the folder; only those are read")
+            raise ValueError(
+                f"{path}: {name!r} is not a safetensors file of the folder; covey reads no others"
+            )
         if folder is not None and not (folder / name).is_file():
             raise ValueError(f"{path}: {name} is missing")
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read_object(path: Path) -> dict[str, object]:
     try:
         value = load_json(read_regular(path, TEXT_BYTES))
     except CheckpointError as error:
@@ -206,9 +209,10 @@ def _object(value: object, what: str) -> dict[str, object]:
 
 def _check_intact(folder: Path) -> None:
     """Raise ConfigError if a folder that covey wrote has changed since; other folders have no manifest."""
-    if (folder / MANIFEST).is_file() and (problem := damage(folder, ("config.json",))):
+    problem = damage(folder, ("config.json",)) if (folder / MANIFEST).is_file() else ""
+    if problem:
         raise ConfigError(
-            f"model: {problem}. Put the file back; if you changed it yourself, remove {folder / MANIFEST}"
+            f"model: {problem}. Restore the file; if you changed it on purpose, remove {folder / MANIFEST}"
         )
 
 
@@ -218,21 +222,22 @@ def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
     Some language models have names of their own (GPT2LMHeadModel), so any unknown name counts as one.
     Classifiers have the same ends of names throughout.
     """
-    wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
+    kind = loader.__name__.removeprefix("AutoModel")
+    names = config.architectures or ()
     if type(config) not in loader._model_mapping:  # noqa: SLF001 - its own refusal lists all it has
         raise ConfigError(
-            f"model: {source} is a {named[0] if named else config.model_type}, and transformers has no model "
-            f"{wanted} of that kind: one that reads images, say. Take a model of texts"
+            f"model: {source} is a {names[0] if names else config.model_type}, for which transformers has no "
+            f"model {kind}; it may read images, for instance. Use a text model"
         )
-    ends = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in named]
-    if wanted in HEADS and named and wanted not in ends:
+    ends = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in names]
+    if kind in HEADS and names and kind not in ends:
         how = (
-            ". `method: reward_model` trains one: of pairs or judged answers for whole answers, of labelled "
-            "steps for steps"
+            ". `method: reward_model` trains one: on pairs or labelled answers to judge whole answers, on "
+            "labelled steps to judge steps"
         )
         raise ConfigError(
-            f"model: {source} is a {named[0]} ({HEADS[ends[0]]}); {HEADS[wanted]} is needed here, a model "
-            f"{wanted}{'' if wanted == WRITES else how}"
+            f"model: {source} is a {names[0]} ({HEADS[ends[0]]}), but this needs {HEADS[kind]}, a model "
+            f"{kind}{'' if kind == WRITES else how}"
         )
 
 
@@ -246,47 +251,48 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
     with torch.device("meta"):
         skeleton: PreTrainedModel = loader.from_config(config)
     count = sum(p.numel() for p in skeleton.parameters())
-    if 4 * count > (memory := available_memory()):
+    memory = available_memory()
+    if 4 * count > memory:
         raise ConfigError(
-            f"model: {folder} has {count:,} weights, {4 * count / 1e9:,.0f} GB while they are loaded, and "
-            f"this machine has {memory / 1e9:,.0f} GB. Take a smaller model"
+            f"model: {folder} has {count:,} weights, which take {4 * count / 1e9:,.0f} GB to load, but this "
+            f"machine has {memory / 1e9:,.0f} GB. Use a smaller model"
         )
     sizes = {p: p.stat().st_size for p in folder.glob("*.safetensors")} if folder.is_dir() else {}
-    held = sum(sizes.values())
+    size_of_files = sum(sizes.values())
     for path, size in sizes.items():
         if size > MOST_BYTES * count + HEADER_BYTES:
             raise ConfigError(
-                f"model: {path} has {size:,} bytes, and {folder / CONFIG} describes {count:,} weights. They "
-                "are not of the same model"
+                f"model: {path} has {size:,} bytes, but {folder / CONFIG} describes {count:,} weights; they "
+                "belong to different models"
             )
-    if held and count * LEAST_BYTES > held:
+    if size_of_files and count * LEAST_BYTES > size_of_files:
         raise ConfigError(
-            f"model: {folder / 'config.json'} describes {count:,} weights and its weight files have "
-            f"{held:,} bytes. They are not of the same model"
+            f"model: {folder / 'config.json'} describes {count:,} weights, but the weight files have "
+            f"{size_of_files:,} bytes; they belong to different models"
         )
 
 
-def _check_whole(model: PreTrainedModel, found: Mapping[str, set[Any]], source: str) -> None:
+def _check_whole(model: PreTrainedModel, loading: Mapping[str, set[Any]], source: str) -> None:
     """Raise ConfigError unless every weight came from the files, none was left over, and all are finite."""
-    missing = sorted(found["missing_keys"])
+    missing = sorted(loading["missing_keys"])
     if missing:
         raise ConfigError(
-            f"model: {source}: {_named(missing)} missing from its weights, and would be random. Get the "
-            "whole model, or a config.json that fits"
+            f"model: {source}: the weights lack {_listed(missing)}, which would be random. Get the whole "
+            "model, or a config.json that fits"
         )
-    if found["mismatched_keys"]:
-        name, held, wanted = min(found["mismatched_keys"])
+    if loading["mismatched_keys"]:
+        name, shape, expected = min(loading["mismatched_keys"])
         raise ConfigError(
-            f"model: {source}: {name} has shape {tuple(held)} in its weights and {tuple(wanted)} by its "
-            "config.json. They are not of the same model"
+            f"model: {source}: {name} has shape {tuple(shape)} in the weights, but {tuple(expected)} by "
+            "config.json; they belong to different models"
         )
     # Unknown kinds of weights are other parts (images, say); a known kind with a new number is a layer.
     kinds = {_kind(name) for name in model.state_dict()}
-    further = sorted(name for name in found["unexpected_keys"] if _kind(name) in kinds)
+    further = sorted(name for name in loading["unexpected_keys"] if _kind(name) in kinds)
     if further:
         raise ConfigError(
-            f"model: {source}: its config.json has no place for {_named(further)} in its weights: there are "
-            "more layers than it says"
+            f"model: {source}: config.json has no place for {_listed(further)} of the weights, which have "
+            "more layers"
         )
     check_finite(model, source)
 
@@ -303,6 +309,6 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _named(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more}"

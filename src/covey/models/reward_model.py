@@ -56,10 +56,13 @@ class TrainedRewardModel(Policy):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
         if tokenizer.pad_token_id is None:
             raise ConfigError(
-                "model: a reward model needs a tokenizer with a pad_token; set one in its folder"
+                "model: the tokenizer of a reward model needs a pad_token; set one in its folder"
             )
         model.config.pad_token_id = tokenizer.pad_token_id  # where sequence heads look for the end
-        self.model, self.tokenizer, self.adapter, self.kind = model.eval(), tokenizer, None, kind
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.adapter = None
+        self.kind = kind
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
@@ -106,7 +109,7 @@ class TrainedRewardModel(Policy):
 def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
     """A reward model on the trunk of a language model; its head is 0, so that all texts have value 0."""
     if policy.adapter is not None:
-        raise ConfigError("lora: a reward model is trained on all its weights; leave lora out")
+        raise ConfigError("lora: all weights of a reward model are trained; remove lora")
     config = copy.deepcopy(policy.model.config)
     config.num_labels = 1
     with LOADING:

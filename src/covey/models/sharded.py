@@ -67,7 +67,7 @@ def split_weights(policy: Splittable) -> None:
     model, decoder = policy.model, policy.decoder
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise ConfigError(
-            f"launch.processes: training on several needs torch 2.13, this is {torch.__version__}"
+            f"launch.processes: more than one process needs torch 2.13, but this is {torch.__version__}"
         )
     # The modules that are called: ours run through the decoder's layers, others through transformers' blocks.
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]

@@ -30,7 +30,8 @@ KNOWN = (
 )
 """Known marks, for templates that do not render thoughts given apart from an answer."""
 MARK = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
-XML_TAG, BRACKETS = re.compile(r"<(/?)([A-Za-z][\w-]*)>$"), re.compile(r"\[(/?)([A-Z][A-Z_]*)\]$")
+XML_TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>$")
+BRACKETS = re.compile(r"\[(/?)([A-Z][A-Z_]*)\]$")
 """A tag at the end of a text."""
 NO_THOUGHTS = ("answer", "final", "response", "output", "solution", "assistant", "inst")
 """Names of tags that hold something other than thoughts."""
@@ -82,7 +83,7 @@ def template_facts(
     try:
         written = json.dumps(own, sort_keys=True)
     except (TypeError, ValueError):  # arguments that are no JSON cannot be a key of the cache
-        return _found(_Template(tokenizer, own))
+        return _facts_of(_Template(tokenizer, own))
     # A tokenizer can be changed after it was asked, so what its facts depend on belongs to the key.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
     return _remembered(tokenizer, state, written)
@@ -90,7 +91,7 @@ def template_facts(
 
 @lru_cache(64)
 def _remembered(tokenizer: PreTrainedTokenizerBase, _: object, arguments: str) -> TemplateFacts:
-    return _found(_Template(tokenizer, json.loads(arguments)))
+    return _facts_of(_Template(tokenizer, json.loads(arguments)))
 
 
 class _Template:
@@ -100,19 +101,19 @@ class _Template:
         self.tokenizer, self.arguments = tokenizer, arguments
         self.source = str(tokenizer.chat_template or "")
 
-    def behind(self, said: Messages = (), begin: bool = False) -> str | None:
+    def behind(self, messages: Messages = (), begin: bool = False) -> str | None:
         """The text after the question, or all text if that is not found; None if the template refuses."""
         try:
-            text = chat_text(self.tokenizer, [*ASKED, *said], self.arguments, begin)
+            text = chat_text(self.tokenizer, [*ASKED, *messages], self.arguments, begin)
         except (ConfigError, DataError):
             return None
         _, found, rest = text.partition(QUESTION)
         return rest if found else text
 
-    def whole(self, said: Messages = ASKED) -> str:
+    def whole(self, messages: Messages = ASKED) -> str:
         """The rendered conversation; empty if the template refuses it."""
         try:
-            return chat_text(self.tokenizer, said, self.arguments, False)
+            return chat_text(self.tokenizer, messages, self.arguments, False)
         except (ConfigError, DataError):
             return ""
 
@@ -121,14 +122,16 @@ class _Template:
         return _Template(self.tokenizer, {**self.arguments, **more})
 
 
-def _found(template: _Template) -> TemplateFacts:
+def _facts_of(template: _Template) -> TemplateFacts:
     try:
         chat_text(template.tokenizer, [*ASKED, _answer()], template.arguments, False)
     except (ConfigError, DataError) as error:
         return TemplateFacts(str(error))
     # begins: the text after the question when the model is to answer; plain: with an answer without thoughts.
-    begins, plain = template.behind(begin=True) or "", template.behind([_answer()]) or ""
-    end, marks = _turn_end(template.tokenizer, plain), _marks(template, begins, plain)
+    begins = template.behind(begin=True) or ""
+    plain = template.behind([_answer()]) or ""
+    end = _turn_end(template.tokenizer, plain)
+    marks = _marks(template, begins, plain)
     facts = TemplateFacts(
         "",
         begins,
@@ -150,10 +153,11 @@ def _found(template: _Template) -> TemplateFacts:
 
 def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
     """The added tokens of a made-up conversation, except marks of thoughts, which contents may mention."""
-    tokenizer, added = template.tokenizer, template.tokenizer.added_tokens_decoder
+    tokenizer = template.tokenizer
+    added = template.tokenizer.added_tokens_decoder
     # Rendered with and without a system message, since some templates refuse that role.
-    said = [*ASKED, _answer(), *ASKED]
-    texts = (template.whole([{"role": "system", "content": QUESTION}, *said]), template.whole(said))
+    chat = [*ASKED, _answer(), *ASKED]
+    texts = (template.whole([{"role": "system", "content": QUESTION}, *chat]), template.whole(chat))
     written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
     ids = {*written, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
     words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
@@ -165,7 +169,8 @@ def _dated(template: _Template) -> bool:
     if "strftime_now" not in template.source:
         return False
     # Two times that differ in year, month, day and hour; equal texts mean that no date is printed.
-    now, texts = rendered_at(), set()
+    now = rendered_at()
+    texts = set()
     for day in (datetime(1999, 1, 2, 3), datetime(2044, 12, 30, 23)):
         render_at(day)
         texts.add(template.whole())
@@ -250,15 +255,15 @@ def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
     if known is not None:
         return known
     for pattern, write in ((XML_TAG, "<{}>"), (BRACKETS, "[{}]")):
-        found = pattern.search(tail)
-        if found is None or found[2].lower() in NO_THOUGHTS:
+        tag = pattern.search(tail)
+        if tag is None or tag[2].lower() in NO_THOUGHTS:
             continue
-        marks = Thoughts(write.format(found[2]), write.format(f"/{found[2]}"))
-        if not found[1] and not header.endswith(marks.open):
+        marks = Thoughts(write.format(tag[2]), write.format(f"/{tag[2]}"))
+        if not tag[1] and not header.endswith(marks.open):
             return marks
         # A closing tag marks thoughts only if the pair before it is empty.
         _, opened, inside = tail.rpartition(marks.open)
-        if found[1] and opened and not inside.removesuffix(marks.close).strip():
+        if tag[1] and opened and not inside.removesuffix(marks.close).strip():
             return marks
     return None
 
@@ -306,20 +311,20 @@ def closed_in(prompt: str, marks: Thoughts) -> bool:
 def thoughts_of(
     tokenizer: PreTrainedTokenizerBase,
     tokens: Sequence[int],
-    said: str | Messages,
+    prompt: str | Messages,
     arguments: Mapping[str, object],
 ) -> Thoughts:
     """The marks of thoughts of a problem's model, and whether its prompt (``tokens``) has opened them."""
     facts = template_facts(tokenizer, arguments)
     text = str(tokenizer.decode(tokens)).rstrip()
-    if isinstance(said, str):  # a text may mention marks anywhere; only at its end do they open thoughts
+    if isinstance(prompt, str):  # a text may mention marks anywhere; only at its end do they open thoughts
         return facts.marks._replace(begun=text.endswith(facts.marks.open))
-    return begun_in(_beginning(text, said, facts.begins), facts.marks)
+    return begun_in(_beginning(text, prompt, facts.begins), facts.marks)
 
 
-def _beginning(prompt: str, said: Messages, begins: str) -> str:
+def _beginning(prompt: str, messages: Messages, begins: str) -> str:
     """The end of a rendered prompt, after the last content: text of the template alone."""
-    _, found, rest = prompt.rpartition(str(said[-1]["content"]).strip() or "\0")
+    _, found, rest = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
     # A short content may occur within the template's words, and some templates change a content.
     least = len(begins.rstrip())
     return rest if found and len(rest) > least else prompt[len(prompt) - least :]
@@ -333,7 +338,8 @@ def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool)
     >>> thoughts_fault("<think>a</think>3", Thoughts(), opened=False, ended=True)
     'the answer opens thoughts (<think>) a second time'
     """
-    inside, opens = opened is True, int(opened is not None)
+    inside = opened is True
+    opens = int(opened is not None)
     for mark in re.findall(f"{re.escape(marks.open)}|{re.escape(marks.close)}", text):
         if mark == marks.open:
             opens += 1
@@ -351,7 +357,9 @@ def without_thoughts(text: str, marks: Thoughts) -> str | None:
     >>> without_thoughts("so</think>3", Thoughts(begun=True)), without_thoughts("<think>so", Thoughts())
     ('3', None)
     """
-    parts, rest, inside = list[str](), text, marks.begun
+    parts = list[str]()
+    rest = text
+    inside = marks.begun
     while inside or marks.open in rest:
         if not inside:
             before, _, rest = rest.partition(marks.open)
@@ -360,5 +368,5 @@ def without_thoughts(text: str, marks: Thoughts) -> str | None:
         if not closed:
             return None
         inside = False
-    said = "".join([*parts, rest])
-    return said if marks.answer else said.rpartition(marks.close)[2]
+    answer = "".join([*parts, rest])
+    return answer if marks.answer else answer.rpartition(marks.close)[2]

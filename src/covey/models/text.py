@@ -48,7 +48,8 @@ class FaithfulText:
 
     def behind(self, text: str) -> list[int]:
         """Token ids of a text after the anchor, unless the anchor's own ids change by it."""
-        whole, length = self.encoded(ANCHOR + text), len(self.anchor)
+        whole = self.encoded(ANCHOR + text)
+        length = len(self.anchor)
         return whole[length:] if whole[:length] == self.anchor else self.encoded(text)
 
     def _decoded(self, ids: Sequence[int]) -> str:

@@ -27,8 +27,8 @@ def behind_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: s
     closing = template_facts(tokenizer, problem.template).unthinking
     if closing is None:
         raise DataError(
-            f"{problem.id}: the chat template opens thoughts in the prompt ({marks.open}), the answer has "
-            "none, and the template does not show how one without thoughts is written. Write it as "
+            f"{problem.id}: the chat template opens thoughts in the prompt ({marks.open}), but the answer "
+            "has none, and the template does not show how to write an answer without thoughts. Write it as "
             f"{marks.open}...{marks.close}answer, or use a template that lets the model answer at once"
         )
     return closing + words
@@ -42,7 +42,8 @@ def pairs_fault(
     ``whole`` is prompt and answer, ``trained`` (L,) the mask of the answer's tokens. Only an answer that is
     no ``good`` example may end within its thoughts.
     """
-    marks, first = problem.thoughts, len(whole) - len(trained)
+    marks = problem.thoughts
+    first = len(whole) - len(trained)
     ours = np.concatenate([np.zeros(first, dtype=bool), trained])
     # A turn is a stretch of trained tokens: rows of [first, one after the last] in `whole`.
     edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
@@ -81,6 +82,7 @@ def check_channels(problem: Problem, said: Messages) -> None:
     texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
     if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):
         raise DataError(
-            f"{problem.id}: the chat template itself writes {marks.open} and {marks.answer[-1]}, and the "
-            "answer has them in its content. Give thoughts apart: messages with content and reasoning_content"
+            f"{problem.id}: the chat template writes {marks.open} and {marks.answer[-1]} itself, but the "
+            "answer's content has them too. Give the thoughts separately: messages with content and "
+            "reasoning_content"
         )

@@ -27,7 +27,8 @@ TEXTS = (
     "1" * 200 + "x" + " " * 50,
     "\u00e9\u4e2d\U0001f600" * 9,
 )
-USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+USER = {"role": "user", "content": "2+2?"}
+ASSISTANT = {"role": "assistant", "content": "4"}
 CHATS = ([USER], [USER, ASSISTANT, USER], [{"role": "system", "content": "Be brief."}, USER])
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag that transformers adds to jinja; it writes nothing, so it is removed here."""
@@ -36,15 +37,19 @@ GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 def templates(folder: Path) -> dict[str, str]:
     """The chat templates of a folder, by the file that holds them."""
     files = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))]
-    found = {path.name: path.read_text(encoding="utf-8") for path in files if path.is_file()}
+    texts_by_file = {path.name: path.read_text(encoding="utf-8") for path in files if path.is_file()}
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
         record = json.loads(path.read_bytes()) if path.is_file() else {}
-        said = record.get("chat_template") if isinstance(record, dict) else None
+        value = record.get("chat_template") if isinstance(record, dict) else None
         # One template, or a list of {"name", "template"}.
-        texts = [t.get("template") for t in said if isinstance(t, dict)] if isinstance(said, list) else [said]
-        found |= {f"{name} ({n})" if n else name: t for n, t in enumerate(texts) if isinstance(t, str)}
-    return found
+        texts = (
+            [t.get("template") for t in value if isinstance(t, dict)] if isinstance(value, list) else [value]
+        )
+        texts_by_file |= {
+            f"{name} ({n})" if n else name: t for n, t in enumerate(texts) if isinstance(t, str)
+        }
+    return texts_by_file
 
 
 def render(template: str) -> None:
@@ -69,7 +74,8 @@ def main(folder: Path, seconds: int, memory: int) -> None:
     # A second more than the soft limit, so that SIGXCPU comes before SIGKILL.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    if (path := folder / "tokenizer.json").is_file():
+    path = folder / "tokenizer.json"
+    if path.is_file():
         print(path.name, flush=True)
         try:
             tokenizer = Tokenizer.from_file(str(path))

@@ -88,7 +88,7 @@ def scalar_head(model: PreTrainedModel) -> nn.Linear:
     """The linear layer that a classifier with one output ends with."""
     heads = [m for m in model.children() if isinstance(m, nn.Linear) and m.out_features == 1]
     if len(heads) != 1:
-        raise ConfigError(f"critic: {type(model).__name__} does not end with one linear layer of one output")
+        raise ConfigError(f"critic: {type(model).__name__} must end with one linear layer of one output")
     return heads[0]
 
 
@@ -96,8 +96,8 @@ def add_value_head(policy: Policy) -> None:
     """Add a value head on the policy's hidden states. Raises ConfigError if these cannot be read."""
     if not policy.plain_head:
         raise ConfigError(
-            f"algorithm.critic.trunk policy: {policy.model.config.model_type} changes its hidden states on "
-            "the way to its logits; use trunk own"
+            f"algorithm.critic.trunk policy: {policy.model.config.model_type} changes the hidden states "
+            "before its logits; use trunk own"
         )
     policy.value = ValueHead(policy.model.config.get_text_config().hidden_size, policy.device)
 
@@ -127,7 +127,7 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
         kinds = AutoConfig.from_pretrained(source, trust_remote_code=False, **here).architectures or ["?"]
         loader = next((v for end, v in loaders.items() if kinds[0].endswith(end)), None)
         if loader is None:
-            raise ConfigError(f"{kinds[0]} is no classifier and no causal language model")
+            raise ConfigError(f"{kinds[0]} is neither a classifier nor a causal language model")
         model = pretrained(loader, source, dtype=policy.model.dtype, **here)
     except Exception as error:  # a damaged folder makes the libraries fail in any way
         if out_of_memory(error):
@@ -136,13 +136,14 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
     reads, written = (m.config.get_text_config().vocab_size for m in (model, policy.model))
     if reads != written:
         raise ConfigError(
-            f"algorithm.critic.model: {name!r} has {reads} tokens and the policy {written}; a critic reads "
-            "the policy's own tokens, so it is of its family"
+            f"algorithm.critic.model: {name!r} has {reads} tokens, but the policy {written}; a critic reads "
+            "the policy's tokens, so use a model of the same family"
         )
     causal = loader is AutoModelForCausalLM
     if not causal and model.config.num_labels != 1:
         raise ConfigError(
-            f"algorithm.critic.model: {name!r} gives {model.config.num_labels} numbers, not one"
+            f"algorithm.critic.model: {name!r} returns {model.config.num_labels} numbers; a critic must "
+            "return one"
         )
     return _on_trunk(model.to(policy.device), None if causal else scalar_head(model), policy.rounds)
 
@@ -156,7 +157,7 @@ def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> V
             model = AutoModelForTokenClassification.from_config(config, dtype=plain.dtype)
     except ValueError as error:
         raise ConfigError(
-            f"algorithm.critic.trunk own: transformers has no token classifier of {config.model_type}; use "
+            f"algorithm.critic.trunk own: transformers has no token classifier for {config.model_type}; use "
             f"trunk policy ({str(error)[:100]})"
         ) from None
     model.base_model.load_state_dict(plain.base_model.state_dict())

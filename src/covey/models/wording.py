@@ -43,14 +43,14 @@ class Wording:
 
         ``prompt`` is its token ids, if known. Raises DataError if the template refuses a chat.
         """
-        said = problem.prompt
+        messages = problem.prompt
         if self.tokenizer is None:
-            begun = isinstance(said, str) and said.rstrip().endswith(TAGS.open)
+            begun = isinstance(messages, str) and messages.rstrip().endswith(TAGS.open)
             return replace(problem, thoughts=TAGS._replace(begun=begun))
         from covey.models.template import thoughts_of
 
         tokens = self._tokens(problem) if prompt is None else prompt
-        return replace(problem, thoughts=thoughts_of(self.tokenizer, tokens, said, problem.template))
+        return replace(problem, thoughts=thoughts_of(self.tokenizer, tokens, messages, problem.template))
 
     def _tokens(self, problem: Problem) -> Sequence[int]:
         from covey.models.chat import chat_tokens

@@ -56,7 +56,8 @@ NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
 
 def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
     """Return the weights with random relative changes as large as rounding."""
-    random, nudge = torch.Generator().manual_seed(0), COARSE_NUDGE if coarsely else NUDGE
+    random = torch.Generator().manual_seed(0)
+    nudge = COARSE_NUDGE if coarsely else NUDGE
     moved = {
         name: w.detach() * (1 + nudge * torch.randn(w.shape, generator=random, dtype=w.dtype))
         for name, w in model.items()
@@ -118,7 +119,8 @@ def saved(run: Path, number: int, steps: int, own: NamedWeights) -> NamedWeights
     if not (folder / "model.safetensors").exists():
         return {}
     recorded = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
-    if (masters := folder / "optimizer.safetensors").exists():
+    masters = folder / "optimizer.safetensors"
+    if masters.exists():
         kept = load_file(masters)  # a bfloat16 model's float32 weights, numbered as they are trained
         recorded |= {name: kept.get(f"master.{i}", recorded[name]).double() for i, name in enumerate(trained)}
     return recorded

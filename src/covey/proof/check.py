@@ -64,8 +64,8 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
     method = loaded.stages()[-1].config.method
     if method != "rl":
         raise ConfigError(
-            f"method: {method}: a batch is measured of reinforcement learning only; `covey check` with "
-            "the folder of a run of this method repeats its first steps"
+            f"method: {method}: only reinforcement learning has a batch to measure; to repeat the first "
+            "steps of a run of this method, give `covey check` its folder"
         )
     with tempfile.TemporaryDirectory() as folder, caller_restored():
         stage = loaded.stages()[-1]
@@ -79,7 +79,8 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             console.doing("sampling one batch")
             sampled = next(rollouts.after(0, Position(), run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
-            groups, now = sampled.groups or sampled.filtered, run.state.coefficients
+            groups = sampled.groups or sampled.filtered
+            now = run.state.coefficients
             parts = (run.learner, algorithm, config, old, now, run.critic)
             batch = prepare(groups, *parts)
             if not batch.advantages.any():

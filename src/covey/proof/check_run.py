@@ -54,7 +54,7 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
             found = _of_stage(stage, steps, console, trust)
             claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]
     if not claims:
-        raise ConfigError(f"{folder}: no stage has steps that can be repeated: of {stage.name}, {why}")
+        raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {why}")
     return claims
 
 
@@ -75,7 +75,7 @@ def unrepeatable(method: str) -> str:
 def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
     loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
     if why := unrepeatable(loaded.config.method):
-        raise ConfigError(f"{stage}: no step of it can be repeated: {why}")
+        raise ConfigError(f"{stage}: no step can be repeated: {why}")
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with caller_restored():
         set_process(loaded.config)  # the first adapters of a LoRA run are random
@@ -137,8 +137,8 @@ def coarsely_computed(stage: Path) -> bool:
     record = read_environment(stage) or {}
     if "rounded" not in record:
         raise ConfigError(
-            f"{stage}: no env.json says whether numbers were rounded, so how close they have to be is not "
-            "known. Put the file back"
+            f"{stage}: env.json is missing, which says whether numbers were rounded and so how close the "
+            "repeat must be. Restore the file"
         )
     return record["rounded"] and not record.get("rounds_products")
 
@@ -149,9 +149,10 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
     if policy.model.config.model_type not in REPLAYED or not supported(policy.model) or hides(policy):
         raise ConfigError(
-            f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
+            f"{stage}: the replay supports models of the Llama family, not {policy.model.config.model_type}"
         )
-    scale, repeat = COARSE if coarsely_computed(stage) else 1.0, _repetition(stage, loaded, policy, steps)
+    scale = COARSE if coarsely_computed(stage) else 1.0
+    repeat = _repetition(stage, loaded, policy, steps)
     agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
         raise ConfigError(f"{stage}: {NO_STEP}")

@@ -61,7 +61,9 @@ def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
         out = product(x, effective(w, f"{name}.weight"))
         return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
 
-    eps, heads, groups = model["rms_norm_eps"], model["num_attention_heads"], model["num_key_value_heads"]
+    eps = model["rms_norm_eps"]
+    heads = model["num_attention_heads"]
+    groups = model["num_key_value_heads"]
     width = model.get("head_dim") or model["hidden_size"] // heads
     # Causal mask (T, T): -inf above the diagonal, 0 elsewhere.
     hidden = torch.full((len(tokens), len(tokens)), -math.inf, dtype=torch.float64).triu(1)
@@ -73,20 +75,23 @@ def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
         if layer + "self_attn.q_norm.weight" in w:
             q = normed(q, w[layer + "self_attn.q_norm.weight"], eps)
             k = normed(k, w[layer + "self_attn.k_norm.weight"], eps)
-        q, k = rotated(q, rotary_base(model)), rotated(k, rotary_base(model))
+        q = rotated(q, rotary_base(model))
+        k = rotated(k, rotary_base(model))
         # Grouped queries: each key/value head serves heads // groups query heads.
         k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
         weight = (torch.einsum("ahe,bhe->hab", q, k) / math.sqrt(width) + hidden).softmax(-1)
         x = x + linear(torch.einsum("hab,bhe->ahe", weight, v).flatten(1), f"{layer}self_attn.o_proj")
         h = normed(x, w[layer + "post_attention_layernorm.weight"], eps)
-        gate, up = linear(h, layer + "mlp.gate_proj"), linear(h, layer + "mlp.up_proj")
+        gate = linear(h, layer + "mlp.gate_proj")
+        up = linear(h, layer + "mlp.up_proj")
         x = x + linear(gate * gate.sigmoid() * up, layer + "mlp.down_proj")
     return normed(x, w["model.norm.weight"], eps)
 
 
 def effective(w: NamedWeights, name: str) -> Tensor:
     """Return a weight with its low-rank update, if there is one: W + scale * B A."""
-    a, b = name.replace(".weight", ".lora_A"), name.replace(".weight", ".lora_B")
+    a = name.replace(".weight", ".lora_A")
+    b = name.replace(".weight", ".lora_B")
     return w[name] + w["lora_scale"] * (w[b] @ w[a]) if a in w else w[name]
 
 

@@ -269,7 +269,8 @@ def advantages(
     name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
 ) -> Sequence[float | Tensor]:
     """Return one group's advantages under the estimator ``name``. Raises KeyError for an unknown one."""
-    size, kept = len(rows), s.get("single") == "reward"
+    size = len(rows)
+    kept = s.get("single") == "reward"
     base = 0.0 if kept and size == 1 else mean(rewards)
     # Lambdas, because only the chosen estimator has its settings in `s`.
     table: Mapping[str, Callable[[], Sequence[float | Tensor]]] = {

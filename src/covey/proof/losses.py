@@ -45,7 +45,8 @@ def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
 
 def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """Return the loss of each token before weights. Detached factors are weights on log pi."""
-    advantage, up = row.advantage, row.advantage > 0
+    advantage = row.advantage
+    up = row.advantage > 0
     if name == "unclipped":
         return -rho * advantage
     if name == "clip":
@@ -74,12 +75,14 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSetting
 
 def _divergence_mask(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """DPPO: no loss for a token whose probability has moved too far in the direction of its advantage."""
-    now, before = logprobs.detach().exp(), row.old.exp()
+    now = logprobs.detach().exp()
+    before = row.old.exp()
     weight = (now / before).clamp(max=s["cap"])
     if name == "divergence_mask_tv":
         outward = (now - before) * row.advantage.sign() > s["threshold"]
     elif name == "divergence_mask_kl":
-        p, q = before.clamp(max=1 - 1e-6), now.clamp(max=1 - 1e-6)
+        p = before.clamp(max=1 - 1e-6)
+        q = now.clamp(max=1 - 1e-6)
         distance = p * (before / now).log() + (1 - p) * ((1 - p) / (1 - q)).log()
         outward = ((q - p) * row.advantage > 0) & (distance > s["threshold"])
     else:
@@ -89,7 +92,8 @@ def _divergence_mask(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> 
 
 def _group_classification(logprobs: Tensor, row: Row, tau: float) -> Tensor:
     """log(1 + sum of e^(-+ mean log-ratio / tau)) of each class of the group, the others held fixed. REAL."""
-    own, sign = (logprobs - row.old).clamp(-FAR, FAR).mean(), float(row.advantage.sum().sign())
+    own = (logprobs - row.old).clamp(-FAR, FAR).mean()
+    sign = float(row.advantage.sum().sign())
     loss = torch.zeros((), dtype=torch.float64)
     for side in (1.0, -1.0):
         others = math.fsum(math.exp(-side * m / tau) for x, m in row.siblings if x == side)
@@ -135,12 +139,15 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
         return (row.old.exp() < s["below"]).double()
     if name == "future_influence":
         moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
-        decay, running, later = 0.5 ** (1 / s["half_life"]), 0.0, row.drawn[-1]
+        decay = 0.5 ** (1 / s["half_life"])
+        running = 0.0
+        later = row.drawn[-1]
         influence = torch.zeros_like(moved)
         # A decayed sum of this and later log-ratios. `distance` counts inserted tokens too; outliers are
         # left out.
         for t in reversed(range(len(moved))):
-            own, distance = float(moved[t]), later - row.drawn[t]
+            own = float(moved[t])
+            distance = later - row.drawn[t]
             later = row.drawn[t]
             running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
             factor = min(max(math.exp(running), s["low"]), s["high"])
@@ -222,8 +229,10 @@ class Judged:
 def pair_loss(name: str, good: Judged, bad: Judged, s: AxisSettings) -> Tensor:
     """Return the loss of a pair of answers, without ORPO's imitation of the chosen one."""
     if name in ("dpo", "robust_dpo"):
-        d, wrong = s["beta"] * (good.gain - bad.gain), s["label_smoothing"]
-        as_labelled, reversed_ = (1 + (-d).exp()).log(), (1 + d.exp()).log()
+        d = s["beta"] * (good.gain - bad.gain)
+        wrong = s["label_smoothing"]
+        as_labelled = (1 + (-d).exp()).log()
+        reversed_ = (1 + d.exp()).log()
         if name == "dpo":
             return (1 - wrong) * as_labelled + wrong * reversed_
         return ((1 - wrong) * as_labelled - wrong * reversed_) / (1 - 2 * wrong)

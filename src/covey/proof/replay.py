@@ -56,9 +56,11 @@ def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> s
     start = {name: w.detach().clone() for name, w in model.items()}
     # Without its adapters a model is the one they were put into.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
-    kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
+    kl = setting.algorithm["kl"]
+    bonus = setting.algorithm["entropy"]
     trainer = shadow.Trainer(model, reference, _critic(setting, start, folder))
-    trainer.kl_coef, trainer.entropy_coef = kl["coef"] if kl else 0.0, bonus["coef"] if bonus else 0.0
+    trainer.kl_coef = kl["coef"] if kl else 0.0
+    trainer.entropy_coef = bonus["coef"] if bonus else 0.0
     return trainer
 
 
@@ -87,7 +89,7 @@ def _repeated(
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
     except KeyError as error:
-        raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
+        raise ConfigError(f"{folder}: the replay supports only covey's own functions, not {error}") from None
     # Log-probs under the present weights; tokens of older versions are replaced one version at a time.
     drawn = list(done.logprobs)
     for place, (row, _, versions) in enumerate(recorded):
@@ -107,7 +109,7 @@ def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> 
         return None
     own = axis["trunk"] == "own"
     if own and (axis["model"] or any("lora_" in name for name in start)):
-        raise ConfigError(f"{folder}: the replay knows no critic that begins as another model")
+        raise ConfigError(f"{folder}: the replay does not support a critic that starts from another model")
     body = {name: w.clone() for name, w in start.items() if own and name != "lm_head.weight"}
     width = len(start["model.norm.weight"])
     head = {"value.weight": torch.zeros(width).double(), "value.bias": torch.zeros(()).double()}
@@ -118,8 +120,11 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
     """Return the settings that affect the weights. Raises ConfigError for any the shadow cannot repeat."""
     config = recorded_settings(folder) or {}
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
-        raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
-    rollout, record = config["rollout"], read_environment(folder) or {}
+        raise ConfigError(
+            f"{folder}: the replay supports neither guards.kl_action raise_coef nor 8-bit moments"
+        )
+    rollout = config["rollout"]
+    record = read_environment(folder) or {}
     return shadow.ShadowConfig(
         architecture,
         config["algorithm"],
@@ -139,7 +144,8 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
 def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, np.ndarray | None]], int]:
     """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""
     log = read_rollouts(folder, number)
-    rows, arrays = [], log.arrays
+    rows = []
+    arrays = log.arrays
     for place, line in enumerate(log.rows):
         if line["trained"]:
             span = slice(*_span(arrays["ends"], place))

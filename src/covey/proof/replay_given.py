@@ -38,17 +38,17 @@ def replay_given(
     begun = [model, nudged(model, setting.rounded)] if twin else [model]
     trainers = [Trainer(w, {name: x.detach().clone() for name, x in w.items()}) for w in begun]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
-        norm, told = step(trainers[0], setting, lessons, number)
+        norm, values = step(trainers[0], setting, lessons, number)
         own = trainers[0].weights
         kept = saved(folder, number, setting.train["steps"], own)
-        found = _compared(number, norm, record["optimizer/grad_norm"], told, record)
+        comparison = _compared(number, norm, record["optimizer/grad_norm"], values, record)
         gap, course = weights_apart(own, kept, start)
         apart = None
         for other in trainers[1:]:
             its_norm, its = step(other, setting, lessons, number)
-            nearby = _compared(number, norm, its_norm, told, its)
+            nearby = _compared(number, norm, its_norm, values, its)
             apart = replace(nearby, course=weights_apart(own, other.weights, start)[1])
-        yield replace(found, weights=gap, course=course, apart=apart)
+        yield replace(comparison, weights=gap, course=course, apart=apart)
 
 
 def _compared(
@@ -66,8 +66,7 @@ def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
     for path in data_files(loaded):
         if known and digest_of(path) not in known.values():
             raise ConfigError(
-                f"{path} has changed since {stage} has read it, so its steps cannot be repeated. Put the "
-                "file back as it was"
+                f"{path} has changed since {stage} read it, so its steps cannot be repeated. Restore the file"
             )
     with computing_as(stage):  # a template may print the date
         learned, held_out = (

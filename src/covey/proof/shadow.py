@@ -6,7 +6,6 @@ no batch, no packing, no fused operation. Where it and the run agree, the run's 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor
 from covey.proof import formulas, losses
 from covey.proof.decoder import NamedWeights, Product, coarse, exactly, logits, states
 from covey.proof.formulas import AxisSettings, Row
+from covey.proof.streams import splitmix_uniforms, stream_key
 
 UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
 """Surrogates that may pull where the advantage is 0."""
@@ -95,7 +95,8 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tens
 def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) -> Tensor:
     """V of what was read before each token, under the critic. (T,)."""
     assert trainer.critic is not None
-    head, own = trainer.critic.weights, setting.algorithm["critic"]["trunk"] == "own"
+    head = trainer.critic.weights
+    own = setting.algorithm["critic"]["trunk"] == "own"
     trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
     every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
     read = every[len(row.prompt) - 1 :][row.drawn]
@@ -151,7 +152,8 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
         log_pi = distribution(trainer.weights, setting, row)
         unscored = math.isnan(row.reward)
         row.trained = bool(row.drawn) and not (unscored or (setting.mask_truncated and row.truncated))
-        row.old, row.old_entropy = picked(log_pi, row), entropy(log_pi)
+        row.old = picked(log_pi, row)
+        row.old_entropy = entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
         row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
         if setting.algorithm["kl"] and setting.algorithm["kl"]["to"] == "sampler":
@@ -200,7 +202,8 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
 
 def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
     """Set the critic's targets: its values plus GAE with its own lambda and the advantages' discount."""
-    gamma, critic = setting.algorithm["advantage"].get("gamma", 1.0), setting.algorithm["critic"]
+    gamma = setting.algorithm["advantage"].get("gamma", 1.0)
+    critic = setting.algorithm["critic"]
     for row in trained if critic else ():
         row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
 
@@ -241,7 +244,8 @@ def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Ite
 
 def mark(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
     """Mark the selected tokens of an update, if the algorithm selects any."""
-    axis, trained = setting.algorithm["select_tokens"], [row for row in minibatch if row.trained]
+    axis = setting.algorithm["select_tokens"]
+    trained = [row for row in minibatch if row.trained]
     if axis and trained:
         for row, marked in zip(trained, losses.marks(axis["name"], trained, axis), strict=True):
             row.marked = marked
@@ -263,7 +267,8 @@ def row_loss(
     weight = losses.token_weight(axes["reduce"]["name"], row, minibatch, setting.max_tokens, axes["reduce"])
     value = losses.surrogate(axes["surrogate"]["name"], rho, logprobs, row, axes["surrogate"])
     if axes["surrogate"]["name"] == "group_classification":  # at every token of the group, this row's too
-        reduce, own = axes["reduce"], weight * len(row.drawn)
+        reduce = axes["reduce"]
+        own = weight * len(row.drawn)
         value = value * sum(
             losses.token_weight(reduce["name"], r, minibatch, setting.max_tokens, reduce) * len(r.drawn) / own
             for r in minibatch
@@ -386,13 +391,16 @@ def move(learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Ten
 @torch.no_grad()
 def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int) -> None:
     """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
-    train, trainer.applied = setting.train, trainer.applied + 1
+    train = setting.train
+    trainer.applied += 1
     if "value.weight" in gradient:
         train = {**train, "lr": setting.algorithm["critic"]["lr"]}
-    lr, (beta1, beta2) = rate_at(train, at), train["betas"]
+    lr = rate_at(train, at)
+    beta1, beta2 = train["betas"]
     scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
     for name, raw in gradient.items():
-        g, w = raw * scale, trainer.weights[name]
+        g = raw * scale
+        w = trainer.weights[name]
         trainer.first[name] = beta1 * trainer.first.get(name, torch.zeros_like(g)) + (1 - beta1) * g
         trainer.second[name] = beta2 * trainer.second.get(name, torch.zeros_like(g)) + (1 - beta2) * g**2
         first = trainer.first[name] / (1 - beta1**trainer.applied)
@@ -402,7 +410,9 @@ def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm:
 
 def rate_at(train: AxisSettings, at: int) -> float:
     """Return the learning rate of optimizer step ``at`` (from 0): linear warm-up, then the schedule."""
-    lr, warm, each = train["lr"], train["warmup_steps"], train["inner_epochs"] * train["updates_per_batch"]
+    lr = train["lr"]
+    warm = train["warmup_steps"]
+    each = train["inner_epochs"] * train["updates_per_batch"]
     if at < warm * each:
         return float(lr * (at // each + 1) / warm)
     done = (at - warm * each) / max((train["steps"] - warm) * each, 1)
@@ -413,7 +423,8 @@ def rate_at(train: AxisSettings, at: int) -> float:
 def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> None:
     """Update the coefficients and the reference after a step that sampled ``groups`` groups."""
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
-    before, every = trainer.updates, kl["refresh_every"] if kl else None
+    before = trainer.updates
+    every = kl["refresh_every"] if kl else None
     trainer.updates = trainer.applied
     # Whether a multiple of refresh_every lies among the optimizer steps of this training step.
     if every and trainer.updates // every > before // every:
@@ -427,24 +438,3 @@ def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> N
     if bonus and bonus["target"] is not None and done.entropies:
         low = formulas.mean(done.entropies) < bonus["target"]
         trainer.entropy_coef = min(max(trainer.entropy_coef + (0.005 if low else -0.005), 0.0), 0.1)
-
-
-# --- keyed randomness, as docs/reliability.md describes it ----------------------------------------
-
-
-def stream_key(*parts: int | str) -> int:
-    """Return blake2b over the parts' reprs, joined by the unit separator: 8 bytes, little-endian."""
-    text = "\x1f".join(map(repr, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def splitmix_uniforms(stream: int, count: int) -> np.ndarray:
-    """Return the first numbers of a key's stream: top 23 bits of SplitMix64, (count,) float32 in [0, 1)."""
-    words = 1 << 64
-    drawn = np.zeros(count, np.float32)
-    for t in range(count):
-        z = (stream + (t + 1) * 0x9E3779B97F4A7C15) % words
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % words
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % words
-        drawn[t] = ((z ^ (z >> 31)) >> 41) * 2.0**-23
-    return drawn

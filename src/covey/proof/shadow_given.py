@@ -17,7 +17,8 @@ from covey.proof import losses
 from covey.proof.decoder import NamedWeights, logits
 from covey.proof.formulas import AxisSettings
 from covey.proof.losses import Judged
-from covey.proof.shadow import ShadowConfig, Trainer, move, stream_key, used
+from covey.proof.shadow import ShadowConfig, Trainer, move, used
+from covey.proof.streams import stream_key
 
 IMITATION = "sft"
 OF_ANSWERS = ("kto",)
@@ -61,7 +62,8 @@ class Lessons:
 
 def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int) -> tuple[float, Told]:
     """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
-    size, told = setting.train["batch_size"], Told(float)
+    size = setting.train["batch_size"]
+    told = Told(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
     # Number of the optimizer step, for the learning rate.
     at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
@@ -71,7 +73,8 @@ def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int)
 
 def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
     """Return the rows of a step: epochs in keyed orders of their own, joined and split into batches."""
-    first, end = number * size, (number + 1) * size
+    first = number * size
+    end = (number + 1) * size
     orders: list[int] = []
     for epoch in range(-(-end // count)):
         keyed = np.random.Generator(np.random.PCG64(stream_key(seed, "order", epoch)))
@@ -172,7 +175,8 @@ def logprobs(
     weights: NamedWeights, setting: ShadowConfig, example: Example, answer: Answer, with_prompt: bool = False
 ) -> Tensor:
     """Return log-probs of an answer's trained tokens, with the prompt also of its tokens but the first."""
-    whole, first = [*example.prompt, *answer.tokens], len(example.prompt)
+    whole = [*example.prompt, *answer.tokens]
+    first = len(example.prompt)
     said = [*(range(1, first) if with_prompt else ()), *(first + place for place in answer.trained)]
     # The logits at position t predict token t + 1, hence `place - 1` below.
     every = logits(used(weights, setting), setting.model, whole[:-1], setting.product)

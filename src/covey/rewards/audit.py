@@ -73,9 +73,9 @@ def check_references(
     if len(bad) > most * len(problems):
         first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
         raise DataError(
-            f"{len(bad)} of {len(problems)} rows can never be answered correctly (scoring.max_bad_references "
-            f"allows {most:.0%}):{first}\nRepair these reference answers, or choose the rule and the "
-            "reward that fit them"
+            f"{len(bad)} of {len(problems)} rows have a reference answer that no completion can match "
+            f"(scoring.max_bad_references allows {most:.0%}):{first}\nRepair these answers, or choose the "
+            "rule and the reward that fit them"
         )
     return [p for p in problems if p.id not in bad], bad
 
@@ -91,7 +91,7 @@ def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, objec
     for reward in rewards if environment is None else ():
         if asked & set(reward.parameters):
             raise ConfigError(
-                f"reward {reward.name} asks for the completion's environment, and there is none: set "
+                f"reward {reward.name} asks for the completion's environment, but there is none: set "
                 "rollout.tools.environment"
             )
     begun = Transcript(environment=environment)
@@ -112,10 +112,10 @@ def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
     gave = any(c.steps for c in tried.components.values())
     if not (gave or may or unknown):
         raise ConfigError(
-            f"algorithm.advantage {advantage} credits the steps of a completion, and no reward judges steps "
+            f"algorithm.advantage {advantage} needs scores of steps, but no reward judges steps "
             f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "
-            "split_by, process_reward_model, or your own that returns StepRewards(values, ends); or take "
-            "an algorithm without steps, as grpo"
+            "split_by, process_reward_model, or your own that returns StepRewards(values, ends); or use an "
+            "algorithm without steps, such as grpo"
         )
 
 
@@ -163,15 +163,16 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
         return {}
     # (group, its first correct completion), for the groups that have one.
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
-    asked, found = max(4, len(groups) // ELSEWHERE), list[bool]()
+    asked = max(4, len(groups) // ELSEWHERE)
+    payments = list[bool]()
     for number, sample in paid[:asked]:
         # The groups after this one, cyclically, until one has another problem.
         others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
         other = next((p for p in others if p.id != groups[number].problem.id), None)
         text = groups[number].completions[sample].text
         score = scorer.score(verdict, other, text) if other else None
-        found += [score.value > 0.5] if score and score.value is not None else []
-    return {"reward/paid_elsewhere": sum(found) / len(found)} if found else {}
+        payments += [score.value > 0.5] if score and score.value is not None else []
+    return {"reward/paid_elsewhere": sum(payments) / len(payments)} if payments else {}
 
 
 def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
@@ -179,7 +180,8 @@ def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
 
     TRL's signature takes all columns and may read none.
     """
-    kinds, rows = {n: p.kind for n, p in reward.parameters.items()}, OF_PROBLEM | (set(columns) - PROVIDED)
+    kinds = {n: p.kind for n, p in reward.parameters.items()}
+    rows = OF_PROBLEM | (set(columns) - PROVIDED)
     asked = {n for n in kinds if n in rows or kinds[n] is inspect.Parameter.VAR_KEYWORD}
     # A signature is no proof: look for a load of one of these names in the bytecode. A callable without
     # bytecode (a C function, an object) is believed.
@@ -212,6 +214,6 @@ def count_failures(
     if failures and (len(failures) == count or often):
         raise RewardError(
             f"{failed} of {total} completions of the last {len(recent)} steps could not be judged "
-            f"(scoring.max_infra {max_infra:g}); the last one: {failures[-1].detail or '?'}"
+            f"(scoring.max_infra {max_infra:g}); the last error: {failures[-1].detail or '?'}"
         )
     return recent

@@ -45,7 +45,7 @@ def load_rewards(
     another. Raises SandboxUnavailable if a reward runs model code and no sandbox works.
     """
     if not specs:
-        raise ConfigError("rewards: nothing judges the completions; name at least one reward function")
+        raise ConfigError("rewards: there is no reward to judge the completions; name at least one")
     rewards = [_wrapped(_load(spec, folder, learned or {}), wrap) for spec in specs]
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
@@ -57,7 +57,7 @@ def load_rewards(
         gate, _, verdict = str(names[0] if reward.gated_by is None else reward.gated_by).partition(":")
         if gate not in names or verdict not in ("", "correct", "incorrect"):
             raise ConfigError(
-                f"rewards: {reward.name} is gated_by {reward.gated_by!r}; it takes the name of another "
+                f"rewards: {reward.name} is gated_by {reward.gated_by!r}, which must be the name of another "
                 f"reward of this run, or name:correct or name:incorrect{hint(gate, names)}"
             )
         if "sandbox" in reward.parameters:
@@ -99,8 +99,8 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
         return spec
     if isinstance(spec, Mapping) and len(spec) != 1:
         raise ConfigError(
-            f"rewards: {dict(spec)}: an entry is one reward: [{{first: 1.0}}, {{second: 0.1}}], its settings "
-            "indented below its name or in braces: {first: {weight: 0.1, ...}}"
+            f"rewards: {dict(spec)}: an entry must be one reward: [{{first: 1.0}}, {{second: 0.1}}], with "
+            f"its settings indented below its name or in braces: {{first: {{weight: 0.1, ...}}}}"
         )
     # Three forms of an entry: a bare name, {name: weight} and {name: {settings}}.
     target, options = next(iter(spec.items())) if isinstance(spec, Mapping) else (spec, {})
@@ -116,13 +116,13 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_REWARD:
         raise ConfigError(
-            f"rewards: the weight of {target} must be a number up to {LARGEST_REWARD:g}, this is {weight!r}"
+            f"rewards: the weight of {target} must be a number up to {LARGEST_REWARD:g}, not {weight!r}"
         )
     if wrong := _options_fault(reward):
         raise ConfigError(f"rewards: @reward of {target}: {wrong}")
     verdict = settings.pop("verdict", None)
     if not isinstance(verdict, bool | None):
-        raise ConfigError(f"rewards: verdict of {target} is true or false, this is {verdict!r}")
+        raise ConfigError(f"rewards: the verdict of {target} must be true or false, not {verdict!r}")
     gate = settings.pop("gated_by", None)
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
     if wrong := _signature_fault(reward):
@@ -187,4 +187,6 @@ def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], F
     if isinstance(target, str) and target in learned:
         return learned[target]()
     known = (*BUILT_IN, *learned)
-    raise ConfigError(f"rewards: {target!r} is unknown{hint(str(target), known)}; or module.py:function")
+    raise ConfigError(
+        f"rewards: {target!r} is unknown{hint(str(target), known)}; name your own as module.py:function"
+    )

@@ -104,10 +104,10 @@ class Reward(RewardFunction):
         Settings win over columns.
         """
         # Messages that covey made of a text (`data.chat`) reach a user's function as that text again.
-        asked = problem.prompt
-        if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
-            asked = str(asked[-1]["content"])
-        in_text = isinstance(asked, str)
+        prompt = problem.prompt
+        if not isinstance(prompt, str) and problem.asked_in_text and not self.ours:
+            prompt = str(prompt[-1]["content"])
+        in_text = isinstance(prompt, str)
         # Built-in rewards look for <think> tags; users' functions get the completion as it was sampled.
         read = [
             said_in_tags(c, problem.thoughts, context.decode) if self.ours else Said(Tagged(c.text))
@@ -116,7 +116,7 @@ class Reward(RewardFunction):
         said = [r.whole.text for r in read]
         # TRL's convention: the completions have the form of the prompt, strings or messages.
         texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
-        row = Row(problem.id, asked, problem.columns)
+        row = Row(problem.id, prompt, problem.columns)
         available = self.offered(row, texts, [c.text for c in completions])
         if not self.per_sample:
             available["completion_ids"] = [c.tokens.tolist() for c in completions]
@@ -132,7 +132,7 @@ class Reward(RewardFunction):
         columns: Container[str],
     ) -> dict[str, object]:
         """Return the arguments that are computed only if the signature asks, as they are costly."""
-        made: dict[str, Callable[[Completion, Said], object]] = {
+        makers: dict[str, Callable[[Completion, Said], object]] = {
             "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
             "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
             "turns": lambda c, r: r.turns or turns_of(c, r.whole.text, problem, context.calls),
@@ -141,9 +141,9 @@ class Reward(RewardFunction):
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
-            made[state] = lambda c, _: _attributes(c.transcript.environment)
+            makers[state] = lambda c, _: _attributes(c.transcript.environment)
         pairs = list(zip(completions, read, strict=True))
-        asked = {n: [make(*pair) for pair in pairs] for n, make in made.items() if n in self.parameters}
+        asked = {n: [make(*pair) for pair in pairs] for n, make in makers.items() if n in self.parameters}
         # A function of one completion gets a value, a function of a group a list.
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 
@@ -158,16 +158,18 @@ def verdict_of(rewards: Sequence[Reward]) -> Reward:
     It is the one declared with `verdict: true`, or the only reward, or the only one that may be it.
     """
     declared = [r for r in rewards if r.verdict]
-    found = declared or (list(rewards) if len(rewards) == 1 else [r for r in rewards if r.may_be_verdict])
-    if len(found) == 1:
-        return found[0]
+    candidates = declared or (
+        list(rewards) if len(rewards) == 1 else [r for r in rewards if r.may_be_verdict]
+    )
+    if len(candidates) == 1:
+        return candidates[0]
     # The likeliest first, as the error shows how to mark it.
-    undecided = sorted(found or rewards, key=lambda r: (not r.options.verdict, r.name))
+    undecided = sorted(candidates or rewards, key=lambda r: (not r.options.verdict, r.name))
     names = [r.name for r in undecided]
     line = getattr(undecided[0].function, "__covey_name__", names[0])
     why = "each says `verdict: true`." if declared else "which of them says whether an answer is correct?"
     raise ConfigError(
         f"rewards: {', '.join(names)}: {why} Accuracy, filters, the curriculum and the verdict on the run "
         f"follow one reward: mark it, as in `rewards: [{{{line}: {{verdict: true}}}}, ...]`"
-        + ("" if declared or len(found) < 2 else ", or mark the others with `verdict: false`")
+        + ("" if declared or len(candidates) < 2 else ", or mark the others with `verdict: false`")
     )

@@ -40,10 +40,10 @@ def environment_reward(
         return LOST
     if not hasattr(environment, "reward"):
         raise RewardError(
-            "environment_reward: the environment has neither a method get_reward nor an attribute reward; it "
-            f"has {', '.join(vars(environment)) or 'no attributes'}"
+            "environment_reward: the environment has neither a method get_reward nor an attribute reward; "
+            f"it has {', '.join(vars(environment)) or 'no attributes'}"
         )
     own = environment.reward
     if own is not None and not isinstance(own, int | float):
-        raise RewardError(f"environment_reward: the environment's reward is {own!r}; a number is expected")
+        raise RewardError(f"environment_reward: the environment's reward must be a number, not {own!r}")
     return Score(own)

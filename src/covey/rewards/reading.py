@@ -40,7 +40,10 @@ def in_tags(text: str, thoughts: Thoughts) -> Tagged:
     marks = {thoughts.open: THINK_OPEN, thoughts.close: THINK_CLOSE, **dict.fromkeys(thoughts.answer, "")}
     if all(mark == tag for mark, tag in marks.items()):
         return Tagged(begun + text, ((0, len(begun)),) if begun else ())
-    parts, moved, read, shift = [begun], [(0, len(begun))], 0, len(begun)
+    parts = [begun]
+    moved = [(0, len(begun))]
+    read = 0
+    shift = len(begun)
     # Longest first: one mark may be the beginning of another.
     for mark in re.finditer("|".join(re.escape(m) for m in sorted(marks, key=len, reverse=True)), text):
         shift += len(marks[mark[0]]) - len(mark[0])
@@ -67,7 +70,8 @@ def said_in_tags(completion: Completion, marks: Thoughts, decode: Callable[[Sequ
     # A tool's answer is followed by the header of the next turn, which may open thoughts as the prompt does.
     inserted = [decode(ids.tolist()) for drawn, ids in completion.parts if not drawn]
     begun = iter([marks.begun, *(text.rstrip().endswith(marks.open) for text in inserted)])
-    turns, opened = list[dict[str, object]](), marks.begun
+    turns = list[dict[str, object]]()
+    opened = marks.begun
     for turn in completion.transcript.turns:
         if turn["role"] == "assistant":
             opened = next(begun, False)

@@ -52,7 +52,8 @@ def follow_run(run: Path | None) -> None:
 @contextmanager
 def computing_as(run: Path | None) -> Iterator[None]:
     """Do ``follow_run`` inside the block and undo it after: the process belongs to the caller."""
-    before, time = followed(), rendered_at()
+    before = followed()
+    time = rendered_at()
     follow_run(run)
     try:
         yield

@@ -39,7 +39,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         sync(temporary)
         # Read back before the rename: once renamed, the old content is lost.
         if temporary.read_bytes() != written:
-            raise OSError(errno.EIO, "the disk, or the memory, does not give back what was written")
+            raise OSError(errno.EIO, "the disk or the memory returns other bytes than were written")
         temporary.replace(target)
         sync(target.parent)
     except BaseException as error:
@@ -53,7 +53,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 def append_whole(path: Path, line: bytes) -> None:
     """Append a line to a file: all of it, or nothing. OSError names the path."""
     with path.open("ab", buffering=0) as file, naming(path):
-        before, left = file.tell(), line
+        before = file.tell()
+        left = line
         try:
             while left:  # a disk that is nearly full takes a part, and refuses the rest
                 left = left[file.write(left) :]

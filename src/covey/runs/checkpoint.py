@@ -111,7 +111,8 @@ def _write(
             by_first(lambda: save_policy(learner.policy.whole, new, merged=False))
             together(lambda: save_tensors(learner.state(), new / "optimizer"))
             together(faults.in_save)
-            if (reference := learner.reference) is not None and moves_reference:
+            reference = learner.reference
+            if reference is not None and moves_reference:
                 together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
                 together(lambda: save_tensors(critic.state(), new / "critic"))
@@ -131,8 +132,8 @@ def _check_free(folder: RunFolder, free: int) -> None:
     needed = sum(p.stat().st_size for path in newest for p in path.rglob("*"))
     if free < needed:
         raise OutOfRoom(
-            f"{folder.path}: a checkpoint needs {needed:,} bytes and {free:,} are free. Free some space "
-            "and run the same command again"
+            f"{folder.path}: a checkpoint needs {needed:,} bytes, but only {free:,} are free. Free some "
+            "space and repeat the command"
         )
 
 
@@ -147,7 +148,8 @@ def load_checkpoint(
     saved = read_record(path / "trainer.json", Saved, remedy)
     learner.policy.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
-    if (reference := learner.reference) is not None and moves_reference:
+    reference = learner.reference
+    if reference is not None and moves_reference:
         reference.load(load_tensors(path / "reference", reference.state().__getitem__))
     if critic is not None:
         critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)
@@ -172,7 +174,7 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
             if checkpoint is not None
             else ", or remove the run folder to begin again: there is no other checkpoint"
         )
-        raise CheckpointError(f"{'; '.join(complaints)}. Put the files back{remedy}")
+        raise CheckpointError(f"{'; '.join(complaints)}. Restore the files{remedy}")
     for path in folder.checkpoints()[-len(complaints) :] if complaints else ():
         aside = path.with_name(f"damaged-{path.name}")
         if aside.exists():

@@ -15,7 +15,7 @@ import transformers
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS
-from covey.config.rows import said_of
+from covey.config.rows import fact_of
 from covey.errors import START
 from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
@@ -102,7 +102,7 @@ def verdict(key: str, schedule: str = "") -> Resume:
         # of which nothing is known.
         own = [row.setting.resume for row in algorithm_rows() if row.key == key]
         return own[0] or BREAKS if own else BREAKS
-    return said_of(key, "resume") or BREAKS
+    return fact_of(key, "resume") or BREAKS
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:
@@ -127,8 +127,8 @@ def refuse_foreign(folder: Path) -> None:
     theirs = [name for name in (*STREAMS, EXAMPLES, "final", "curve.svg") if (folder / name).exists()]
     if theirs:
         raise ConfigError(
-            f"{folder} has {', '.join(theirs)} and no record of a run (no config.yaml): a run there would "
-            "overwrite what may be somebody else's. Choose another --output"
+            f"{folder} has {', '.join(theirs)} but no record of a run (no config.yaml): a run there could "
+            "overwrite other files. Choose another --output"
         )
 
 
@@ -196,7 +196,8 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     # Records of older versions have no such entry: they ran in one process.
     before = {"processes": 1, **before}
     for name in ENVIRONMENT:
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if old != new and name in ("data", "reference", "tokenizer"):
             facts.append(Changed(name, old, "changed", "breaks exactness"))
         elif old != new:
@@ -216,8 +217,8 @@ def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> li
     collects = loaded.config.method in COLLECTS
     if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
-            f"{output}: the data have changed since its first completions were sampled, and its examples "
-            "would join those with rows of today. Put the data back, or choose another --output"
+            f"{output}: the data have changed since its first completions were sampled, so its examples "
+            "would mix old and new rows. Restore the data, or choose another --output"
         )
     if begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))

@@ -85,7 +85,7 @@ class Evaluation:
 
     def record(self) -> dict[str, object]:
         """The evaluation as JSON: its summary with each interval's ends, and the outcome of every problem."""
-        found: dict[str, object] = {
+        result: dict[str, object] = {
             "problems": len(self.greedy),
             "samples": self.samples,
             "verdict": self.verdict,
@@ -93,19 +93,20 @@ class Evaluation:
         for name, estimate in self.summary().items():
             ends = {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
             # JSON has no NaN, so what is not known becomes null.
-            found |= {key: None if math.isnan(value) else value for key, value in ends.items()}
+            result |= {key: None if math.isnan(value) else value for key, value in ends.items()}
         outcome = {n: getattr(self, n).astype(int).tolist() for n in ("greedy", "correct", "majority")}
         rewards = [None if math.isnan(r) else r for r in self.reward.tolist()]
         basis = {**vars(self.basis), "problems": list(self.basis.problems)}
-        return found | {"outcome": {**outcome, "reward": rewards}, "basis": basis}
+        return result | {"outcome": {**outcome, "reward": rewards}, "basis": basis}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
         """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
         try:
-            outcome, basis = record["outcome"], dict(record.get("basis", {}))
+            outcome = record["outcome"]
+            basis = dict(record.get("basis", {}))
             basis["problems"] = tuple(basis.get("problems", ()))
-            found = cls(
+            estimate = cls(
                 greedy=np.array(outcome["greedy"], dtype=bool),
                 correct=np.array(outcome["correct"], dtype=np.int64),
                 majority=np.array(outcome["majority"], dtype=bool),
@@ -114,19 +115,22 @@ class Evaluation:
                 verdict=str(record["verdict"]),
                 basis=Basis(**basis),
             )
-            per_problem = (found.greedy, found.correct, found.majority, found.reward)
-            count = len(found.greedy)
+            per_problem = (estimate.greedy, estimate.correct, estimate.majority, estimate.reward)
+            count = len(estimate.greedy)
             # Old records have no hashes of problems; those that do have one for each.
             if any(a.shape != (count,) for a in per_problem) or len(basis["problems"]) not in (0, count):
-                raise ValueError("it has not one outcome a problem")
-            if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
-                raise ValueError(f"not 0 to {found.samples} correct samples")
+                raise ValueError("the number of outcomes is not that of the problems")
+            if (
+                not ((estimate.correct >= 0) & (estimate.correct <= estimate.samples)).all()
+                or estimate.samples < 1
+            ):
+                raise ValueError(f"not 0 to {estimate.samples} correct samples")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). "
-                "Put the file back, or remove its line"
+                f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). Restore "
+                "the file, or remove its line"
             ) from None
-        return found
+        return estimate
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
@@ -151,7 +155,8 @@ def wilson(successes: float, trials: float) -> Estimate:
     """A proportion with its Wilson score interval; for means of fractions it is wider than necessary."""
     if trials == 0:
         return Estimate(math.nan, 0.0, 1.0)
-    p, z2 = successes / trials, Z95**2
+    p = successes / trials
+    z2 = Z95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
@@ -168,7 +173,8 @@ def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
     least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
     if len(values) < 2:
         return Estimate(float(values.mean()) if len(values) else math.nan, least, most, share)
-    mean, half = float(values.mean()), Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean = float(values.mean())
+    half = Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, share)
 
 
@@ -252,7 +258,8 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
 
 def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
-    seen, found = Counter[str](), dict[tuple[str, int], int]()
+    seen = Counter[str]()
+    found = dict[tuple[str, int], int]()
     for place, one in enumerate(hashes):
         found[one, seen[one]] = place
         seen[one] += 1
@@ -292,11 +299,13 @@ def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estim
     '50 % [43, 57]'
     """
     # (n + 4,): each problem's mean over seeds, and the pseudo-problems.
-    seeds, by_problem = len(values), np.append(values.mean(0), (low, high, low, high))
+    seeds = len(values)
+    by_problem = np.append(values.mean(0), (low, high, low, high))
     variance = Z95**2 * float(by_problem.var(ddof=1)) / len(by_problem)
     if seeds > 1:
         # S seeds have S - 1 degrees of freedom; beyond the table, the expansion that ``gain`` uses.
         quantile = STUDENT[seeds - 2] if seeds < 12 else Z95 + (Z95**3 + Z95) / (4 * (seeds - 1))
         variance += quantile**2 * float(values.mean(1).var(ddof=1)) / seeds
-    half, centre = math.sqrt(variance), float(by_problem.mean())
+    half = math.sqrt(variance)
+    centre = float(by_problem.mean())
     return Estimate(float(values.mean()), max(low, centre - half), min(high, centre + half))

@@ -87,7 +87,7 @@ class RunFolder:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
             self._lock.close()
-            raise FolderBusy(f"{path}: {owner} works in this folder; wait for it or choose another") from None
+            raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
@@ -119,8 +119,8 @@ class RunFolder:
 
     def sync(self) -> Logged:
         """Sync the streams to disk against a power loss, and return their state for a checkpoint."""
-        paths = [p for name in STREAMS if (p := self.path / name).exists()]
-        for path in (*paths, self.path):
+        paths = [self.path / name for name in STREAMS]
+        for path in (*(p for p in paths if p.exists()), self.path):
             sync(path)
         for name, meant in self._meant.items():
             self._check_written(self.path / name, meant)
@@ -138,8 +138,8 @@ class RunFolder:
                 held = file.read()
         if held != meant.unread:
             raise CheckpointError(
-                f"{path} does not hold what was written into it: the disk, or the memory, loses data. See to "
-                "it, then run the same command again"
+                f"{path} does not have the bytes that were written: the disk or the memory loses data. Check "
+                "the hardware, then repeat the command"
             )
         meant.unread.clear()
 
@@ -149,20 +149,21 @@ class RunFolder:
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
         rests.
         """
-        complaints, newest = [], self.path / "checkpoints" / f"step_{step:06d}"
+        complaints = []
+        newest = self.path / "checkpoints" / f"step_{step:06d}"
         remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
             content = read_below(self.path, name, stream_bytes())[:size] if path.exists() else b""
             if len(content) < size:
                 raise CheckpointError(
-                    f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
+                    f"{path} has {len(content):,} bytes, but had {size:,} when the checkpoint of step {step} "
                     f"was written. {remedy}"
                 )
             if hashlib.sha256(content).hexdigest() != expected:
                 complaints.append(f"{path} is not as it was written")
                 if name == "evals.jsonl":
-                    raise CheckpointError(f"{complaints[-1]}, and the verdict rests on it. {remedy}")
+                    raise CheckpointError(f"{complaints[-1]}, but the verdict depends on it. {remedy}")
         return complaints
 
     def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
@@ -172,7 +173,8 @@ class RunFolder:
         """
         before = [path for path, number in self._rollouts().items() if number < step]
         numbers = sorted({number for path, number in self._rollouts().items() if number < step})
-        complaints, place = [], self.path / "rollouts"
+        complaints = []
+        place = self.path / "rollouts"
         if (lost := logged.rollouts - len(before)) > 0:
             complaints.append(f"{place} lacks {lost} of {logged.rollouts} files")
         for number in numbers if every else [n for n in numbers[:1] if n == 0]:
@@ -188,7 +190,8 @@ class RunFolder:
         Truncates the streams, removes later rollouts, and blanks damaged lines.
         """
         for name in STREAMS:
-            path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
+            path = self.path / name
+            (size, _) = logged.streams.get(name, (0, ""))
             whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
             readable = _blanked(whole[:size])
             # Without a checkpoint the run begins again from its first step: nothing is kept.
@@ -222,7 +225,8 @@ class RunFolder:
         of filtered ones, which come after, are 0. ``seen`` is what updates saw of the tokens of the trained
         groups, by name, one completion after another; NaN for the filtered ones.
         """
-        if self.writes and (groups := [*trained, *filtered]):
+        groups = [*trained, *filtered]
+        if self.writes and groups:
             unused = [c for g in filtered for c in g.completions]
             every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
@@ -297,11 +301,11 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
     for number, record in _lines(folder / stream):
         if record is None:
             raise CheckpointError(
-                f"{folder / stream}:{number}: damaged. Put the file back, or remove this line"
+                f"{folder / stream}:{number}: the line is damaged. Restore the file, or remove the line"
             )
         records.append(record)
     if complaint := ended_otherwise(folder, stream):
-        raise CheckpointError(f"{complaint}: it lacks lines, or has other ones. Put the file back")
+        raise CheckpointError(f"{complaint}: lines are missing or changed. Restore the file")
     return records
 
 

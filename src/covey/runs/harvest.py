@@ -49,7 +49,7 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     """
     logged = [(folder, step) for folder in (run, *stages_in(run)) for step in recorded_steps(folder)]
     if not logged:
-        raise DataError(f"{run}: nothing was sampled there (no rollouts/step_*.jsonl)")
+        raise DataError(f"{run}: the run has no completions (no rollouts/step_*.jsonl)")
     tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
@@ -61,7 +61,8 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
 
 
 def _logged(log: RolloutLog, place: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
-    row, arrays = log.rows[place], log.of_completion(place)
+    row = log.rows[place]
+    arrays = log.of_completion(place)
     said = {n: row[n] for n in OF_ROW if n in row}
     ids = tuple(arrays["tokens"].tolist())
     drawn = tuple(arrays["sampled"].tolist()) if "sampled" in arrays else (True,) * len(ids)
@@ -72,8 +73,8 @@ def _tokenizer_of(folder: Path) -> str:
     found = (read_environment(folder) or {}).get("tokenizer")
     if not isinstance(found, str):
         raise DataError(
-            f"{folder}: env.json is gone or does not name the tokenizer that its completions were sampled "
-            "with; put the file back, or sample anew"
+            f"{folder}: env.json is missing or does not name the tokenizer of the completions; restore it, "
+            "or sample again"
         )
     return found
 
@@ -81,9 +82,9 @@ def _tokenizer_of(folder: Path) -> str:
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
     """Write the pairs of a run to a file and count them. Raises DataError where there are none."""
     if not margin >= 0 or per_problem < 1:
-        raise ConfigError("--margin is at least 0, --per-problem at least 1")
+        raise ConfigError("--margin must be at least 0, and --per-problem at least 1")
     if output.is_dir():
-        raise ConfigError(f"--output {output}: this is a folder; name a file")
+        raise ConfigError(f"--output {output} is a folder; name a file")
     groups = list(sampled_groups(run))
     rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
     if not rows:
@@ -126,7 +127,7 @@ def kept_of(
 ) -> list[ExampleRow]:
     """Return correct completions that pass ``keep.least``, at most ``keep.per_problem`` texts of each."""
     least = {verdict: 0.5, **keep.least}
-    kept: dict[str, dict[str, ExampleRow]] = {}
+    examples: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):
         values = {name: sampled.components.get(name) for name in least}
         if not all(v is not None and v >= least[name] for name, v in values.items()):
@@ -134,12 +135,12 @@ def kept_of(
         # `least` tests >=, but correct means strictly above .5.
         if (values[verdict] or 0.0) <= 0.5:
             continue
-        texts = kept.setdefault(sampled.problem, {})
+        texts = examples.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:
             row = {**example_row({"completion": sampled}), **_columns(sampled, columns)}
             # Texts that differ in white space only count as the same.
             texts.setdefault(" ".join(sampled.completion.split()), row)
-    return [row for texts in kept.values() for row in texts.values()]
+    return [row for texts in examples.values() for row in texts.values()]
 
 
 def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
@@ -175,8 +176,8 @@ def _said(sampled: LoggedSample) -> object:
         return said or [{"role": "assistant", "content": sampled.completion}]
     if sampled.turns:
         raise DataError(
-            f"{sampled.problem}: a tool answered, and in an example of plain text nobody could tell what the "
-            "model has to write from what the tool said; set data.chat: true"
+            f"{sampled.problem}: a tool answered in this completion, but in plain text its reply cannot be "
+            "told from the model's words; set data.chat: true"
         )
     return sampled.completion
 
@@ -186,8 +187,8 @@ def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRo
     problem = columns.get(sampled.problem)
     if problem is not None and not same_prompt(problem.prompt, sampled.prompt):
         raise DataError(
-            f"{sampled.problem} has another prompt than when its completions were sampled: put the data "
-            "back, or sample anew with another output"
+            f"{sampled.problem} has another prompt than the one its completions were sampled from: restore "
+            "the data, or sample again with another output"
         )
     taken = ("prompt", *ANSWERS, "label", "labels", "margin", "messages", SAMPLED)
     return {k: v for k, v in (problem.columns if problem else {}).items() if k not in taken}

@@ -30,7 +30,8 @@ INPUTS = "inputs.json"
 
 def inputs_of(loaded: Loaded) -> dict[str, str]:
     """Return description -> hash for given rows, data files and the parts of the user's functions."""
-    data, found = loaded.config.data, dict[str, str]()
+    data = loaded.config.data
+    found = dict[str, str]()
     for key, value in (("data.train", data.train), ("data.test", data.test)):
         if isinstance(value, GivenRows):
             found[f"rows of {key}"] = rows_hash(value.rows)

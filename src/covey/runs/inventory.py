@@ -44,16 +44,17 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
     functions = [f.function for f in (*rewards, *chosen, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
-    model, given = loaded.config.model, dict[str, str]()
+    model = loaded.config.model
+    objects = dict[str, str]()
     if isinstance(model, GivenModel):
-        given = _of_given(model, adapters=loaded.config.lora is not None)
+        objects = _of_given(model, adapters=loaded.config.lora is not None)
     elif model != "tiny":
         files |= _of_model("model", model, loaded.folder)
     for reward in rewards:
         if inspect.unwrap(reward.function).__module__ == LEARNED_MODULE:
             files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
     digests = {name: digest_of(path) for name, path in sorted(files.items())}
-    return digests | given | {"covey's own code": _own_code()}
+    return digests | objects | {"covey's own code": _own_code()}
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -79,7 +80,8 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     known = _with_imports(begun, folder)
     trees = {path.parent for path in begun}
     # A copy of the values: another thread may import while this iterates.
-    loaded = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    loaded = {Path(file).resolve() for file in files if file}
     beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not is_library_file(p)}
     return {p for p in known | beside if p.is_file()}
 
@@ -94,9 +96,11 @@ def code_of(function: Callable[..., object], folder: Path) -> str:
 def _with_imports(files: set[Path], folder: Path) -> set[Path]:
     # Where the project's modules are found: the config's folder, and what the user added to sys.path.
     places = [folder, *(Path(p) for p in sys.path if p and not is_library_file(Path(p)))]
-    known, waiting = set[Path](), set(files)
+    known = set[Path]()
+    waiting = set(files)
     while waiting:
-        known.add(path := waiting.pop())
+        path = waiting.pop()
+        known.add(path)
         waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - known
     return known
 
@@ -142,11 +146,13 @@ def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
     except (OSError, SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
-        names, up = list[str](), 0
+        names = list[str]()
+        up = 0
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base, up = node.module or "", node.level
+            base = node.module or ""
+            up = node.level
             # `from a import b` may name the module a.b, or an attribute of a: both are tried.
             names = [f"{base}.{alias.name}".strip(".") for alias in node.names] + [base] * bool(base)
         for name in names:
@@ -196,7 +202,8 @@ def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
 
     So the record stays true if the project or the pipeline is moved.
     """
-    path, folder = path.resolve(), folder.resolve()
+    path = path.resolve()
+    folder = folder.resolve()
     if pipeline is not None and path.is_relative_to(pipeline.resolve()):
         return f"../{path.relative_to(pipeline.resolve())}"
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

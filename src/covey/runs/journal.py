@@ -63,7 +63,7 @@ class Journal:
 
         def failed(why: str) -> None:
             self.say(
-                f"tracker {name} gets no more numbers ({why}); {self.folder.path} has them all", "yellow"
+                f"tracker {name} stopped receiving metrics ({why}); {self.folder.path} has them all", "yellow"
             )
             self.event(first, "tracker failed", tracker=name, because=why)
 

@@ -88,8 +88,8 @@ def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool =
     uses = [f"runs the code of {', '.join(code)}"] if code else []
     uses += [f"asks {', '.join(asked)}"] if asked else []
     raise ConfigError(
-        f"{run} was not begun here by you, and going on {' and '.join(uses)}. Read that first; if you trust "
-        "it, add --trust (in Python: trust=True)"
+        f"{run} was not started here by you, and continuing {' and '.join(uses)}. Read that first; if you "
+        "trust it, add --trust (in Python: trust=True)"
     )
 
 

@@ -38,7 +38,8 @@ def load_run(
     ``names_only`` the functions of its algorithm stay names. Raises ConfigError if there is no run or no
     model yet, and, without ``trust``, if somebody else's run names code.
     """
-    stage, values = last_stage(folder), values or {}
+    stage = last_stage(folder)
+    values = values or {}
     arrived = _arrived_at(stage)
     whole = arrived is not None and _is_whole(arrived)
     found = {"model": str(arrived)} if whole else {}
@@ -48,7 +49,9 @@ def load_run(
     if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
     if arrived is None:
-        raise ConfigError(f"{stage}: no model yet: neither final/ nor a whole checkpoint; let it train on")
+        raise ConfigError(
+            f"{stage}: there is no model yet, neither final/ nor a complete checkpoint; let it train longer"
+        )
     loaded.notes.append(f"{stage} has not ended: this is {arrived.name}")
     # A checkpoint of adapters is no model by itself: the config keeps its base model, and the adapters are
     # put on it.
@@ -69,7 +72,7 @@ def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str]
             arrived = _arrived_at(loaded.run) if loaded.run is not None and gone is not None else None
             if gone is None or arrived is None:
                 raise
-        say(f"note: {gone.name} has been removed by its run, which goes on: this is {arrived.name}")
+        say(f"note: the running run has removed {gone.name}: this is {arrived.name}")
         loaded = _with_model(loaded, arrived)
 
 
@@ -78,7 +81,8 @@ def _removed(loaded: Loaded) -> Path | None:
     meant = loaded.checkpoint or loaded.config.model
     if loaded.run is None or not isinstance(meant, str | Path):
         return None
-    place, kept = Path(meant), (loaded.run / "checkpoints").resolve()
+    place = Path(meant)
+    kept = (loaded.run / "checkpoints").resolve()
     return place if place.parent == kept and not place.is_dir() else None
 
 
@@ -142,7 +146,7 @@ def _recorded(
 ) -> Loaded:
     recorded = recorded_settings(folder)
     if recorded is None:
-        raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
+        raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here, names_only)
@@ -176,9 +180,7 @@ def last_stage(folder: Path) -> Path:
         found = (p for where in ("*/config.yaml", "*/*-*/config.yaml") for p in folder.glob(where))
         below = sorted({p.relative_to(folder).parts[0] for p in found})
         runs = f". Runs are below it: {', '.join(below[:8])}{', ...' if below[8:] else ''}" if below else ""
-        raise ConfigError(
-            f"{folder}: no run in this folder (it has no config.yaml, nor have stages in it){runs}"
-        )
+        raise ConfigError(f"{folder}: this folder has no run (no config.yaml, nor stages with one){runs}")
     return stages[-1]
 
 
@@ -215,14 +217,15 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     try:
         recorded = recorded_yaml(output)
     except (ConfigError, CheckpointError) as error:
-        recorded, why = {}, str(error)
+        recorded = {}
+        why = str(error)
     else:
         lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
-            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to "
-            "continue without a comparison"
+            f"{why}. The record of the run's settings is damaged: restore the file, or remove it to continue "
+            "without a comparison"
         )
     return recorded
 
@@ -233,9 +236,9 @@ def recorded_yaml(folder: Path) -> dict[str, Any]:
     try:
         text = unsealed_text(read_below(folder, path.name, MAX_BYTES))
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing. Put the file back") from None
+        raise CheckpointError(f"{path} is missing; restore the file") from None
     except ValueError as error:
-        raise CheckpointError(f"{path}: damaged: {error}") from None
+        raise CheckpointError(f"{path} is damaged: {error}") from None
     return parse_yaml(text, path)[0]
 
 

@@ -30,7 +30,8 @@ def read_sums(folder: Path) -> tuple[np.ndarray, str]:
     found = read_arrays(read_below(folder, REFERENCE, stream_bytes()))
     if found.keys() != {"sums", "examples", "sha256"} or found["sums"].ndim != 1:
         raise ValueError("not as it was written")
-    sums, examples = found["sums"], str(found["examples"])
+    sums = found["sums"]
+    examples = str(found["examples"])
     if str(found["sha256"]) != _seal(sums, examples):
         raise ValueError("not as it was written")
     return sums, examples

@@ -38,14 +38,14 @@ def remove_run(folder: Path) -> None:
     """
     if not folder.is_dir():
         return
-    for place in (*stages_in(folder), folder):
-        refuse_foreign(place)
-        lock = RunFolder(place)
+    for home in (*stages_in(folder), folder):
+        refuse_foreign(home)
+        lock = RunFolder(home)
         try:
             for name in FOLDERS:
-                if (place / name).is_dir():
-                    discard(place / name)
+                if (home / name).is_dir():
+                    discard(home / name)
             for name in FILES:
-                (place / name).unlink(missing_ok=True)
+                (home / name).unlink(missing_ok=True)
         finally:
             lock.close()

@@ -55,22 +55,23 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(place))
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, known in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(known, TensorStorageMetadata), "safetensors hold nothing else"
-        like, dtype = split_as(name), known.properties.dtype
+        like = split_as(name)
+        dtype = known.properties.dtype
         # The saved shape is the global one. If the learner's tensor has it too, `like` may be a DTensor, and
         # zeros_like gives a DTensor with the same placement: the reader then fills this process' part only.
         split = like.shape == known.size
-        found[name] = (
+        tensors[name] = (
             torch.zeros_like(like, dtype=dtype, requires_grad=False)
             if split
             else torch.zeros(known.size, dtype=dtype)
         )
     with _plain_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what no_dist asks for
-        load(found, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
-    return found
+        load(tensors, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
+    return tensors
 
 
 @contextmanager

@@ -61,9 +61,9 @@ class Watchdog:
     def _end(self) -> None:
         stacks = STACKS if first() else f"{rank()}.{STACKS}"
         error = CoveyError(
-            f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); what every "
-            f"thread was doing is in {self.folder / stacks}. Continue from the last "
-            f"checkpoint with: {resume_command(self.folder)}"
+            f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); "
+            f"{self.folder / stacks} has the stack of every thread. Continue from the last checkpoint with: "
+            f"{resume_command(self.folder)}"
         )
         error.code = STALLED
         with contextlib.suppress(OSError), (self.folder / stacks).open("w") as file:

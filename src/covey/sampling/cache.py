@@ -40,7 +40,10 @@ class CacheEngine:
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> None:
         assert policy.decoder is not None, "the modules engine serves all other architectures"
-        self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
+        self.policy = policy
+        self.decoder = policy.decoder
+        self.prompts = prompts
+        self.slots = slots
         kind = _CompiledCache if policy.decoder.ops.compiled else _TorchCache
         longest = max(map(len, prompts), default=0)
         pages = min(slots, len(prompts)) + 1  # the last prompt may wait for its other completions
@@ -104,11 +107,13 @@ class CacheEngine:
 
     def _chunks(self, requests: list[int]) -> Iterator[list[int]]:
         # Whole prompts, in order; one longer than ``PREFILL_TOKENS`` gets a chunk of its own.
-        chunk, tokens = list[int](), 0
+        chunk = list[int]()
+        tokens = 0
         for r in requests:
             if chunk and tokens + len(self.prompts[r]) > PREFILL_TOKENS:
                 yield chunk
-                chunk, tokens = [], 0
+                chunk = []
+                tokens = 0
             chunk.append(r)
             tokens += len(self.prompts[r])
         if chunk:
@@ -126,7 +131,8 @@ class CacheEngine:
         # (start, length) of each prompt's own tokens in the packed row; a shared beginning is the first span.
         own = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
         packed = packed.to(self.policy.device)
-        rotations, ops = self.decoder.rotations(packed.positions), self.decoder.ops
+        rotations = self.decoder.rotations(packed.positions)
+        ops = self.decoder.ops
         attentions = self.decoder.attentions(packed.sequences)
         # Keys and values (T, K, E) of each layer, collected by ``attend`` in the order in which layers run.
         layers: list[tuple[Tensor, Tensor]] = []
@@ -214,7 +220,8 @@ class _TorchCache:
 
         Lengths stay as they are until ``advance``, so that a step can be repeated.
         """
-        slots, position = self.rows[:rows], self.lengths[:rows]
+        slots = self.rows[:rows]
+        position = self.lengths[:rows]
         places = self.positions[:kv_length]
         # (rows, 1, 1, kv_length): true up to the new token itself, which is written before it is read.
         before = (places <= position[:, None])[:, None, None]
@@ -226,7 +233,8 @@ class _TorchCache:
             visible = before
             if heads.window is not None:
                 visible = before & (position[:, None] - places < heads.window)[:, None, None]
-            keys, values = self.keys[layer], self.values[layer]
+            keys = self.keys[layer]
+            values = self.values[layer]
             # (slots, kv_length, K, E) of this layer; the assignment writes into the cache in place.
             keys[slots, position], values[slots, position] = k, v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
@@ -270,8 +278,11 @@ class _CompiledCache:
 
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.heads, decoder.embed.weight
-        p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
-        layers, k, e = len(decoder.layers), heads.keys, heads.width
+        p = _rounded(max(longest, 1))
+        s = _rounded(max_tokens)
+        layers = len(decoder.layers)
+        k = heads.keys
+        e = heads.width
         # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
         # there before stays until it is written over: keys after the last token are read, but weigh nothing.
         self.prompt_keys = torch.empty(layers, pages, k, p // NEIGHBOURS, e, NEIGHBOURS)
@@ -283,13 +294,15 @@ class _CompiledCache:
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
         self.tables = decoder.rotations(self.page, length=longest + max_tokens)
-        self.sizes, self.dtype = (p, s), weight.dtype
+        self.sizes = (p, s)
+        self.dtype = weight.dtype
         self.prompts: dict[int, tuple[int, int]] = {}
         """Page and length of each stored prompt."""
         self.free_pages = list(range(pages))
 
     def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
-        page, length = self.free_pages.pop(), len(layers[0][0])
+        page = self.free_pages.pop()
+        length = len(layers[0][0])
         self.prompts[request] = (page, length)
         for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
             # (K, P / 16, E, 16): the transposed blocks of 16 keys described above.
@@ -325,7 +338,8 @@ class _CompiledCache:
         longest = int(self.length[sources].max())
         # Keys are moved by whole blocks of 16, rounded up.
         blocks = -(-longest // NEIGHBOURS)
-        keys, values = self.completion_keys[..., :blocks, :, :], self.completion_values[..., :longest, :]
+        keys = self.completion_keys[..., :blocks, :, :]
+        values = self.completion_values[..., :longest, :]
         for store in (keys, values, self.metadata):
             store[:, targets] = store[:, sources]
 

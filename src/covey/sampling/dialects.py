@@ -106,7 +106,7 @@ def _covey_stamp(reply: object) -> object:
 
 def _read_choices(reply: object) -> list[Answer]:
     # Servers may list completions as they end; ``index`` says which random stream each belongs to.
-    found = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
+    choices = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
     return [
         Answer(
             c.token_ids,
@@ -116,7 +116,7 @@ def _read_choices(reply: object) -> list[Answer]:
             if (m := c.sampling_mask)
             else None,
         )
-        for c in found
+        for c in choices
     ]
 
 
@@ -230,8 +230,8 @@ def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
         if error.code != HTTPStatus.NOT_FOUND:
             raise
         raise Misbehaved(
-            "it has no route to take weights: start vLLM with VLLM_SERVER_DEV_MODE=1, where nobody else can "
-            "reach it, or give rollout.sampler.restart"
+            "it has no route for new weights: start vLLM with VLLM_SERVER_DEV_MODE=1 on a network that only "
+            "you can reach, or set rollout.sampler.restart"
         ) from None
     del version
 
@@ -318,7 +318,7 @@ def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
     info = _there(ask, "/info")
     if isinstance(info, Mapping) and info.get("server") == "covey":
         if follows and info.get("takes_weights") is not True:
-            raise Misbehaved("this server takes no weights: start it with --weights FOLDER")
+            raise Misbehaved("this server does not take weights: start it with --weights FOLDER")
         return COVEY, str(info.get("model"))
     info = _there(ask, "/get_model_info")
     if isinstance(info, Mapping) and "model_path" in info:
@@ -327,7 +327,7 @@ def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
     served = models.get("data") if isinstance(models, Mapping) else None
     if isinstance(served, list) and served and isinstance(served[0], Mapping) and _there(ask, "/version"):
         return VLLM, str(served[0].get("id"))
-    raise Misbehaved("this is no server of `covey serve`, vLLM or SGLang: none of their routes answers")
+    raise Misbehaved("this is not a server of `covey serve`, vLLM or SGLang: none of their routes answers")
 
 
 def _there(ask: AskServer, path: str) -> object:
@@ -353,17 +353,17 @@ def answers(
 ) -> list[Answer]:
     """Return the completions of a reply, each checked to be possible. Raises Misbehaved."""
     try:
-        found = dialect.read(reply)
+        replies = dialect.read(reply)
     except ValidationError as error:
         # The first difference is enough for a message; a reply of another kind of server has hundreds.
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Misbehaved(f"its reply does not fit: {place}: {first['msg']}") from None
-    if len(found) != len(request.streams):
-        raise Misbehaved(f"{len(found)} completions instead of {len(request.streams)}")
-    for one in found:
+        raise Misbehaved(f"its reply has an unexpected form: {place}: {first['msg']}") from None
+    if len(replies) != len(request.streams):
+        raise Misbehaved(f"{len(replies)} completions instead of {len(request.streams)}")
+    for one in replies:
         _check(one, params, vocabulary, ends)
-    return found
+    return replies
 
 
 def new_question() -> str:
@@ -379,26 +379,30 @@ def check_question(dialect: Dialect, reply: object, question: str) -> None:
     # An id of ours may be part of a longer one: vLLM puts "cmpl-" before it.
     named = QUESTION.findall(" ".join(map(str, dialect.ids(reply))))
     if set(named) - {question} or (dialect.streams and not named):
-        raise Misbehaved("its reply is one to another request: is there a proxy or a cache in between?")
+        raise Misbehaved("its reply belongs to another request: is there a proxy or a cache in between?")
 
 
 def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
     count = len(one.tokens)
     if not 1 <= count <= params.max_tokens or len(one.logprobs) != count:
-        raise Misbehaved(f"{count} tokens and {len(one.logprobs)} log-probs, of {params.max_tokens} at most")
+        raise Misbehaved(
+            f"it returned {count} tokens and {len(one.logprobs)} log-probs, but at most {params.max_tokens} "
+            "were asked for"
+        )
     if not all(0 <= t < vocabulary for t in one.tokens):
         raise Misbehaved(
-            f"a token id that the model does not have ({vocabulary} ids): is it serving another model?"
+            f"it returned a token id that the model does not have ({vocabulary} ids): does it serve "
+            "another model?"
         )
     # Rounding may put a log-prob just above 0.
     if not all(math.isfinite(x) and x <= 1e-3 for x in one.logprobs):
-        raise Misbehaved("log-probs that are no logarithms of probabilities")
+        raise Misbehaved("its log-probs are not logarithms of probabilities")
     if any(t in ends for t in one.tokens[:-1]):
-        raise Misbehaved("a completion goes on after its end token")
+        raise Misbehaved("a completion continues after its end token")
     if one.finish == "stop" and one.tokens[-1] not in ends and not params.stop:
-        raise Misbehaved("a completion is said to have ended and has no end token")
+        raise Misbehaved("a completion is marked as ended, but has no end token")
     if one.finish == "length" and count < params.max_tokens:
-        raise Misbehaved(f"a completion is said to be truncated at {count} of {params.max_tokens} tokens")
+        raise Misbehaved(f"a completion is marked as truncated at {count} of {params.max_tokens} tokens")
     # ``ids`` are the tokens that could be drawn, of all places one after another; ``ends`` (T,) is where each
     # place's end. Every place has at least one, and the last end is the number of all.
     mask = one.sampling_mask
@@ -409,4 +413,4 @@ def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[
         or (np.diff(mask.ends, prepend=0) < 1).any()
         or not all(0 <= t < vocabulary for t in mask.ids)
     ):
-        raise Misbehaved("it does not say which tokens top_p and top_k left")
+        raise Misbehaved("it does not say which tokens remained under top_p and top_k")

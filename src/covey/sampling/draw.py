@@ -54,7 +54,8 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
 
 
 def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    logprobs = torch.empty(len(logits))
     # The kernel multiplies; 0 means greedy to it.
     inverse = 1.0 / temperature if temperature else 0.0
     inputs = (logits.contiguous(), uniform.contiguous(), inverse)

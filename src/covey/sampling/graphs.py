@@ -31,7 +31,9 @@ class Replayed:
     def __init__(
         self, step: Step, record: Callable[[Work], Work], slots: int, kv_length: int, device: torch.device
     ) -> None:
-        self.step, self.record, self.most = step, record, (slots, kv_length)
+        self.step = step
+        self.record = record
+        self.most = (slots, kv_length)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self.recorded: dict[tuple[int, int], Work] = {}
 
@@ -58,7 +60,8 @@ def bucket(count: int, least: int, most: int) -> int:
 def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
     """Return a function that captures work on fixed buffers as a CUDA graph; all share one memory pool."""
     with torch.cuda.device(device):
-        stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        pool = torch.cuda.graph_pool_handle()
 
     def record(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()

@@ -111,7 +111,7 @@ class LocalSampler:
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )
         # Completions that new weights interrupted, with what was drawn under the old ones.
-        begun: dict[Owner, _Drawn] = {}
+        begun: dict[Owner, _PartialCompletion] = {}
         while unfinished:
             full = False
             try:
@@ -132,8 +132,8 @@ class LocalSampler:
     def _halve(self, running: int) -> None:
         if running == 1:
             raise OutOfRoom(
-                "out of memory while sampling, even one completion at a time. Lower rollout.max_tokens, "
-                "leave out the longest prompts, or take a smaller model"
+                "out of memory while sampling, even with one completion at a time. Lower "
+                "rollout.max_tokens, drop the longest prompts, or use a smaller model"
             )
         self.max_running = running // 2
         torch.cuda.empty_cache()
@@ -144,7 +144,7 @@ class LocalSampler:
         requests: Sequence[Request],
         params: SamplingParams,
         left: Sequence[Owner],
-        begun: dict[Owner, _Drawn],
+        begun: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
         """Complete what is left. New weights end the pass early, with what was under way in ``begun``."""
         prompts = [r.prompt for r in requests]
@@ -154,7 +154,8 @@ class LocalSampler:
         prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in begun.items()]
         # Interrupted ones first: they are the oldest.
         waiting = deque([*begun, *(owner for owner in left if owner not in begun)])
-        slots, version = min(self.max_running, len(waiting)), self.version
+        slots = min(self.max_running, len(waiting))
+        version = self.version
         engine = self._engine(prompts, params, slots)
         running = _Running(self.policy, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
@@ -164,7 +165,7 @@ class LocalSampler:
             with self._still(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
-                    begun |= running.drawn()
+                    begun |= running.partial_completions()
                     return
                 # One step: running ones decode a token, new ones bring the first logits of their prompts.
                 # New slots come after the running ones, so concatenating keeps slot b in row b.
@@ -189,7 +190,7 @@ class LocalSampler:
         return kind(self.policy, prompts, slots, params.max_tokens)
 
 
-class _Drawn(NamedTuple):
+class _PartialCompletion(NamedTuple):
     """A completion under way: one value per token, and the ids that could be drawn."""
 
     tokens: Tensor
@@ -211,7 +212,7 @@ class _Running:
         self.versions = torch.zeros(shape, dtype=torch.int64, device=policy.device)
         self.uniform = torch.zeros(shape, device=policy.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=policy.device)
-        self.most = torch.full((slots,), params.max_tokens, device=policy.device)
+        self.limits = torch.full((slots,), params.max_tokens, device=policy.device)
         self.starts = params.max_tokens * torch.arange(slots, device=policy.device)
         """(slots,) index of each slot's first token in the flattened (slots, max_tokens) tensors."""
         self.latest = torch.zeros(slots, dtype=torch.int64, device=policy.device)
@@ -226,16 +227,17 @@ class _Running:
         return len(self.owners)
 
     def admit(
-        self, owners: Sequence[Owner], requests: Sequence[Request], begun: Mapping[Owner, _Drawn]
+        self, owners: Sequence[Owner], requests: Sequence[Request], begun: Mapping[Owner, _PartialCompletion]
     ) -> None:
         """Give completions the next slots; interrupted ones have tokens already."""
-        slots, asked = slice(self.count, self.count + len(owners)), [requests[r] for r, _ in owners]
-        streams = [request.streams[s] for request, (_, s) in zip(asked, owners, strict=True)]
+        slots = slice(self.count, self.count + len(owners))
+        own_requests = [requests[r] for r, _ in owners]
+        streams = [request.streams[s] for request, (_, s) in zip(own_requests, owners, strict=True)]
         # (n, max_tokens): uniform t of each stream; a completion begun elsewhere starts at its own t.
-        draws = uniforms_of(streams, self.params.max_tokens, [request.begun for request in asked])
-        draws[[request.greedy for request in asked]] = GREEDY
+        draws = uniforms_of(streams, self.params.max_tokens, [request.begun for request in own_requests])
+        draws[[request.greedy for request in own_requests]] = GREEDY
         self.uniform[slots] = torch.from_numpy(draws)
-        self.most[slots] = torch.tensor([request.most(self.params) for request in asked])
+        self.limits[slots] = torch.tensor([request.most(self.params) for request in own_requests])
         self.lengths[slots] = 0
         for slot, owner in enumerate(owners, start=self.count):
             if (drawn := begun.get(owner)) is not None:
@@ -245,12 +247,18 @@ class _Running:
         self.kept += [list(begun[owner].kept) if owner in begun else [] for owner in owners]
         self.owners += owners
 
-    def drawn(self) -> dict[Owner, _Drawn]:
+    def partial_completions(self) -> dict[Owner, _PartialCompletion]:
         """Return copies of what was drawn of each running completion."""
-        lengths = self.lengths[: self.count].tolist()
-        # Not strict: the tensors have a row for every slot, and only the first ``count`` are in use.
-        every = zip(self.owners, self.tokens, self.logprobs, self.versions, lengths, self.kept, strict=False)
-        return {o: _Drawn(t[:n].clone(), p[:n].clone(), v[:n].clone(), k) for o, t, p, v, n, k in every}
+        copies = {}
+        for slot, (owner, length) in enumerate(zip(self.owners, self.lengths.tolist(), strict=False)):
+            part = (slot, slice(length))
+            copies[owner] = _PartialCompletion(
+                self.tokens[part].clone(),
+                self.logprobs[part].clone(),
+                self.versions[part].clone(),
+                self.kept[slot],
+            )
+        return copies
 
     def last(self) -> Tensor:
         """(B,) the latest token of each slot."""
@@ -258,10 +266,10 @@ class _Running:
 
     def draw(self, logits: Tensor, version: int) -> None:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
-        place = self.starts[: self.count] + self.lengths[: self.count]
-        drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[place], self.params)
-        self.tokens.view(-1)[place], self.logprobs.view(-1)[place] = drawn.tokens, drawn.logprobs
-        self.versions.view(-1)[place] = version
+        index = self.starts[: self.count] + self.lengths[: self.count]
+        drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[index], self.params)
+        self.tokens.view(-1)[index], self.logprobs.view(-1)[index] = drawn.tokens, drawn.logprobs
+        self.versions.view(-1)[index] = version
         self.lengths[: self.count] += 1
         self.latest[: self.count] = drawn.tokens
         self.kept_now = drawn.kept
@@ -279,7 +287,7 @@ class _Running:
             stopped |= torch.tensor(
                 [self._stop_string(slot) for slot in range(self.count)], device=stopped.device
             )
-        full = self.lengths[: self.count] == self.most[: self.count]
+        full = self.lengths[: self.count] == self.limits[: self.count]
         # One that stops with its last token has stopped: "stop" comes before "length".
         slots = (stopped | full).nonzero()[:, 0]
         return {
@@ -290,38 +298,39 @@ class _Running:
     def _stop_string(self, slot: int) -> bool:
         # Only a tail is decoded, so that the cost of a step does not grow with the completion. It has a token
         # per character of the longest stop string, and 8 more, since a token may hold a part of a character.
-        most = max(map(len, self.params.stop)) + 8
-        tail = self.tokens[slot, : self.lengths[slot]][-most:]
+        length = max(map(len, self.params.stop)) + 8
+        tail = self.tokens[slot, : self.lengths[slot]][-length:]
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
 
     def completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
-        slots, found = list(ended), list[Sampled]()
+        slots = list(ended)
+        results = list[Sampled]()
         # One transfer for all that ended; ``copy`` below frees completions from the whole array.
-        every = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
+        arrays = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
         for row, length in enumerate(self.lengths[slots].tolist()):
             slot = slots[row]
-            tokens, logprobs, versions = (rows[row, :length].copy() for rows in every)
+            tokens, logprobs, versions = (rows[row, :length].copy() for rows in arrays)
             text = self.policy.decode(tokens.tolist())
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
             # ``version`` is that of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
             done = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
-            found.append(Sampled(*self.owners[slot], done))
-        return found
+            results.append(Sampled(*self.owners[slot], done))
+        return results
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
-        every = (
+        tensors = (
             self.tokens,
             self.logprobs,
             self.versions,
             self.uniform,
             self.lengths,
-            self.most,
+            self.limits,
             self.latest,
         )
-        for rows in every if compaction.sources else ():
+        for rows in tensors if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
         self.owners, self.kept = compaction.apply(self.owners), compaction.apply(self.kept)

@@ -54,7 +54,8 @@ class ModulesEngine:
     def admit(self, requests: Sequence[int]) -> Tensor:
         """Prefill one row per completion. -> first logits (n, V)."""
         longest = max(len(self.prompts[r]) for r in requests)
-        shape, device = (len(requests), longest), self.policy.device
+        shape = (len(requests), longest)
+        device = self.policy.device
         tokens = torch.zeros(shape, dtype=torch.int64)
         # (n, longest) attention mask: 0 on the padding at the left, 1 on tokens. It grows with each token.
         self.seen = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -114,7 +115,10 @@ def check_sampling(policy: Policy) -> None:
     rounded = any(p.dtype != torch.float32 for p in policy.model.parameters())
     # Of rounded ones not the largest, where rounding alone may have chosen other experts.
     if errors.median() > LARGEST_ROUNDED if rounded else errors.max() > LARGEST_ERROR:
-        raise _refused(policy, "in a batch of prompts of several lengths its logits differ from those alone")
+        raise _refused(
+            policy,
+            "in a batch of prompts of several lengths its logits differ from those of each prompt alone",
+        )
 
 
 @torch.no_grad()
@@ -123,7 +127,8 @@ def _trial(policy: Policy) -> Tensor:
     vocabulary = len(policy.model.get_input_embeddings().weight)
     # Three lengths, so that two rows are padded; the ids only have to differ.
     texts = [torch.arange(start, start + length) % vocabulary for start, length in ((5, 9), (40, 2), (70, 5))]
-    engine, errors = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2), list[Tensor]()
+    engine = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2)
+    errors = list[Tensor]()
     logits = engine.admit(range(len(texts)))
     # Prefill (3 texts), then a step after the first was evicted (2), then one more (2): 7 comparisons.
     for ended in ([0], [], None):
@@ -149,6 +154,6 @@ def _cache_name(policy: Policy) -> str:
 def _refused(policy: Policy, why: str) -> ConfigError:
     kind = policy.model.config.model_type
     return ConfigError(
-        f"model: {kind} cannot be sampled from in this process: {why}. Take another model, or let vLLM or "
+        f"model: covey cannot sample from {kind} in this process: {why}. Use another model, or let vLLM or "
         "SGLang sample (rollout.sampler)"
     )

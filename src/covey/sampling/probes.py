@@ -180,17 +180,20 @@ def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, 
     """
     # From the likeliest on, so that neighbours in the order are about as likely.
     order = np.argsort(-own, kind="stable")
-    expected, seen = own[order] * drawn.sum(), drawn[order]
+    expected = own[order] * drawn.sum()
+    observed = drawn[order]
     unlikely = expected < EXPECTED
-    others = float(expected[unlikely].sum()), float(seen[unlikely].sum())
+    others = float(expected[unlikely].sum()), float(observed[unlikely].sum())
     # Tokens belong to one class while their expected draws begin within the same multiple of EXPECTED.
     classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
-    expected, seen = np.bincount(classes, expected), np.bincount(classes, seen)
+    expected = np.bincount(classes, expected)
+    observed = np.bincount(classes, observed)
     into = np.maximum(
         np.cumsum(expected >= EXPECTED) - 1, 0
     )  # what is still too small goes with the one before
-    expected, seen = np.bincount(into, expected), np.bincount(into, seen)
-    return float(((seen - expected) ** 2 / expected).sum()), len(expected) - 1, *others
+    expected = np.bincount(into, expected)
+    observed = np.bincount(into, observed)
+    return float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1, *others
 
 
 def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:

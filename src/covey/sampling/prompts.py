@@ -121,38 +121,39 @@ def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
         controls = template_facts(policy.tokenizer, problem.template).controls
         for message in problem.prompt:
             if word := next((c for c in controls if c in str(message["content"])), None):
-                said = (
-                    f"{problem.id}: {word} is the chat template's own word, and {message['role']} writes it: "
-                )
-                return [said + "there it is encoded as letters, so that no turn is forged"]
+                note = f"{problem.id}: a message of {message['role']} contains {word}, a control token of the"
+                return [f"{note} chat template; it is encoded as plain text, so that it cannot forge a turn"]
     return []
 
 
-def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+def _unread_roles(policy: Policy, conversations: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
     """Return a note per role whose messages the template omits, as most do with roles they do not know."""
-    notes, checked = list[str](), {"assistant"}
-    for problem, answers in said:
+    notes = list[str]()
+    checked = {"assistant"}
+    for problem, answers in conversations:
         if isinstance(problem.prompt, str):
             continue
         messages = [*problem.prompt, *(answers[0] if answers else ())]
         for place, message in enumerate(messages):
-            if (role := str(message["role"])) in checked or not message["content"]:
+            role = str(message["role"])
+            if role in checked or not message["content"]:
                 continue
             checked.add(role)
             # If other words in this message change nothing in the rendering, the template does not show it.
             other = [*messages[:place], {**message, "content": "Other words."}, *messages[place + 1 :]]
             if leaves_out(policy.tokenizer, messages, problem.template, other):
                 notes.append(
-                    f"{problem.id}: the model's chat template leaves out what {role!r} says, so the model "
-                    "does not read it; roles are mostly system, user, assistant and tool"
+                    f"{problem.id}: the chat template omits messages of role {role!r}, so the model does not "
+                    "read them; most templates know system, user, assistant and tool"
                 )
     return notes
 
 
-def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+def _unread_keys(policy: Policy, conversations: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
     """Return a note per key of messages, a name or a date for instance, that the template does not show."""
-    notes, checked = list[str](), {"role", "content", "tool_call_id", UNTRAINED}
-    for problem, answers in said:
+    notes = list[str]()
+    checked = {"role", "content", "tool_call_id", UNTRAINED}
+    for problem, answers in conversations:
         if isinstance(problem.prompt, str):
             continue
         messages = [*problem.prompt, *(answers[0] if answers else ())]
@@ -164,8 +165,8 @@ def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages
                 other = [*messages[:place], bare, *messages[place + 1 :]]
                 if leaves_out(policy.tokenizer, messages, problem.template, other):
                     notes.append(
-                        f"{problem.id}: a message has {name!r}, which the model's chat template does not "
-                        "show, so the model does not read it"
+                        f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
+                        "does not read it"
                     )
     return notes
 
@@ -175,15 +176,15 @@ def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
         if problem.sampled.tokenizer != policy.vocabulary_hash:
             raise DataError(
-                f"{problem.id}: its tokens were sampled with another tokenizer "
-                f"({problem.sampled.tokenizer[:8]}) than this model's ({policy.vocabulary_hash[:8]}). Train "
-                f"the model that it was sampled from, or one with the same tokenizer. {REMEDY}"
+                f"{problem.id}: its tokens come from tokenizer {problem.sampled.tokenizer[:8]}; this model "
+                f"has {policy.vocabulary_hash[:8]}. Train the model that sampled them, or one with the same "
+                f"tokenizer. {REMEDY}"
             )
         return problem.sampled.prompt
-    return told_of(problem, lambda: policy.encode(problem.prompt, problem.template))
+    return call_for(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
-def told_of(problem: Problem, read: Callable[[], Read]) -> Read:
+def call_for(problem: Problem, read: Callable[[], Read]) -> Read:
     """Call ``read``; if the chat template refuses the problem, the error names it."""
     try:
         return read()
@@ -197,19 +198,19 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     room = policy.context - config.rollout.max_tokens
     encoded = _encoded(policy, problems)
     if empty := [p for p in encoded if not len(p.tokens)]:
-        raise DataError(f"{empty[0].problem.id}: the prompt has no tokens")
+        raise DataError(f"{empty[0].problem.id}: the prompt is empty")
     long = [p for p in encoded if len(p.tokens) > room]
     if long and config.data.long_prompts == "error":
         worst = max(long, key=lambda p: len(p.tokens))
         raise DataError(
-            f"{len(long)} of {len(encoded)} prompts leave no room for rollout.max_tokens "
-            f"{config.rollout.max_tokens} in the model's context of {policy.reads}; the longest, "
+            f"{len(long)} of {len(encoded)} prompts are too long: with rollout.max_tokens "
+            f"{config.rollout.max_tokens} they exceed the model's context of {policy.reads}; the longest, "
             f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
     kept = [p for p in encoded if len(p.tokens) <= room]
     if problems and not kept:
-        raise DataError("no prompt is left: all are longer than the model's context allows")
+        raise DataError("every prompt is too long for the model's context, so none is left")
     return kept
 
 
@@ -230,37 +231,37 @@ def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
     if (count := len(given) - len(kept)) == 0:
         return []
     return [
-        f"{count:,} of {len(given):,} rows are too long for the model and are left out (data.long_prompts)"
+        f"{count:,} of {len(given):,} rows exceed the model's context and are dropped (data.long_prompts)"
     ]
 
 
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
     """Encode examples. Those that are longer than the model's context are an error or left out."""
-    found = []
+    encoded = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
         # Answers that an earlier stage sampled are kept as tokens; all others are rendered here.
         given = tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
-        judged = zip(example.answers, example.labels, strict=True)
-        answers = given or tuple(_answer(policy, prompted, text, label > 0) for text, label in judged)
+        labelled = zip(example.answers, example.labels, strict=True)
+        answers = given or tuple(_answer(policy, prompted, text, label > 0) for text, label in labelled)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
-                f"{example.problem.id}: chosen and rejected are the same tokens to this model, so nothing is "
-                "preferred; remove this row"
+                f"{example.problem.id}: chosen and rejected have the same tokens, so there is no preference; "
+                "remove this row"
             )
-        found.append(replace(prompted, answers=answers, labels=example.labels))
+        encoded.append(replace(prompted, answers=answers, labels=example.labels))
     # Again: the first check saw prompts only.
-    same_model(policy, found)
-    sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in found]
+    same_model(policy, encoded)
+    sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in encoded]
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
         raise DataError(
-            f"{len(long)} of {len(found)} examples are longer than the model's context of {policy.reads}, "
-            f"{found[long[0]].problem.id} for one, with {sizes[long[0]]}. Shorten them, or set "
-            "data.long_prompts: drop"
+            f"{len(long)} of {len(encoded)} examples exceed the model's context of {policy.reads}; "
+            f"{encoded[long[0]].problem.id} has {sizes[long[0]]}. Shorten them, or set data.long_prompts: "
+            "drop"
         )
-    kept = [p for p, size in zip(found, sizes, strict=True) if size <= policy.context]
+    kept = [p for p, size in zip(encoded, sizes, strict=True) if size <= policy.context]
     if examples and not kept:
-        raise DataError("no example is left: all are longer than the model's context allows")
+        raise DataError("every example is too long for the model's context, so none is left")
     return kept
 
 
@@ -288,9 +289,10 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     _check_calls(policy, problem, said)
     # The whole conversation as text and as tokens. If it begins with the prompt's tokens and shows all that
     # the assistant says, the answer is the rest of it.
-    shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
+    shown = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     whole = _conversation(policy, problem, messages, False)
-    missing, start = _left_out(shown, said), len(prompted.tokens)
+    missing = _left_out(shown, said)
+    start = len(prompted.tokens)
     apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
     if missing is None and whole[:start] == prompted.tokens.tolist():
         rendered = _as_rendered(policy, problem, whole, start, said, skipped)
@@ -298,7 +300,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
         if apart or _fault(policy, prompted, rendered, good) is None:
             return _checked(policy, prompted, rendered, good)
     elif apart:
-        raise _anew(problem) if missing is None else _silent(problem, missing)
+        raise _rerendered(problem) if missing is None else _not_shown(problem, missing)
     # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
     words = behind_prompt(policy.tokenizer, problem, str(said[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
@@ -332,8 +334,8 @@ def _words(policy: Policy, problem: Problem, answer: str) -> str:
     answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
     if inside := [end for end in ends if end in answer]:
         raise DataError(
-            f"{problem.id}: {inside[0]} stands within an answer, and a completion ends there: what follows "
-            "it could never be sampled. Take it out; of a conversation, give the messages"
+            f"{problem.id}: the answer contains the end token {inside[0]}, but a completion ends there, so "
+            "the model could never sample the rest. Remove it; if this is a conversation, give its messages"
         )
     return answer
 
@@ -351,12 +353,11 @@ def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
         return
     without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in said]
     assert not isinstance(problem.prompt, str), "only messages have calls"
-    whole, other = [*problem.prompt, *said], [*problem.prompt, *without]
-    if leaves_out(policy.tokenizer, whole, problem.template, other):
+    whole = [*problem.prompt, *said]
+    if leaves_out(policy.tokenizer, whole, problem.template, [*problem.prompt, *without]):
         raise DataError(
-            f"{problem.id}: the model's chat template does not show the tools that the assistant calls "
-            "(tool_calls), so an answer without them would be trained. Use a template that does, or write "
-            "the calls into the content"
+            f"{problem.id}: the chat template omits the assistant's tool_calls, so the model would learn "
+            "answers without them. Use a template that shows them, or write the calls into the content"
         )
 
 
@@ -372,8 +373,8 @@ def _as_rendered(
     # ``ours``: numbers of the assistant's messages; ``begins``: where the tokens of each begin in ``whole``,
     # found by rendering all that comes before it.
     ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
-    begins = [_grown(policy, problem, whole, [*prompt, *said[:n]]) if n else first for n in ours]
-    whole = [*whole[: begins[-1]], *_ended(policy, whole[begins[-1] :])]
+    begins = [_answer_start(policy, problem, whole, [*prompt, *said[:n]]) if n else first for n in ours]
+    whole = [*whole[: begins[-1]], *_until_end(policy, whole[begins[-1] :])]
     # (tokens of the conversation,) bool: trained. The loop sets all messages but the last one.
     said_by = np.zeros(len(whole), dtype=bool)
     for n, start, following in zip(ours, begins, begins[1:], strict=False):
@@ -383,7 +384,7 @@ def _as_rendered(
         stretch = range(start, len(so_far) if appended else following)
         ends = [place for place in stretch if whole[place] in policy.end_ids]
         if not (ends or appended):
-            raise _anew(problem)
+            raise _rerendered(problem)
         # What the template writes after the message's end, a line break say, is not the model's to write.
         # Where it writes none, as GLM's, the next turn's beginning may be one.
         over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
@@ -392,7 +393,7 @@ def _as_rendered(
     return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
 
 
-def _ended(policy: Policy, tokens: list[int]) -> list[int]:
+def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
     """Return a last message up to its end token; if the template writes none, the model's own is added."""
     if ends := [n for n, token in enumerate(tokens) if token in policy.end_ids]:
         return tokens[: ends[0] + 1]
@@ -403,30 +404,30 @@ def _ended(policy: Policy, tokens: list[int]) -> list[int]:
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
-    return told_of(problem, lambda: policy.conversation(messages, problem.template, begin))
+    return call_for(problem, lambda: policy.conversation(messages, problem.template, begin))
 
 
-def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
+def _answer_start(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
     """Return where the assistant's answer to a conversation's first messages begins. Raises DataError."""
     before = _conversation(policy, problem, messages, True)
     if whole[: len(before)] != before:
-        raise _anew(problem)
+        raise _rerendered(problem)
     return len(before)
 
 
-def _silent(problem: Problem, missing: str) -> DataError:
+def _not_shown(problem: Problem, missing: str) -> DataError:
     return DataError(
-        f"{problem.id}: the model's chat template does not show what the assistant says, {missing[:60]!r}, "
-        "so it would not be trained. Reasoning models' templates keep the thoughts of a last answer at most, "
-        "and as a part of its content: give each answer a row of its own, with what was said before as prompt"
+        f"{problem.id}: the chat template omits a text of the assistant, {missing[:60]!r}, so it would not "
+        "be trained. Templates of reasoning models keep only the last answer's thoughts, in its content: "
+        "give each answer its own row, with the messages before it as the prompt"
     )
 
 
-def _anew(problem: Problem) -> DataError:
+def _rerendered(problem: Problem) -> DataError:
     return DataError(
-        f"{problem.id}: the model's chat template writes a conversation anew once it goes on, so nobody "
-        "can say which tokens are the assistant's. Give each answer a row of its own, with what was said "
-        "before as its prompt, or use a template that only appends"
+        f"{problem.id}: the chat template changes earlier messages when one is added, so the assistant's "
+        "tokens cannot be located. Give each answer its own row, with the messages before it as the prompt, "
+        "or use a template that only appends"
     )
 
 
@@ -442,7 +443,7 @@ def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, what: str) -
     largest = int(np.max(tokens, initial=0))
     if largest >= policy.embedded:
         raise ConfigError(
-            f"model: {what} has the token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), "
-            f"and the model knows {policy.embedded}: tokenizer and model are of different models, or the "
+            f"model: {what} has token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), but "
+            f"the model has {policy.embedded} embeddings. The tokenizer belongs to another model, or the "
             "token was added without model.resize_token_embeddings(len(tokenizer))"
         )

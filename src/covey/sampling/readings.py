@@ -21,12 +21,12 @@ def check_stop(policy: Policy, one: Answer, stop: Sequence[str]) -> None:
     # Up to the token before the last no stop string may have been complete.
     before = policy.decode(_whole_characters(policy, one.tokens[:-1]))
     if any(s in before for s in stop):
-        raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
+        raise Misbehaved("a completion continues after a stop string: does it have another tokenizer?")
     ended = one.finish == "stop" and one.tokens[-1] not in policy.end_ids
     whole = policy.decode.named(one.tokens)
     if ended and not any(s in whole for s in stop):
         raise Misbehaved(
-            "a completion is said to have ended and has no stop string: has it another tokenizer?"
+            "a completion is marked as ended, but has no stop string: does it have another tokenizer?"
         )
 
 

@@ -26,7 +26,6 @@ from urllib.error import HTTPError
 import numpy as np
 
 from covey.config.sampling import Servers
-from covey.errors import SamplersLost
 from covey.models.policy import Policy, copy_trained, save_policy
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
@@ -41,6 +40,7 @@ from covey.sampling.servers import (
     Piece,
     RemoteServer,
     WorkList,
+    none_left,
     same_complaint,
     timed_out,
 )
@@ -103,7 +103,7 @@ class RemoteSampler:
         self._probes = [p for p in probes[:PROBES] if len(p)]
         self._vocabulary = policy.embedded
         policy.draw_from_all()
-        self._told_unread = False
+        self._noted_unread = False
         self._exact: bool | None = None
         self._written: int | None = None
         """Version of the weights in ``folder``."""
@@ -135,8 +135,8 @@ class RemoteSampler:
         self._bring_up()
         if params.truncates and not all(s.dialect.streams for s in self._present() if s.dialect):
             raise ConfigError(
-                "rollout.top_p and rollout.top_k: vLLM and SGLang do not say which tokens these left to be "
-                "drawn, so their log-probs cannot be trained on. Set top_p 1 and top_k 0, or use covey serve"
+                "rollout.top_p and rollout.top_k need covey serve: vLLM and SGLang do not return which "
+                "tokens could be drawn, so their log-probs cannot be trained on. Set top_p 1 and top_k 0"
             )
         # A group is one piece. Where weights may change each completion is: segments end one by one.
         samples = [range(len(request.streams)) for request in requests]
@@ -156,28 +156,29 @@ class RemoteSampler:
                     raise result
                 # None only wakes this loop: a thread has ended, so a server may need weights or a new try.
                 if result is not None:
-                    left, since = left - len(result), time.monotonic()
+                    left -= len(result)
+                    since = time.monotonic()
                     drawn += [one.completion.tokens for one in result]
                     yield from result
                     continue
                 self.waiting()
-                self._return()
+                self._give_weights()
                 self._join(work)
                 if not all(s.lost for s in self.servers):
                     since = time.monotonic()
                 elif time.monotonic() - since > self._patience:
-                    raise self._nobody()
+                    raise none_left(self.servers)
         finally:
             with work.changed:  # also if the consumer stops early: threads wait for pieces
                 work.over = True
                 work.changed.notify_all()
-        self._tell_unread(drawn)
+        self._note_unread(drawn)
 
-    def _tell_unread(self, drawn: Sequence[np.ndarray]) -> None:
-        said = "" if self._told_unread else unread(self.policy, drawn)
-        if said:
-            self._told_unread = True
-            self.say(said)
+    def _note_unread(self, drawn: Sequence[np.ndarray]) -> None:
+        note = "" if self._noted_unread else unread(self.policy, drawn)
+        if note:
+            self._noted_unread = True
+            self.say(note)
 
     def _completion(self, begun: Completion | None, one: Answer, version: int, url: str) -> Completion:
         """Return a completion with the segment that was added to it."""
@@ -199,66 +200,58 @@ class RemoteSampler:
         more = 2 * (self.settings.timeout + TRY_AGAIN) if any(s.hangs for s in self.servers) else 0.0
         return self.settings.patience + more
 
-    def _nobody(self) -> SamplersLost:
-        reasons = "; ".join(f"{s.url}: {s.lost}" for s in self.servers)
-        return SamplersLost(
-            f"no sampling server is left: {reasons}. Start them with the model of this run, and run the "
-            "same command again"
-        )
-
     # Asking
 
     def _join(self, work: WorkList) -> None:
         """Let the servers present work on this call, each with as many groups at once as it has room for."""
         sizes = [len(r.streams) for r in work.requests]
-        biggest, most = (1, sum(sizes)) if self.lags else (max(sizes, default=1), len(sizes))
+        biggest, pieces = (1, sum(sizes)) if self.lags else (max(sizes, default=1), len(sizes))
         # A thread per request under way; ``max_running`` completions at once, in groups of the largest size.
-        lanes = max(1, self.max_running // biggest)
+        threads = max(1, self.max_running // biggest)
         for server in self._present():
             # A server that came back has a new arrival, and needs new threads: its old ones have ended.
             if work.joined.get(server.url) == server.arrivals:
                 continue
             work.joined[server.url] = server.arrivals
-            for _ in range(min(lanes, most)):
-                given = (server, work, self.version)
-                threading.Thread(target=self._lane, args=given, daemon=True).start()
+            for _ in range(min(threads, pieces)):
+                threading.Thread(target=self._work, args=(server, work, self.version), daemon=True).start()
 
-    def _lane(self, server: RemoteServer, work: WorkList, version: int) -> None:
+    def _work(self, server: RemoteServer, work: WorkList, version: int) -> None:
         # A thread: it ends when the work is over, or when its server fails or has weights to take.
-        while (piece := self._next(server, work, version)) is not None:
+        while (piece := self._next_piece(server, work, version)) is not None:
             failure = None
             try:
-                found = self._ask_piece(server, work, piece)
+                replies = self._ask_piece(server, work, piece)
             except FAILURES as error:
                 failure = error
             except Exception as error:  # unseen in a thread, and its group would never come
                 work.results.put(error)
                 return
             with self._counting:
-                server.busy -= 1  # first: ``_return`` gives weights only to an idle server
+                server.busy -= 1  # first: ``_give_weights`` gives weights only to an idle server
             if failure is not None:
                 self._leave_out(server, failure)
             # Excluded or given other weights meanwhile: its segment is discarded and asked for again.
             if failure is not None or (self.lags and server.version != version):
                 work.again(piece)
                 break
-            done = [self._completion(piece.begun, one, version, server.url) for one in found]
-            most = work.requests[piece.request].most(work.params)
-            if done[0].finish == "length" and done[0].length < most:  # a segment's end
+            done = [self._completion(piece.begun, one, version, server.url) for one in replies]
+            limit = work.requests[piece.request].most(work.params)
+            if done[0].finish == "length" and done[0].length < limit:  # a segment's end
                 work.again(replace(piece, begun=done[0]))
                 continue
             pairs = zip(piece.samples, done, strict=True)
             work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
         work.results.put(None)  # wakes ``sample``, which looks after the servers
 
-    def _next(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
+    def _next_piece(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
         """Return the next piece; wait for one that comes back while others are still under way.
 
         None if this server gets no more: all are done, or it was lost, or it has weights to take.
         """
         with work.changed:
             while not work.over:
-                # Counted before the piece is taken, or ``_return`` could give the server weights in between.
+                # Counted before the piece is taken: ``_give_weights`` must not come in between.
                 with self._counting:
                     if server.lost or not server.version == version == self.version:
                         break
@@ -270,28 +263,29 @@ class RemoteSampler:
 
     def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
         """Ask a server for a piece, or for a segment of it."""
-        request, begun = work.requests[piece.request], piece.begun
-        streams, drawn = [request.streams[s] for s in piece.samples], 0 if begun is None else begun.length
+        request = work.requests[piece.request]
+        begun = piece.begun
+        drawn = 0 if begun is None else begun.length
         room = request.most(work.params) - drawn
         if self.lags and not work.params.stop:  # which may begin in one segment and end in the next
             room = min(room, SEGMENT)
         prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])
-        asked = Request(prompt, streams, request.begun + drawn)
+        rest = Request(prompt, [request.streams[s] for s in piece.samples], request.begun + drawn)
         temperature = 0.0 if request.greedy else work.params.temperature
-        return self._ask_for(server, asked, replace(work.params, max_tokens=room, temperature=temperature))
+        return self._ask_for(server, rest, replace(work.params, max_tokens=room, temperature=temperature))
 
     def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
         """Ask a server for a group. One that is busy is asked again, until the time of a request is over."""
         assert server.dialect is not None, "it has answered"
         until = time.monotonic() + self.settings.timeout
         body = server.dialect.body(request, params, server.model, self.policy.end_ids)
-        held = server.stamp  # of the weights that it had proven: it may prove others before it answers
+        proven = server.stamp  # of the weights that it had proven: it may prove others before it answers
         pause = 0.1
         while True:
             question = new_question()
-            named = {**body, server.dialect.key_field: question}
+            keyed = {**body, server.dialect.key_field: question}
             try:
-                reply = self._ask(server, server.dialect.path, named, max(1.0, until - time.monotonic()))
+                reply = self._ask(server, server.dialect.path, keyed, max(1.0, until - time.monotonic()))
             except HTTPError as error:
                 busy = error.code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
                 if not busy or time.monotonic() + pause > until:
@@ -299,22 +293,20 @@ class RemoteSampler:
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
             else:
-                ends = self.policy.end_ids
-                found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
+                group = answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
                 check_question(server.dialect, reply, question)
-                for one in found if params.stop else ():
+                for one in group if params.stop else ():
                     check_stop(self.policy, one, params.stop)
-                self._same(server, held, server.dialect.stamp(reply))
-                return found
+                self._same(server, proven, server.dialect.stamp(reply))
+                return group
 
-    def _same(self, server: RemoteServer, held: object, stamp: object) -> None:
+    def _same(self, server: RemoteServer, proven: object, stamp: object) -> None:
         """Check that it is still the server that passed the probes: it may have been restarted in between."""
-        if held is None:  # it is proving itself
-            held = server.stamp = stamp
-        if held != stamp:
+        if proven is None:  # it is proving itself
+            proven = server.stamp = stamp
+        if proven != stamp:
             raise Misbehaved(
-                f"since it proved to have version {self.version} it was started anew, or given other weights "
-                "by somebody else"
+                f"it was restarted, or its weights were changed, since it proved version {self.version}"
             )
 
     def _ask(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
@@ -333,18 +325,18 @@ class RemoteSampler:
         """Bring every server that can be reached to the current weights. Raises SamplersLost."""
         begun = time.monotonic()
         while True:
-            self._return(now=True)
+            self._give_weights(now=True)
             if self._present():
                 break
             if all(s.lost for s in self.servers) and time.monotonic() - begun > self._patience:
-                raise self._nobody()
+                raise none_left(self.servers)
             self.waiting()
             time.sleep(0.2)
         if self._exact is None:
             same = all(s.dialect and s.dialect.streams and s.spread == 0 for s in self._present())
             self._exact = same and self.policy.bit_exact
 
-    def _return(self, now: bool = False) -> None:
+    def _give_weights(self, now: bool = False) -> None:
         """Let servers that lack the current weights take them, and probe them."""
         # Lost ones every TRY_AGAIN seconds (or now), the others as soon as their version is old.
         due = [
@@ -358,16 +350,20 @@ class RemoteSampler:
                     if not server.lost and (server.busy or server.version == self.version):
                         continue
                     server.version = None
-                was, server.tried = server.lost, time.monotonic()
+                was = server.lost
+                server.tried = time.monotonic()
                 try:
                     self._bring(server)
                 except FAILURES as error:
-                    server.lost, server.version = reason_of(error), None
+                    server.lost = reason_of(error)
+                    server.version = None
                     server.hangs = server.arrivals > 0 and timed_out(error)
                     if not same_complaint(server.lost, was):
                         self.say(f"{server.url} is excluded: {server.lost}")
                     continue
-                server.lost, server.hangs, server.arrivals = "", False, server.arrivals + 1
+                server.lost = ""
+                server.hangs = False
+                server.arrivals += 1
             if was:
                 self.say(f"{server.url} is back, with the weights of version {self.version}")
 
@@ -376,29 +372,31 @@ class RemoteSampler:
         new = server.dialect is None or bool(server.lost)
         if new:
             self._recognize(server)
-            if not self._wrong(server):  # it may have the weights already
+            if not self._fault(server):  # it may have the weights already
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
-        folder, wrong, cause = self._saved(), "", None
+        folder = self._saved()
+        cause: BaseException | None = None
         try:
             patient = partial(self._ask, server, timeout=self.settings.timeout)
             server.dialect.load(patient, str(folder), self.version)
-            wrong = self._wrong(server)
+            fault = self._fault(server)
         except FAILURES as error:
-            wrong, cause = reason_of(error), error
-        if wrong and self.settings.restart:  # the last resort
-            self.say(f"{server.url}: {wrong}; restarting it")
+            fault = reason_of(error)
+            cause = error
+        if fault and self.settings.restart:  # the last resort
+            self.say(f"{server.url}: {fault}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
-            wrong, cause = self._wrong(server), None
-        if wrong:
-            raise Misbehaved(wrong) from cause
+            fault = self._fault(server)
+            cause = None
+        if fault:
+            raise Misbehaved(fault) from cause
         server.version = self.version
 
     def _recognize(self, server: RemoteServer) -> None:
-        follows = not self.settings.restart
-        server.dialect, server.model = recognize(partial(self._ask, server), follows)
+        server.dialect, server.model = recognize(partial(self._ask, server), not self.settings.restart)
         server.compared = False
 
     def _allowed(self, server: RemoteServer) -> float:
@@ -410,28 +408,30 @@ class RemoteSampler:
             return self.settings.tolerance
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
-    def _wrong(self, server: RemoteServer) -> str:
+    def _fault(self, server: RemoteServer) -> str:
         """Say how a server's log-probs or draws differ from the policy's; empty: not at all."""
         server.stamp = None  # the first reply says what is to be proven
-        ask, stream = partial(self._ask_for, server), partial(key, self.version, server.url)
+        ask = partial(self._ask_for, server)
+        stream = partial(key, self.version, server.url)
         probes = sample_probes(ask, self._probes, self.temperature, stream)
-        allowed, temperature = self._allowed(server), self.temperature or 1.0
+        allowed = self._allowed(server)
+        temperature = self.temperature or 1.0
         policy, off = nearest(self.policy, probes, temperature, FINEST)
         if off <= allowed:
             server.spread = off if server.spread is None else server.spread
             rounding = self._allowed(server)
-            wrong = alters_draws(policy, ask, probes, self.temperature, rounding, stream, server.compared)
-            server.compared = server.compared or not wrong
-            return wrong
+            fault = alters_draws(policy, ask, probes, self.temperature, rounding, stream, server.compared)
+            server.compared = server.compared or not fault
+            return fault
         if temperature != 1.0 and mean_difference(policy, probes, 1.0) <= allowed:
             return (
-                "its log-probs are those before the temperature; for vLLM add --logprobs-mode "
+                "its log-probs do not include the temperature; for vLLM add --logprobs-mode "
                 "processed_logprobs"
             )
         return (
-            f"its log-probs are {off:.2g} nats off those of version {self.version}, on average, and "
-            f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights, or "
-            "computes in another dtype or precision"
+            f"its log-probs differ by {off:.2g} nats on average from version {self.version}, more than the "
+            f"{allowed:.2g} of rollout.sampler.tolerance: it did not take the weights, or computes in "
+            "another precision"
         )
 
     def _saved(self) -> Path:

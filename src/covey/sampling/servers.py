@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from covey.errors import SamplersLost
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
 from covey.types import Completion
@@ -95,3 +96,11 @@ def same_complaint(now: str, before: str) -> bool:
     """Whether two reasons to exclude a server differ at most in their numbers, versions for instance."""
     bare = partial(re.compile(r"\d[\d.e+-]*").sub, "")
     return bare(now) == bare(before)
+
+
+def none_left(servers: Sequence[RemoteServer]) -> SamplersLost:
+    """Return the error for a run that has no server to sample on, with what each of them did."""
+    reasons = "; ".join(f"{s.url}: {s.lost}" for s in servers)
+    return SamplersLost(
+        f"no sampling server is left: {reasons}. Start servers with this model and repeat the command"
+    )

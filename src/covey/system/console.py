@@ -142,7 +142,8 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     # Ceiling division: values per column.
     size = -(-len(values) // max(width, 1))
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     span = (high - low) or 1.0
     return "".join(BARS[min(7, int(8 * (m - low) / span))] for m in means)
 
@@ -213,7 +214,10 @@ class RunConsole:
         """
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
         self.at_most, self.by_completion = at_most, by_completion
-        self.values, self.held_out, self.facts, self.worries = [], [], {}, {}
+        self.values = []
+        self.held_out = []
+        self.facts = {}
+        self.worries = {}
         self.examples, self.newest, self.activity, self.step_number = None, "", "", first
         if self.console.is_terminal and not self.console.quiet:
             self.live = Live(self.panel(), console=self.console, refresh_per_second=8, transient=True)
@@ -277,7 +281,10 @@ class RunConsole:
         A step without a score has the value NaN, which is no point of the curve.
         """
         self.values += [] if math.isnan(value) else [(float(number), value)]
-        self.step_number, self.facts, self.worries, self.activity = number, facts, worries or {}, ""
+        self.step_number = number
+        self.facts = facts
+        self.worries = worries or {}
+        self.activity = ""
         self._refresh()
         every = max(1, self.steps // LINES_PER_STAGE)
         if self.live is None and (number % every == 0 or number == self.steps):

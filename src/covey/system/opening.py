@@ -78,7 +78,8 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
     Raises FileNotFoundError. Raises CheckpointError naming the file if it, or a folder on the way to it, is a
     link, or if it is larger or no regular file.
     """
-    path, parts = folder / name, Path(name).parts
+    path = folder / name
+    parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise CheckpointError(f"{path}: {name!r} is no file of {folder}")
     # One folder after the other, each opened within the last: no link can be swapped in between the check

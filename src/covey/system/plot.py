@@ -20,7 +20,8 @@ def braille(points: Curve, width: int, height: int, last: float, low: float, hig
     ['⡠⠊']
     """
     # Size of the canvas in dots.
-    across, down = 2 * width, 4 * height
+    across = 2 * width
+    down = 4 * height
     columns: dict[int, list[float]] = {}
     for step, value in points:
         if math.isfinite(value):
@@ -77,7 +78,8 @@ def span(values: Sequence[float]) -> tuple[float, float]:
     """Return the range of the values, extended to 0 or 1 if these are near."""
     if not values:
         return 0.0, 1.0
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     # Fractions start at 0 more often than other quantities do.
     low = 0.0 if 0 <= low < (0.5 if high <= 1 else 0.3 * high) else low
     high = 1.0 if 0.7 <= high <= 1 else high

@@ -103,7 +103,8 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     # The rank is known from torchrun's environment before the processes meet.
-    ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
+    ours = environment_rank()
+    count = int(os.environ["WORLD_SIZE"])
     wait = timedelta(minutes=minutes or ALL_WEEK)
     # Tensors on the CPU travel over gloo, those on GPUs over NCCL.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -141,7 +142,8 @@ def _refuse_ended(job: Store | None) -> None:
         error = CoveyError(
             "torchrun has started the run again, which had ended: it stays as it is, see above"
         )
-        error.code, error.joint = int(job.get(ENDED)), True
+        error.code = int(job.get(ENDED))
+        error.joint = True
         raise error
 
 

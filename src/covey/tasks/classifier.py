@@ -32,13 +32,15 @@ class TextClassifier:
         x = np.stack([np.isin(used, row) / np.sqrt(max(len(row), 1)) for row in rows])
         y = np.array(labels)
         share = np.where(y > 0.5, 0.5 / max((y > 0.5).sum(), 1), 0.5 / max((y <= 0.5).sum(), 1))
-        weights, bias = np.zeros(len(used)), 0.0
+        weights = np.zeros(len(used))
+        bias = 0.0
         for _ in range(STEPS):
             # Gradient of the weighted log-loss by the logit of each text.
             error = share * (_sigmoid(x @ weights + bias) - y)
             weights -= RATE * (x.T @ error + DECAY * weights)
             bias -= RATE * float(error.sum())
-        self.weights, self.bias = np.zeros(SLOTS), bias
+        self.weights = np.zeros(SLOTS)
+        self.bias = bias
         self.weights[used] = weights
 
     def probability(self, text: str) -> float:

@@ -21,12 +21,12 @@ MEANS_MUCH: Mapping[str, str] = {
     "loss_mask": "covey finds out itself which tokens the model writes",
     "reward_model": "verl's; set data.answer to the place of the reference in it",
     "ground_truth": "set data.answer: ground_truth",
-    "tools": "the model is told of them in chats only: set data.chat: true",
+    "tools": "the model is print_readers of them in chats only: set data.chat: true",
     "images": "covey trains text only",
-    "label": "read by method kto and reward_model",
-    "chosen": "read by preference methods and reward_model",
-    "rejected": "read by preference methods and reward_model",
-    "margin": "covey has no margins of pairs",
+    "label": "methods kto and reward_model read it",
+    "chosen": "preference methods and reward_model read it",
+    "rejected": "preference methods and reward_model read it",
+    "margin": "covey does not use margins of pairs",
 }
 """Columns that usually change what should be trained, and the remedy for each."""
 
@@ -43,7 +43,7 @@ def readers(
     ``others`` maps further readers (tools, environments) to the columns that they ask for.
     """
     rows = [*problems, *(e.problem for e in examples)]
-    found: dict[str, list[str]] = {name: [] for row in rows for name in row.columns}
+    columns: dict[str, list[str]] = {name: [] for row in rows for name in row.columns}
     readings = [
         *_of_data(rows, data),
         *(("the answers to learn from", _of_example(example, data)) for example in examples),
@@ -51,11 +51,11 @@ def readers(
         *others.items(),
     ]
     for who, names in readings:
-        read = set(found) if EVERYTHING in names else set(found) & set(names)
+        read = set(columns) if EVERYTHING in names else set(columns) & set(names)
         for column in read:
-            if who not in found[column]:
-                found[column].append(who)
-    return found
+            if who not in columns[column]:
+                columns[column].append(who)
+    return columns
 
 
 def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterable[str]]]:
@@ -89,30 +89,30 @@ def _of_reward(reward: Reward) -> list[str]:
     return [*names, EVERYTHING] if takes_all else names
 
 
-def told(found: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None:
+def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None:
     """Print the readers of the columns, and in yellow each unread column of known meaning."""
-    read = [f"{name} ({', '.join(who)})" for name, who in found.items() if who]
-    unread = [name for name, who in found.items() if not who]
+    read = [f"{name} ({', '.join(who)})" for name, who in columns.items() if who]
+    unread = [name for name, who in columns.items() if not who]
     parts = [f"columns: {', '.join(read)}"] if read else []
     if plain := [name for name in unread if name not in MEANS_MUCH]:
-        parts.append(f"columns that nobody reads: {', '.join(plain)}")
+        parts.append(f"columns that nothing reads: {', '.join(plain)}")
     if parts:
         say("; ".join(parts))
     for name in unread:
         if name in MEANS_MUCH:
-            say(f"column {name!r} is read by nobody; {MEANS_MUCH[name]}", "yellow")
+            say(f"nothing reads column {name!r}; {MEANS_MUCH[name]}", "yellow")
 
 
 def own_systems(problems: Iterable[Problem], data: Data) -> list[str]:
     """Return a sentence if rows have a system message of their own, which wins over ``data.system``."""
     if data.system is None:
         return []
-    own = [
+    rows = [
         p
         for p in problems
         if not isinstance(p.prompt, str) and has_system(p.prompt) and p.prompt[0]["content"] != data.system
     ]
-    if not own:
+    if not rows:
         return []
-    count = "its row has" if len(own) == 1 else f"{len(own):,} rows have"
-    return [f"{own[0].id}: {count} a system message of its own, which takes the place of data.system"]
+    count = "the row has" if len(rows) == 1 else f"{len(rows):,} rows have"
+    return [f"{rows[0].id}: {count} a system message, which replaces data.system"]

@@ -67,14 +67,16 @@ def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) ->
     >>> equations("3+4=7 7*2=15", [2, 3, 4], []).value, equations("3+4=7 7*2=14", [2, 3, 4], []).value
     (0.0, 1.0)
     """
-    left, found, right = Counter(map(str, numbers)), list(EQUATION.finditer(completion)), []
-    for step in found:
+    numbers_left = Counter(map(str, numbers))
+    steps = list(EQUATION.finditer(completion))
+    scores = []
+    for step in steps:
         first, sign, second, result = step.groups()
         used = Counter([first, second])
-        right.append(float(used <= left and compute(f"({first}){sign}({second})") == int(result)))
+        scores.append(float(used <= numbers_left and compute(f"({first}){sign}({second})") == int(result)))
         # A Counter's difference drops negative counts, so an unavailable number costs nothing further.
-        left = left - used + Counter([result])
-    return score_steps([m.span() for m in found], right, token_ends, "min")
+        numbers_left = numbers_left - used + Counter([result])
+    return score_steps([m.span() for m in steps], scores, token_ends, "min")
 
 
 COUNTDOWN = Task(

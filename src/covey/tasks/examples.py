@@ -59,15 +59,15 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
         roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
         if "assistant" not in roles:
             raise DataError(
-                f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
-                "prompt, set data.prompt: messages"
+                f"{where}: 'messages' has no message of the assistant, so there is nothing to imitate. If "
+                "they are the prompt, set data.prompt: messages"
             )
         # Everything before the assistant's first message is the prompt, all that follows is the answer.
         first = roles.index("assistant")
         if first == 0:
             raise DataError(
-                f"{where}: 'messages' begins with the assistant, so nothing asks for its words; begin with "
-                "what the user or the system says"
+                f"{where}: 'messages' begins with the assistant, so there is no prompt; begin with a message "
+                "of the user or the system"
             )
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
     # TRL's pairs may repeat the prompt in both conversations even if there is a prompt column.
@@ -84,8 +84,8 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
         return row
     if not shared:
         raise DataError(
-            f"{where}: chosen and rejected begin differently, so they have no prompt in common; give answers "
-            f"to one prompt, and what is not in them as column {data.prompt!r}"
+            f"{where}: chosen and rejected begin differently, so they share no prompt; give two answers to "
+            f"one prompt, with a prompt outside of them in column {data.prompt!r}"
         )
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
 
@@ -96,16 +96,16 @@ def messages_of(value: list[object]) -> Messages | None:
     Nulls, with which parquet pads, are left out: templates ask whether a message has `tool_calls`, and print
     a null content as None. A content of text parts becomes their joined text, which all templates accept.
     """
-    found: list[Mapping[str, object]] = []
+    messages: list[Mapping[str, object]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return None
-        said = {key: part for key, part in message.items() if part is not None}
-        content = _content(said.get("content", "" if said.get("tool_calls") else None), said["role"])
+        fields = {key: part for key, part in message.items() if part is not None}
+        content = _content(fields.get("content", "" if fields.get("tool_calls") else None), fields["role"])
         if content is None:
             return None
-        found.append({**said, "content": content})
-    return found or None
+        messages.append({**fields, "content": content})
+    return messages or None
 
 
 def _content(content: object, role: object) -> object:
@@ -131,28 +131,27 @@ def examples_of(problems: Sequence[Problem], method: str, data: Data, most: floa
 
     Pairs of two equal answers are left out; more than the fraction ``most`` of them is an error.
     """
-    found = [_example(problem, method, data) for problem in problems]
-    kinds = sorted({e.kind for e in found})
+    examples = [_example(problem, method, data) for problem in problems]
+    kinds = sorted({e.kind for e in examples})
     if len(kinds) > 1:
         raise DataError(
-            f"{_first(found, kinds[0])} has {COLUMNS_OF[kinds[0]]}, {_first(found, kinds[1])} has "
-            f"{COLUMNS_OF[kinds[1]]}: keep one kind of example in a file"
+            f"{_first(examples, kinds[0])} has {COLUMNS_OF[kinds[0]]}, but {_first(examples, kinds[1])} has "
+            f"{COLUMNS_OF[kinds[1]]}: a file must have one kind of example"
         )
-    same = [e for e in found if _prefers_nothing(e)]
-    if len(same) > most * len(found):
+    ties = [e for e in examples if _prefers_nothing(e)]
+    if len(ties) > most * len(examples):
         raise DataError(
-            f"{same[0].problem.id}: chosen and rejected are the same, so nothing is preferred; so in "
-            f"{len(same)} of {len(found)} pairs. Remove these rows (scoring.max_bad_references allows "
-            f"{most:.0%})"
+            f"{ties[0].problem.id}: chosen and rejected are the same, as in {len(ties)} of {len(examples)} "
+            f"pairs. Remove these rows (scoring.max_bad_references allows {most:.0%})"
         )
-    left = [e for e in found if not _prefers_nothing(e)]
-    if found and not left:
-        raise DataError(f"{same[0].problem.id}: chosen and rejected are the same, as in all other pairs")
+    remaining = [e for e in examples if not _prefers_nothing(e)]
+    if examples and not remaining:
+        raise DataError(f"{ties[0].problem.id}: chosen and rejected are the same, as in every other pair")
     # Such a method (kto) takes a pair as two judged answers.
     if METHODS[method].learns_from[0] == "judged":
-        left = [one for e in left for one in _unpaired(e)]
-    need_both(left)
-    return left
+        remaining = [one for e in remaining for one in _unpaired(e)]
+    need_both(remaining)
+    return remaining
 
 
 def _prefers_nothing(example: Example) -> bool:
@@ -176,10 +175,10 @@ def need_both(examples: Sequence[Example]) -> None:
     """Raise DataError if all labels are the same, as the difference could not be learned."""
     labels = {label for e in examples for label in e.labels if e.kind in ("judged", "steps")}
     if len(labels) == 1:
-        said = "good" if labels == {1.0} else "bad"
+        label = "good" if labels == {1.0} else "bad"
         raise DataError(
-            f"{examples[0].problem.id} and all other rows are labelled {said}: nothing sets good answers "
-            "apart from bad ones. Add rows with the other label, or use method sft to imitate good answers"
+            f"{examples[0].problem.id} and all other rows are labelled {label}, so there is nothing to "
+            "compare. Add rows with the other label, or use method sft to imitate good answers"
         )
 
 
@@ -200,15 +199,15 @@ def _example(problem: Problem, method: str, data: Data) -> Example:
         "steps": {"steps", "labels"} <= set(columns),
     }
     # In the method's order: the first kind whose columns are there.
-    wanted = METHODS[method].learns_from
-    for kind in wanted:
+    kinds = METHODS[method].learns_from
+    for kind in kinds:
         if present[kind]:
             return readers[kind](problem, data)
-    columns_of_kinds = ", or ".join(COLUMNS_OF[kind] for kind in wanted)
+    columns_of_kinds = ", or ".join(COLUMNS_OF[kind] for kind in kinds)
     raise DataError(
         f"{problem.id}: method {method} needs {columns_of_kinds}; the row has "
-        f"{', '.join(map(repr, columns)) or 'no'} columns. data.columns renames them; "
-        "`covey pairs RUN` writes pairs from a run"
+        f"{', '.join(map(repr, columns)) or 'no'} columns. Rename them by data.columns, or write pairs from "
+        "a run by `covey pairs RUN`"
     )
 
 
@@ -217,14 +216,16 @@ def _answer(problem: Problem, data: Data) -> Example:
     if "{" in data.completion:
         missing = [name for name in PLACE.findall(data.completion) if _missing(columns.get(name))]
         if missing:
-            raise DataError(f"{problem.id}: no column {missing[0]!r}, which data.completion asks for")
+            raise DataError(
+                f"{problem.id}: data.completion names column {missing[0]!r}, which the row does not have"
+            )
         answer: object = PLACE.sub(lambda m: str(columns[m[1]]), data.completion)
     else:
         answer = columns.get(data.completion)
     if _missing(answer) or isinstance(answer, dict):
         raise DataError(
-            f"{problem.id}: supervised learning needs column {data.completion!r} (data.completion) with the "
-            "answer to imitate, as a text or messages"
+            f"{problem.id}: column {data.completion!r} (data.completion) must hold the answer to imitate, as "
+            "text or messages"
         )
     text = _text(problem, data.completion, answer)
     if _says_nothing(text):
@@ -236,10 +237,10 @@ def _sampled(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
     """Return the tokens of the answers in these columns; () if no stage has sampled the row."""
     if problem.sampled is None:
         return ()
-    found = problem.sampled.answers
-    if missing := [name for name in columns if name not in found]:
-        raise DataError(f"{problem.id}: {SAMPLED} has no tokens of {missing[0]!r}. {REMEDY}")
-    return tuple(found[name] for name in columns)
+    answers = problem.sampled.answers
+    if missing := [name for name in columns if name not in answers]:
+        raise DataError(f"{problem.id}: {SAMPLED} has no tokens for {missing[0]!r}. {REMEDY}")
+    return tuple(answers[name] for name in columns)
 
 
 def _missing(value: object) -> bool:
@@ -268,14 +269,15 @@ def _judged(problem: Problem, data: Data) -> Example:
 
 
 def _steps(problem: Problem, _: Data) -> Example:
-    steps, labels = problem.columns["steps"], problem.columns["labels"]
+    steps = problem.columns["steps"]
+    labels = problem.columns["labels"]
     if not (isinstance(steps, list) and isinstance(labels, list) and steps):
-        raise DataError(f"{problem.id}: completions and labels have to be lists, a label for each step")
+        raise DataError(f"{problem.id}: completions and labels must be lists, with a label for each step")
     if len(steps) != len(labels):
-        raise DataError(f"{problem.id}: {len(steps)} steps in completions and {len(labels)} labels")
+        raise DataError(f"{problem.id}: completions has {len(steps)} steps, but labels has {len(labels)}")
     texts = tuple(step for step in steps if isinstance(step, str) and step.strip())
     if len(texts) != len(steps):
-        raise DataError(f"{problem.id}: a step is a text that is not empty; step {len(texts) + 1} is not")
+        raise DataError(f"{problem.id}: step {len(texts) + 1} is empty or not text")
     return Example("steps", problem, texts, tuple(_label(problem, label) for label in labels))
 
 
@@ -283,43 +285,48 @@ def _label(problem: Problem, label: object) -> float:
     known = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
     value = known.get(str(label).strip().lower())
     if value is None:
-        raise DataError(f"{problem.id}: a label is true or false (1 or 0), this is {str(label)[:40]!r}")
+        raise DataError(f"{problem.id}: the label must be true or false (1 or 0), not {str(label)[:40]!r}")
     return value
 
 
 def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """Return an answer as a text or, if the prompt is a chat, as messages. Raises DataError."""
     if isinstance(answer, list):
-        said = messages_of(answer)
-        if said is None:
+        messages = messages_of(answer)
+        if messages is None:
             raise DataError(
-                f"{problem.id}: {column!r} must be a text or {{role, content}} messages, each content a text "
-                f"or parts of text; this is {str(answer)[:120]!r}"
+                f"{problem.id}: {column!r} must be text or {{role, content}} messages, each content text or "
+                f"parts of text, not {str(answer)[:120]!r}"
             )
-        if said[-1]["role"] != "assistant":
-            raise DataError(f"{problem.id}: {column!r} ends with a message of {said[-1]['role']!r}")
+        if messages[-1]["role"] != "assistant":
+            raise DataError(
+                f"{problem.id}: {column!r} must end with a message of the assistant, not of "
+                f"{messages[-1]['role']!r}"
+            )
         if isinstance(problem.prompt, str):
-            raise DataError(f"{problem.id}: {column!r} is a chat and the prompt a text; set data.chat: true")
-        return _with_flags(problem, column, said)
+            raise DataError(
+                f"{problem.id}: {column!r} is a chat, but the prompt is text; set data.chat: true"
+            )
+        return _with_flags(problem, column, messages)
     if not isinstance(answer, str | int | float) or isinstance(answer, bool) or _missing(answer):
-        raise DataError(f"{problem.id}: {column!r} must be a text, this is {str(answer)[:60]!r}")
+        raise DataError(f"{problem.id}: {column!r} must be text, not {str(answer)[:60]!r}")
     return str(answer)
 
 
-def _with_flags(problem: Problem, column: str, said: Messages) -> Messages:
+def _with_flags(problem: Problem, column: str, messages: Messages) -> Messages:
     """Return messages with ``UNTRAINED`` on those that are not trained, whichever key the row uses."""
-    found = []
-    for message in said:
+    result = []
+    for message in messages:
         flags = {name: message[name] for name in TRAIN_FLAGS if name in message}
         for name, value in flags.items():
             if value not in (0, 1):  # True and False are 1 and 0
                 raise DataError(
-                    f"{problem.id}: a message in {column!r} has {name}: {str(value)[:40]!r}. It is 0 or "
-                    "false for a message that is read and not trained, else 1; there is nothing between"
+                    f"{problem.id}: a message in {column!r} has {name}: {str(value)[:40]!r}; use 0 or false "
+                    "for a message that is read but not trained, else 1"
                 )
         plain = {name: value for name, value in message.items() if name not in flags}
         skipped = message["role"] == "assistant" and not all(flags.values())
-        found.append({**plain, UNTRAINED: 0} if skipped else plain)
-    if all(UNTRAINED in m for m in found if m["role"] == "assistant"):
-        raise DataError(f"{problem.id}: {column!r} has no message that is trained; remove this row")
-    return found
+        result.append({**plain, UNTRAINED: 0} if skipped else plain)
+    if all(UNTRAINED in m for m in result if m["role"] == "assistant"):
+        raise DataError(f"{problem.id}: {column!r} has no trained message; remove this row")
+    return result

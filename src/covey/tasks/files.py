@@ -42,7 +42,7 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
     """
     problems = [_problem(f"{file}:{line}", f"{file.name}:{line}", row, data) for line, row in rows(file)]
     if not problems:
-        raise DataError(f"{file}: no rows; one JSON object per line is expected")
+        raise DataError(f"{file}: the file has no rows; write one JSON object per line")
     return problems
 
 
@@ -54,7 +54,7 @@ def given_problems(given: GivenRows, data: Data) -> list[Problem]:
         identifier = f"{given.key.removeprefix('data.')}:{number}"
         problems.append(_problem(where, identifier, _row(row, where), data))
     if not problems:
-        raise DataError(f"{given.key}: no rows; dicts are expected, each with a prompt")
+        raise DataError(f"{given.key}: there are no rows; give dicts, each with a prompt")
     return problems
 
 
@@ -64,10 +64,10 @@ def rows(file: Path) -> NumberedRows:
     if not file.is_file():
         raise DataError(absence(file))
     if file.suffix not in readers:
-        raise DataError(f"{file}: unknown kind of file; use {', '.join(readers)}")
+        raise DataError(f"{file}: this kind of file is unknown; use {', '.join(readers)}")
     with file.open("rb") as content:
         if content.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
-            raise DataError(f"{file}: this is UTF-16, which PowerShell's > writes; save it as UTF-8")
+            raise DataError(f"{file}: the file is UTF-16, as PowerShell's > writes it; save it as UTF-8")
     yield from readers[file.suffix](file)
 
 
@@ -75,8 +75,8 @@ def absence(file: Path) -> str:
     """Return the message for a path that is no file."""
     if any((file.parent / name).is_file() for name in SAVED):
         return (
-            f"{file.parent}: a folder of `datasets`; write a file with its to_json('train.jsonl'), or give "
-            "the dataset from Python"
+            f"{file.parent}: this is a folder of `datasets`; write a file with its to_json('train.jsonl'), "
+            "or give the dataset from Python"
         )
     return f"{file}: {'this is no file' if file.exists() else 'no such file'}"
 
@@ -101,10 +101,11 @@ def _json(file: Path) -> NumberedRows:
 
 def _parsed(text: str | bytes, where: str) -> Any:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        if len(found := dict(pairs)) < len(pairs):
-            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            raise DataError(f"{where}: {twice!r} appears twice in one object; remove one of them")
-        return found
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            repeated = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise DataError(f"{where}: {repeated!r} appears twice in one object; remove one of them")
+        return result
 
     if is_deep(text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
         raise DataError(f"{where}: nested too deeply")
@@ -116,15 +117,15 @@ def _parsed(text: str | bytes, where: str) -> Any:
 
 def _row(row: object, where: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
-        hint = "; name a file that is one list .json" if isinstance(row, list) else ""
-        raise DataError(f"{where}: a row is a JSON object, this is a {type(row).__name__}{hint}")
+        hint = "; a file that is one list must be called .json" if isinstance(row, list) else ""
+        raise DataError(f"{where}: a row must be a JSON object, not a {type(row).__name__}{hint}")
     try:
         # Only to see whether every text can be encoded, so that the record of the run can be written later.
         json.dumps(dict(row), ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: half of a surrogate pair (\\u{ord(error.object[error.start]):04x}), which is "
-            "no character; repair the text"
+            f"{where}: the text contains half of a surrogate pair "
+            f"(\\u{ord(error.object[error.start]):04x}), which is no character; repair it"
         ) from None
     return dict(row)
 
@@ -137,14 +138,17 @@ def _csv(file: Path) -> NumberedRows:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         # `line_num` is the last line that was read: a quoted field may span several, so an error names the
         # row's first.
-        reader, row_begins = csv.DictReader(lines, strict=True), 1
+        reader = csv.DictReader(lines, strict=True)
+        row_begins = 1
         try:
             _unique(file, reader.fieldnames or ())
             row_begins = reader.line_num + 1
             for row in reader:
                 row_begins = reader.line_num + 1
                 if None in row or None in row.values():
-                    raise DataError(f"{file}:{reader.line_num}: not as many fields as the header has")
+                    raise DataError(
+                        f"{file}:{reader.line_num}: the row has more or fewer fields than the header"
+                    )
                 yield reader.line_num, row
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{file}:{row_begins}: not valid CSV: {error}") from None
@@ -161,16 +165,16 @@ def _parquet(file: Path) -> NumberedRows:
         raise DataError(f"{file}: not valid parquet: {error}") from None
     _unique(file, table.column_names)
     try:
-        found = table.to_pylist()
+        content = table.to_pylist()
     except ValueError as error:
         raise DataError(f"{file}: not valid parquet: {error}") from None
-    yield from enumerate(found, start=1)
+    yield from enumerate(content, start=1)
 
 
 def _unique(file: Path, columns: Sequence[str]) -> None:
     for name, count in Counter(columns).items():
         if count > 1:
-            raise DataError(f"{file}: {count} columns are called {name!r}; rename all but one")
+            raise DataError(f"{file}: {count} columns have the name {name!r}; rename all but one")
 
 
 def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
@@ -179,16 +183,20 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
     row = with_prompt(in_our_names(row, data), where, data)
     if data.prompt not in row:
         raise DataError(
-            f"{where}: no column {data.prompt!r}; it has {', '.join(map(repr, row))}. "
-            "Set data.prompt to the column that holds the prompt"
+            f"{where}: there is no column {data.prompt!r}; the row has {', '.join(map(repr, row))}. Set "
+            "data.prompt to the column with the prompt"
         )
     columns = _with_copies(where, {k: v for k, v in row.items() if k != data.prompt}, row, data)
     if clash := RESERVED & set(columns):
-        raise DataError(f"{where}: column {min(clash)!r} is a name that rewards use; rename it")
+        raise DataError(
+            f"{where}: rewards use the name {min(clash)!r} for their own arguments; rename the column"
+        )
     prompt = _prompt(where, row, data)
     size = len(str(prompt).encode())
     if size > LONGEST_PROMPT:
-        raise DataError(f"{where}: the prompt has {size:,} bytes; {LONGEST_PROMPT:,} are allowed. Shorten it")
+        raise DataError(
+            f"{where}: the prompt has {size:,} bytes, more than the allowed {LONGEST_PROMPT:,}; shorten it"
+        )
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
     return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))
 
@@ -242,7 +250,7 @@ def _with_copies(
         value = value_at(row, source)
         if value is MISSING:
             raise DataError(
-                f"{where}: no column {source!r} ({setting}); the row has {', '.join(map(repr, row))}"
+                f"{where}: there is no column {source!r} ({setting}); the row has {', '.join(map(repr, row))}"
             )
         columns = {**columns, name: value}
     return columns
@@ -263,11 +271,12 @@ def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages
         if not data.chat and data.system is None:
             return prompt
         return [*_system(data), {"role": "user", "content": prompt}]
-    if isinstance(prompt, list) and (said := messages_of(prompt)):
-        return [*([] if has_system(said) else _system(data)), *said]
+    messages = messages_of(prompt) if isinstance(prompt, list) else None
+    if messages:
+        return [*([] if has_system(messages) else _system(data)), *messages]
     raise DataError(
-        f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, each content a "
-        f"text or parts of text; this is {str(prompt)[:120]!r}"
+        f"{where}: {data.prompt!r} must be text or a list of {{role, content}} messages, each content text "
+        f"or parts of text, not {str(prompt)[:120]!r}"
     )
 
 
@@ -281,37 +290,37 @@ def _filled(where: str, template: str, row: Mapping[str, object], data: Data) ->
     for name in PLACE.findall(template):
         if name not in row or row[name] is None:
             raise DataError(
-                f"{where}: no column {name!r}, which data.template asks for. Where the braces are meant as "
-                f"they are, write {{ {name} }}"
+                f"{where}: data.template names column {name!r}, which the row does not have. To write "
+                f"literal braces, write {{ {name} }}"
             )
         if name in ("answer", data.answer, data.completion):
             raise DataError(
-                f"{where}: data.template would tell the model column {name!r}, which holds the right answer. "
-                f"Where the braces are meant as they are, write {{ {name} }}"
+                f"{where}: data.template would show the model column {name!r}, which holds the correct "
+                f"answer. To write literal braces, write {{ {name} }}"
             )
     return PLACE.sub(lambda place: str(row[place[1]]), template)
 
 
 def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -> dict[str, object]:
     """Return the chat template's arguments besides the messages; a row's values win over the config's."""
-    own = _given(where, columns, "chat_template_kwargs") or {}
-    if not isinstance(own, dict):
-        raise DataError(f"{where}: chat_template_kwargs must be an object, this is {str(own)[:60]!r}")
-    found = {**data.chat_template_kwargs, **own}
+    of_row = _parsed_column(where, columns, "chat_template_kwargs") or {}
+    if not isinstance(of_row, dict):
+        raise DataError(f"{where}: chat_template_kwargs must be an object, not {str(of_row)[:60]!r}")
+    arguments = {**data.chat_template_kwargs, **of_row}
     for name in TEMPLATE_COLUMNS:
         # An empty list is left out, as some templates treat it differently from no list.
-        if value := _given(where, columns, name):
-            found[name] = value
-        value = found.get(name, [])
+        if value := _parsed_column(where, columns, name):
+            arguments[name] = value
+        value = arguments.get(name, [])
         if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
             raise DataError(
-                f"{where}: {name!r} goes to the chat template and must be a list of objects (for tools: "
-                f"JSON schemas), this is {str(value)[:60]!r}. If the column is something else, rename it"
+                f"{where}: {name!r} goes to the chat template and must be a list of objects (for tools: JSON "
+                f"schemas), not {str(value)[:60]!r}. If the column is something else, rename it"
             )
-    return found
+    return arguments
 
 
-def _given(where: str, columns: Mapping[str, object], name: str) -> object:
+def _parsed_column(where: str, columns: Mapping[str, object], name: str) -> object:
     """Return a column's value, parsed if it is JSON in a text (CSV), without the nulls that parquet adds."""
     value = columns.get(name)
     if isinstance(value, str) and value.strip():

@@ -37,10 +37,12 @@ def problems(task: Task, split: Split, size: int) -> list[Problem]:
     Raises DataError if the task has fewer.
     """
     # A limit on attempts: a small task may have fewer different problems than were asked for.
-    found = list(islice(_distinct(task, split, 200 * size), size))
-    if len(found) < size:
-        raise DataError(f"task {task.name}: only {len(found)} different {split} problems, {size} asked for")
-    return found
+    result = list(islice(_distinct(task, split, 200 * size), size))
+    if len(result) < size:
+        raise DataError(
+            f"task {task.name} has only {len(result)} different {split} problems, but {size} are needed"
+        )
+    return result
 
 
 def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
@@ -48,8 +50,8 @@ def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
     rng = random.Random(key("task", task.name, split))
     for _ in range(attempts):
         row = task.generate(rng)
-        said = row.pop("prompt")
-        prompt: str | Messages = said if isinstance(said, list) else str(said)
+        text = row.pop("prompt")
+        prompt: str | Messages = text if isinstance(text, list) else str(text)
         if str(prompt) in seen or split_of(str(prompt)) != split:
             continue
         seen.add(str(prompt))

@@ -27,7 +27,8 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
     """
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError(f"data.task: {task} needs reasoning-gym: pip install 'covey[gym]'")
-    name, seed = task.removeprefix(PREFIX), key("gym", task) % 2**31
+    name = task.removeprefix(PREFIX)
+    seed = key("gym", task) % 2**31
     # Enough for the split (an eighth are test problems) and for repeated ones.
     offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
     server = verifier_server(ISOLATED, "reasoning_gym")
@@ -43,4 +44,4 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
             problems.setdefault(prompt, Problem(f"{task}/{split}/{index}", prompt, row))
         if len(problems) == size:
             return list(problems.values())
-    raise DataError(f"task {task}: only {len(problems)} different {split} problems, {size} asked for")
+    raise DataError(f"task {task} has only {len(problems)} different {split} problems, but {size} are needed")

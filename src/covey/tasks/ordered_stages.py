@@ -18,37 +18,39 @@ STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 def refuse_missing(stages: Sequence[Loaded]) -> None:
     """Raise ConfigError or DataError if a stage names a result that no earlier one makes, or no file."""
     # Earlier stage's folder -> its method.
-    before: dict[str, str] = {}
+    earlier: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):
-        own = f"{number}-{stage.config.method}"
-        for key, name, able in _named(stage):
-            if name not in before:
-                known = ", ".join(before) or "none"
-                raise ConfigError(f"stage {own}: {key} {name!r} is no earlier stage; these are: {known}")
-            if before[name] not in able:
+        folder = f"{number}-{stage.config.method}"
+        for key, name, able in _references(stage):
+            if name not in earlier:
+                known = ", ".join(earlier) or "none"
                 raise ConfigError(
-                    f"stage {own}: {key} {name!r} is a stage of method {before[name]}; here one of these is "
-                    f"needed: {', '.join(able)}"
+                    f"stage {folder}: {key} {name!r} is not an earlier stage; these are: {known}"
+                )
+            if earlier[name] not in able:
+                raise ConfigError(
+                    f"stage {folder}: {key} {name!r} is a stage of method {earlier[name]}; use a stage of "
+                    f"method {', '.join(able)}"
                 )
         # A stage that has begun has read its files, which may be gone by now.
-        begun = (stage.config.output / own).exists()
+        begun = (stage.config.output / folder).exists()
         for file in () if begun else data_files(stage):
             if not STAGE.fullmatch(file.name) and not file.is_file():
-                where = f"stage {own}: " if len(stages) > 1 else ""
+                where = f"stage {folder}: " if len(stages) > 1 else ""
                 raise DataError(f"{where}{absence(file)}")
-        before[own] = stage.config.method
+        earlier[folder] = stage.config.method
 
 
-def _named(stage: Loaded) -> Iterator[tuple[str, str, Sequence[str]]]:
+def _references(stage: Loaded) -> Iterator[tuple[str, str, Sequence[str]]]:
     """Yield (setting, name of a stage, methods that such a stage may have)."""
     config = stage.config
     kinds = set(METHODS[config.method].learns_from)
     models = [*POLICIES, "reward_model"] if config.method == "reward_model" else POLICIES
     makers = [m for m in MAKES_EXAMPLES if kinds.intersection(METHODS[m].makes)]
-    named = [("model", str(config.model), models)]
-    named += [("data.examples", str(path), makers) for path in config.data.examples]
+    references = [("model", str(config.model), models)]
+    references += [("data.examples", str(path), makers) for path in config.data.examples]
     for spec in config.rewards:
         settings = spec.values() if isinstance(spec, Mapping) else ()
         judges = [str(of["model"]) for of in settings if isinstance(of, Mapping) and "model" in of]
-        named += [("the model of a reward", name, ["reward_model"]) for name in judges]
-    return (entry for entry in named if STAGE.fullmatch(entry[1]))
+        references += [("the model of a reward", name, ["reward_model"]) for name in judges]
+    return (entry for entry in references if STAGE.fullmatch(entry[1]))

@@ -16,7 +16,8 @@ CHOSEN = re.compile(r"(\d):(\d{1,5})(?!\d)")
 def ordering(rng: random.Random) -> dict[str, object]:
     """Return a row with five digits to sort; the reasoning shows the remaining digits after each choice."""
     digits = [rng.randint(0, 9) for _ in range(5)]
-    left, steps = list(digits), []
+    left = list(digits)
+    steps = []
     for smallest in sorted(digits)[:-1]:
         left.remove(smallest)
         steps.append(f"{smallest}:{''.join(map(str, left))}")
@@ -35,13 +36,15 @@ def choices(completion: str, prompt: str, token_ends: list[int]) -> Score:
     >>> choices("1:32 2:3", "sort 321=", []).value, choices("2:31 1:3", "sort 321=", []).value
     (1.0, 0.0)
     """
-    left = sorted(prompt.strip("sort ="))
-    found, right = list(CHOSEN.finditer(completion)), []
-    for step in found:
-        taken, after = step[1], sorted(step[2])
-        right.append(float(bool(left) and taken == left[0] and after == left[1:]))
-        left = after
-    return score_steps([m.span() for m in found], right, token_ends, "min")
+    digits = sorted(prompt.strip("sort ="))
+    steps = list(CHOSEN.finditer(completion))
+    scores = []
+    for step in steps:
+        choice = step[1]
+        rest = sorted(step[2])
+        scores.append(float(bool(digits) and choice == digits[0] and rest == digits[1:]))
+        digits = rest
+    return score_steps([m.span() for m in steps], scores, token_ends, "min")
 
 
 ORDERING = Task(

@@ -40,8 +40,9 @@ def usable_problems(
     if not len(rewards):
         return source
     names = [r.name for r in rewards]
-    if config.method == "rejection_sampling" and (strange := set(config.keep.least) - set(names)):
-        raise ConfigError(f"keep.least: no reward is called {min(strange)!r}; there are: {', '.join(names)}")
+    unknown = set(config.keep.least) - set(names)
+    if config.method == "rejection_sampling" and unknown:
+        raise ConfigError(f"keep.least: there is no reward {min(unknown)!r}; there are: {', '.join(names)}")
     console.say(rewards.criterion)
     # With examples, rewards only measure: they are never called on training rows.
     everything = source.test if source.examples else source.train + source.test
@@ -52,25 +53,27 @@ def usable_problems(
         )
     elif rewards.sandbox:
         visible = rewards.sandbox.get("visible")
-        held = f"model code runs in the {rewards.sandbox['backend']} sandbox"
-        console.say(held + (f"; it can learn {visible}" if visible else ""))
+        note = f"model code runs in the {rewards.sandbox['backend']} sandbox"
+        console.say(note + (f"; it can learn {visible}" if visible else ""))
     if rewards.inline:
         console.say(
             f"{', '.join(rewards.inline)} runs in this process, where a call that hangs in C code (such as a "
-            "regular expression) cannot be ended. Name it as module.py:function to run it in its own process",
+            "regular expression) cannot be stopped. Name it as module.py:function to run it in a process of "
+            "its own",
             "yellow",
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    train, bad = source.train, dict[str, str]()
+    train = source.train
+    skipped = dict[str, str]()
     if everything:
-        tried = rehearse(everything[0], rewards, environment(everything[0]))
+        scores = rehearse(everything[0], rewards, environment(everything[0]))
         if config.method == "rl" and loaded.algorithm.credit == "step":
-            check_steps(tried, rewards, loaded.algorithm.advantage.name)
+            check_steps(scores, rewards, loaded.algorithm.advantage.name)
     if not source.examples:
-        train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
-    test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
-    for row, why in {**bad, **bad_too}.items():
+        train, skipped = check_references(source.train, rewards, config.scoring.max_bad_references)
+    test, skipped_test = check_references(source.test, rewards, config.scoring.max_bad_references)
+    for row, why in {**skipped, **skipped_test}.items():
         console.say(f"skipping {row}: {why}", "yellow")
     return replace(source, train=train, test=test)
 
@@ -95,15 +98,15 @@ def _measurable(source: Source, rewards: Rewards, config: Config, console: RunCo
     if config.method == "reward_model":
         source = replace(source, test=[])  # it answers nothing that could be judged
     elif not len(rewards):
-        console.say("no rewards are configured, so accuracy on held-out problems is not measured")
+        console.say("there are no rewards, so accuracy on held-out problems is not measured")
         source = replace(source, test=[])
     measured = source.test or source.held_out
     wants_best = config.train.final == "best" and reads(config.method, "train.final")
-    for key, value, there in (
+    for key, value, rows in (
         ("eval.every", config.eval.every, measured),
         ("train.stop_at", config.train.stop_at, source.test),
         ("train.final best", wants_best, source.test),
     ):
-        if value and not there:
-            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+        if value and not rows:
+            raise DataError(f"{key} needs held-out problems: set data.test to a file of them")
     return source

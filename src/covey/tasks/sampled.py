@@ -26,8 +26,8 @@ SAMPLED = "sampled_tokens"
 ANSWERS = ("completion", "chosen", "rejected")
 """Columns with sampled text."""
 REMEDY = (
-    f"Take {SAMPLED} out of the rows to have their texts encoded; data.system, data.template and the other "
-    "settings of `data` are applied to them then"
+    f"Remove {SAMPLED} from the rows to encode their texts instead; data.system, data.template and the other "
+    "settings of `data` then apply to them"
 )
 # At least one token id, none of them negative.
 Ids = Annotated[list[Annotated[int, Ge(0)]], Len(1)]
@@ -61,51 +61,53 @@ def read_sampled(where: str, row: Mapping[str, object]) -> SampledTokens:
     """Return the token ids of a row. Raises DataError if they are damaged or its texts were changed."""
     value = row[SAMPLED]
     try:
-        column = _Column.model_validate(json.loads(value) if isinstance(value, str) else _known(value))
+        column = _Column.model_validate(
+            json.loads(value) if isinstance(value, str) else _without_nulls(value)
+        )
         every = {"completion": column.completion, "chosen": column.chosen, "rejected": column.rejected}
         answers = {name: ids for name, ids in every.items() if ids is not None}
-        found = {name: _answer(ids, column.inserted.get(name, [])) for name, ids in answers.items()}
+        sampled = {name: _answer(ids, column.inserted.get(name, [])) for name, ids in answers.items()}
     except (ValidationError, ValueError) as error:
-        said = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"{where}: {SAMPLED} is damaged: {said}. {REMEDY}") from None
+        reason = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"{where}: {SAMPLED} is damaged: {reason}. {REMEDY}") from None
     if texts_hash(row) != column.texts:
         raise DataError(
-            f"{where}: the prompt or the answer was changed after it was sampled, and its tokens "
-            f"({SAMPLED}) are still those of before. {REMEDY}"
+            f"{where}: the prompt or the answer was changed after sampling, but its tokens ({SAMPLED}) were "
+            f"not. {REMEDY}"
         )
-    return SampledTokens(column.tokenizer, tuple(column.prompt), found)
+    return SampledTokens(column.tokenizer, tuple(column.prompt), sampled)
 
 
 def texts_hash(row: Mapping[str, object]) -> str:
     """Return a hash of prompt and answers only, the same after a conversion to parquet or CSV and back."""
-    said = [_said(row.get(name)) for name in ("prompt", *ANSWERS)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    texts = [_roles_and_contents(row.get(name)) for name in ("prompt", *ANSWERS)]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
-def _said(value: object) -> object:
+def _roles_and_contents(value: object) -> object:
     if isinstance(value, list):
         return [[m.get("role"), m.get("content")] if isinstance(m, Mapping) else m for m in value]
     return value
 
 
-def _known(value: object) -> object:
+def _without_nulls(value: object) -> object:
     """Return a value without the nulls with which parquet pads."""
     if not isinstance(value, Mapping):
         return value
-    found = {name: part for name, part in value.items() if part is not None}
-    spans = found.get("inserted")
+    parts = {name: part for name, part in value.items() if part is not None}
+    spans = parts.get("inserted")
     if isinstance(spans, Mapping):
-        found["inserted"] = {name: part for name, part in spans.items() if part is not None}
-    return found
+        parts["inserted"] = {name: part for name, part in spans.items() if part is not None}
+    return parts
 
 
 def _answer(ids: list[int], inserted: list[list[int]]) -> AnswerTokens:
     drawn = [True] * len(ids)
     for first, after in inserted:
         if not 0 <= first < after <= len(ids):
-            raise ValueError(f"{first} to {after} are no places of {len(ids)} tokens")
+            raise ValueError(f"{first} to {after} are not positions among {len(ids)} tokens")
         # True: the model drew the token; False: a tool inserted it.
         drawn[first:after] = [False] * (after - first)
     if not any(drawn):
-        raise ValueError("an answer of which nothing was drawn")
+        raise ValueError("no token of the answer was sampled")
     return AnswerTokens(tuple(ids), tuple(drawn))

@@ -51,21 +51,21 @@ def _verl(row: Row) -> Row:
 
 
 def _alpaca(row: Row) -> Row:
-    told = [str(row[name]) for name in ("instruction", "input") if row.get(name)]
-    return {"prompt": "\n\n".join(told), "completion": row["output"]}
+    parts = [str(row[name]) for name in ("instruction", "input") if row.get(name)]
+    return {"prompt": "\n\n".join(parts), "completion": row["output"]}
 
 
 def _sharegpt(row: Row) -> Row:
-    said = row["conversations"]
-    if not isinstance(said, list) or not all(
-        isinstance(m, dict) and {"from", "value"} <= set(m) for m in said
+    conversation = row["conversations"]
+    if not isinstance(conversation, list) or not all(
+        isinstance(m, dict) and {"from", "value"} <= set(m) for m in conversation
     ):
         # Not ShareGPT's form after all: the check of messages reports it.
-        return {"messages": said}
+        return {"messages": conversation}
     messages = [
         {"role": SHAREGPT_ROLES.get(m["from"], m["from"]), "content": m["value"]}
         | {key: value for key, value in m.items() if key not in ("from", "value")}
-        for m in said
+        for m in conversation
     ]
     if isinstance(row.get("system"), str) and row["system"].strip():
         messages.insert(0, {"role": "system", "content": row["system"]})
@@ -73,13 +73,13 @@ def _sharegpt(row: Row) -> Row:
 
 
 def _openai_pair(row: Row) -> Row:
-    asked = row["input"]
-    if not isinstance(asked, dict):
+    request = row["input"]
+    if not isinstance(request, dict):
         return {}
     # Of the request's other fields (the model, ...) only the tools are part of the prompt.
-    told = {name: value for name, value in asked.items() if name == "tools" and value}
+    tools = {name: value for name, value in request.items() if name == "tools" and value}
     pair = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
-    return {"prompt": asked.get("messages"), **pair, **told}
+    return {"prompt": request.get("messages"), **pair, **tools}
 
 
 # Tried in this order; the first that matches is used.

@@ -61,21 +61,21 @@ def load_source(loaded: Loaded) -> Source:
     config, data = loaded.config, loaded.config.data
     if not METHODS[config.method].learns_from:
         return load_problems(loaded)
-    given = [problem for problems in _given(loaded) for problem in problems]
+    rows = [problem for problems in _example_rows(loaded) for problem in problems]
     # Examples are the only training data; otherwise the problems' own source is loaded as well.
-    alone = data.task is None and data.train is None and bool(given)
-    test = _read(data.test, loaded) if alone and data.test is not None else []
+    alone = data.task is None and data.train is None and bool(rows)
+    test = _problems_of(data.test, loaded) if alone and data.test is not None else []
     source = Source([], test[: data.test_size]) if alone else load_problems(loaded)
     learn = partial(examples_of, method=config.method, data=data, most=config.scoring.max_bad_references)
-    examples = learn(given or source.train)
+    examples = learn(rows or source.train)
     # A test file of examples is used for evaluation as it is; without one a fraction of the training
     # examples is held out.
     judged = [p for p in source.test if {"chosen", "label", "labels"} & set(p.columns)]
     if judged and config.method != "sft":
         return replace(source, examples=examples, held_out=learn(judged))
     fraction = data.held_out if config.method != "sft" else 0.0
-    out = _set_apart([e.problem for e in examples], fraction, config.seed)
-    parts = [[e for e in examples if (prompt_key(e.problem) in out) is held] for held in (False, True)]
+    held_out = _set_apart([e.problem for e in examples], fraction, config.seed)
+    parts = [[e for e in examples if (prompt_key(e.problem) in held_out) is held] for held in (False, True)]
     need_both(parts[0])
     return replace(source, examples=parts[0], held_out=parts[1])
 
@@ -86,12 +86,12 @@ def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[s
     prompts = list(counts)
     # Number of examples that may still be held out; prompts with more are skipped.
     room = min(int(fraction * len(problems)), MOST_HELD_OUT)
-    out = set[str]()
+    held_out = set[str]()
     for place in permutation(key(seed, "held out"), len(prompts)).tolist():
         if counts[prompts[place]] <= room:
-            out.add(prompts[place])
+            held_out.add(prompts[place])
             room -= counts[prompts[place]]
-    return out
+    return held_out
 
 
 def prompt_key(problem: Problem) -> str:
@@ -99,11 +99,11 @@ def prompt_key(problem: Problem) -> str:
     return " ".join(str(problem.prompt).casefold().split())
 
 
-def _given(loaded: Loaded) -> Iterator[list[Problem]]:
+def _example_rows(loaded: Loaded) -> Iterator[list[Problem]]:
     """Yield the rows of each file of examples; only the fraction ``data.replay`` of all but the last file."""
     data = loaded.config.data
     for number, path in enumerate(data.examples, start=1):
-        problems = _read(path, loaded)
+        problems = _problems_of(path, loaded)
         if number < len(data.examples):
             order = permutation(key(loaded.config.seed, "replay", number), len(problems)).tolist()
             problems = [problems[i] for i in sorted(order[: round(data.replay * len(problems))])]
@@ -118,8 +118,8 @@ def load_problems(loaded: Loaded) -> Source:
     vain = [name for name in OF_ROWS if getattr(data, name) != getattr(Data(), name)]
     if data.task is not None and vain and not data.examples:
         raise ConfigError(
-            f"data.{vain[0]}: the built-in task {data.task} brings its own prompts and columns; leave "
-            f"{vain[0]} out, or take a file of yours (data.train)"
+            f"data.{vain[0]}: the built-in task {data.task} has prompts and columns of its own; remove "
+            f"{vain[0]}, or use a file (data.train)"
         )
     if data.task is not None and data.task.startswith(gym.PREFIX):
         train = gym.gym_problems(data.task, "train", data.train_size)
@@ -132,12 +132,14 @@ def load_problems(loaded: Loaded) -> Source:
         by_step = task.steps if loaded.config.method == "rl" and loaded.algorithm.credit == "step" else ()
         return Source(train, problems(task, "test", data.test_size), (*task.rewards, *by_step))
     if data.train is None:
-        raise ConfigError("data: nothing to train on; set data.train to a file or data.task to a task")
-    train, test = (_read(where, loaded) if where is not None else [] for where in (data.train, data.test))
+        raise ConfigError("data: there are no problems; set data.train to a file or data.task to a task")
+    train, test = (
+        _problems_of(where, loaded) if where is not None else [] for where in (data.train, data.test)
+    )
     return Source(train, test[: data.test_size])
 
 
-def _read(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
+def _problems_of(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
     data = loaded.config.data
     if isinstance(where, GivenRows):
         return given_problems(where, data)
@@ -160,5 +162,5 @@ def _resolve(path: Path, folder: Path) -> Path:
     For the folder of a stage, return the file of its examples.
     """
     beside = folder / path
-    found = beside if beside.exists() or path.is_absolute() else path
-    return found / EXAMPLES if found.is_dir() else found
+    target = beside if beside.exists() or path.is_absolute() else path
+    return target / EXAMPLES if target.is_dir() else target

@@ -20,7 +20,8 @@ def worked(terms: list[int], modulus: int) -> dict[str, object]:
     >>> worked([7, 8, 9], modulus=10)["completion"]
     '<think>7+8=5 5+9=4</think><answer>4</answer>'
     """
-    steps, total = [], terms[0]
+    steps = []
+    total = terms[0]
     for term in terms[1:]:
         after = (total + term) % modulus
         steps.append(f"{total}+{term}={after}")
@@ -41,18 +42,18 @@ def partial_sums(completion: str, prompt: str, token_ends: list[int], *, modulus
     {'steps': 3.0}
     """
     total, *terms = prompt.rstrip("=").split("+")
-    found = list(STEP.finditer(completion))
-    right = []
+    steps = list(STEP.finditer(completion))
+    scores = []
     # One step per term and then the answer (None); further steps get 0 below.
-    for step, term in zip(found, [*terms, None], strict=False):
+    for step, term in zip(steps, [*terms, None], strict=False):
         first, second, result, answer = step.groups()
         follows = (answer or first, second) == (total, term if answer is None else None)
-        right.append(float(follows and (answer is not None or adds_up(first, second, result, modulus))))
+        scores.append(float(follows and (answer is not None or adds_up(first, second, result, modulus))))
         total = result
-    right += [0.0] * (len(found) - len(right))
-    if not found:  # the whole text is one incorrect step
+    scores += [0.0] * (len(steps) - len(scores))
+    if not steps:  # the whole text is one incorrect step
         return score_steps([(0, len(completion))], [0.0], token_ends, "min")
-    return score_steps([m.span() for m in found], right, token_ends, "min")
+    return score_steps([m.span() for m in steps], scores, token_ends, "min")
 
 
 def adds_up(first: str, second: str, result: str, modulus: int) -> bool:
@@ -86,7 +87,8 @@ def mixed_digits(rng: random.Random) -> dict[str, object]:
     corrected.
     """
     terms = [rng.randint(0, 9) for _ in range(4)]
-    steps, total = "", terms[0]
+    steps = ""
+    total = terms[0]
     for number, term in enumerate(terms[1:]):
         after = (total + term) % 10
         steps += f"{rng.choices(WORDS, (2, 1))[0][number]}{total}+{term}={after}"

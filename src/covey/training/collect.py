@@ -37,25 +37,25 @@ def train(run: Run) -> None:
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
         journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})
-        told = {
+        values = {
             "reward": shown(metrics["reward/mean"], ".3f"),
             "correct": f"{100 * metrics['accuracy']:.0f} %",
         }
-        journal.console.step(step + 1, metrics["reward/mean"], told)
+        journal.console.step(step + 1, metrics["reward/mean"], values)
         run.evaluate_and_save()
 
 
 def kept(run: Run) -> list[ExampleRow]:
     """Write the examples that a collecting stage keeps. Raises DataError if there are none."""
-    config, folder = run.loaded.config, run.journal.folder.path
+    config = run.loaded.config
+    folder = run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
     rows = KEEPS[config.method](run, problems)
     completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
     if not rows:
         why = mostly_truncated(sampled_groups(folder)) or _why(config)
         raise DataError(
-            f"{folder}: {completions} completions were sampled and none is kept: {why}. The stages before "
-            "this one are kept"
+            f"{folder}: none of {completions} sampled completions is kept: {why}. Earlier stages remain"
         )
     write_file(folder / EXAMPLES, as_jsonl(rows))
     run.journal.say(f"kept {len(rows)} examples from {completions} completions: {folder / EXAMPLES}")
@@ -79,7 +79,8 @@ def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
 
 
 def _correct(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
-    groups, keep = sampled_groups(run.journal.folder.path), run.loaded.config.keep
+    groups = sampled_groups(run.journal.folder.path)
+    keep = run.loaded.config.keep
     return kept_of(groups, run.rewards.verdict.name, keep, problems)
 
 

@@ -46,7 +46,8 @@ def evaluate(
     # All in one call, so that the sampler stays full; split again by position.
     asked = [*requests, *likeliest]
     groups = score_all([*problems, *problems], asked, sampler, params, Scorer(rewards), progress)
-    drawn, greedy = groups[: len(problems)], groups[len(problems) :]
+    drawn = groups[: len(problems)]
+    greedy = groups[len(problems) :]
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
         correct=np.array([int(g.correct.sum()) for g in drawn]),

@@ -29,7 +29,9 @@ Held-out examples are numbered after those that are trained on.
 
 def train(run: Run, lesson: Lesson) -> None:
     """Run the remaining steps."""
-    config, learner, journal = run.loaded.config, run.learner, run.journal
+    config = run.loaded.config
+    learner = run.learner
+    journal = run.journal
     for step in range(run.state.step, config.train.steps):
         # A stop request that reaches one process stops all at the same step.
         together(run.stop.check)
@@ -52,8 +54,8 @@ def train(run: Run, lesson: Lesson) -> None:
         }
         times = journal.log(step, metrics)
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
-        told = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
-        journal.console.step(step + 1, metrics["loss"], {**told, "tokens/s": rate})
+        values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
+        journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
         if run.evaluate_and_save():
             break
 
@@ -69,7 +71,8 @@ def added(seen: Sequence[Shares]) -> dict[str, float]:
 
 def measures_after(step: int, run: Run) -> bool:
     """Whether the held-out examples are evaluated after ``step`` steps."""
-    every, last = run.loaded.config.eval.every, run.loaded.config.train.steps
+    every = run.loaded.config.eval.every
+    last = run.loaded.config.train.steps
     return bool(run.held_out) and (step == last or bool(every and step % every == 0))
 
 

@@ -78,7 +78,9 @@ def judge_step(
     # NaN, where no KL was measured, exceeds nothing.
     level = kl_level(kl, limits)
     actions += _on_kl(step, kl, level, memory.kl_level, limits, cause)
-    lost, found = _on_values(step, metrics.get("value/explained_variance", math.nan), memory.lost_values)
+    lost_values, found = _on_values(
+        step, metrics.get("value/explained_variance", math.nan), memory.lost_values
+    )
     actions += found
     entropy = metrics["entropy/sampled"]
     if entropy < limits.entropy_floor:
@@ -89,22 +91,22 @@ def judge_step(
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
         )
-    return replace(memory, dead_steps=dead, kl_level=level, lost_values=lost), actions
+    return replace(memory, dead_steps=dead, kl_level=level, lost_values=lost_values), actions
 
 
 def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Action]]:
     """Count the consecutive steps with a critic worse than a constant; warn when there are five."""
     # A comparison with NaN is false: a step without a critic resets the count.
-    lost = before + 1 if explained < WORSE_THAN_NOTHING else 0
+    steps = before + 1 if explained < WORSE_THAN_NOTHING else 0
     # Equal, not at least: the warning comes once in a row of bad steps.
-    if lost != LOST_STEPS:
-        return lost, []
+    if steps != LOST_STEPS:
+        return steps, []
     text = (
-        f"step {step}: the critic has lost its way: for {lost} steps its values were further from the "
+        f"step {step}: the critic has lost its way: for {steps} steps its values were further from the "
         f"returns than any constant (explained variance {explained:.2g}). Lower algorithm.critic.lr, or let "
         "it begin alone (algorithm.critic.warmup)"
     )
-    return lost, [Warn(text, "critic diverges", {"explained_variance": explained})]
+    return steps, [Warn(text, "critic diverges", {"explained_variance": explained})]
 
 
 def kl_level(kl: float, limits: Guards) -> int:

@@ -66,4 +66,5 @@ def connect(run: Run) -> None:
     if isinstance(sampler, LocalSampler):
         sampler.on_fewer = hooks.fewer_running
     if isinstance(sampler, RemoteSampler):
-        sampler.say, sampler.waiting = hooks.servers_changed, run.stop.check
+        sampler.say = hooks.servers_changed
+        sampler.waiting = run.stop.check

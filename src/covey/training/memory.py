@@ -27,14 +27,15 @@ def plan_memory(run: Run) -> dict[str, int]:
     config, learner = run.loaded.config, run.learner
     device = learner.policy.device
     # Processes on one machine share its memory equally.
-    shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
+    shape = shape_of(learner.policy.whole)
+    available = device_memory(device) // on_this_machine(device.type)
     copied = learner.reference is not None and learner.reference.has_weights
     # Models loaded so far are no part of the program's own memory.
     models = 1 + copied + (run.critic is not None)
     program = program_bytes(device, shape.parameters * shape.number * models)
     critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
     answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
-    asked = asked_of(
+    shapes = asked_of(
         config,
         [len(p.tokens) for p in run.train_set],
         [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
@@ -42,13 +43,15 @@ def plan_memory(run: Run) -> dict[str, int]:
     )
     judges = reward_model_bytes(run.rewards)
     expect = partial(
-        forecast, shape, config, asked, reference=copied, program=program, critic=critic, judges=judges
+        forecast, shape, config, shapes, reference=copied, program=program, critic=critic, judges=judges
     )
-    wanted = config.train.tokens_per_micro_batch
+    configured = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     # A changed setting makes a new plan; else the run's first plan holds.
-    again = before.get("configured") == wanted
-    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, asked, there)
+    resumed = before.get("configured") == configured
+    tokens = (
+        before["planned"] if resumed else planned_tokens(expect(configured), shape, config, shapes, available)
+    )
     # All processes use the size that fits into the smallest one.
     tokens = min(gather(tokens))
     learner.micro_tokens = tokens
@@ -56,13 +59,13 @@ def plan_memory(run: Run) -> dict[str, int]:
         run.critic.micro_tokens = tokens
     roles = expect(tokens)
     total = sum(roles.values())
-    style = "" if total <= there else "yellow"
+    style = "" if total <= available else "yellow"
     run.journal.say(
-        f"memory needed: about {total / 1e6:,.0f} of {there / 1e6:,.0f} MB ({in_megabytes(roles)})", style
+        f"estimated memory: {total / 1e6:,.0f} of {available / 1e6:,.0f} MB ({in_megabytes(roles)})", style
     )
-    if tokens < wanted:
-        why = "had no room when the run began" if again else "does not fit in memory"
-        run.journal.say(f"train.tokens_per_micro_batch {wanted} {why}; using {tokens}", "yellow")
+    if tokens < configured:
+        why = "had no room when the run began" if resumed else "does not fit in memory"
+        run.journal.say(f"train.tokens_per_micro_batch {configured} {why}; using {tokens}", "yellow")
     return roles
 
 
@@ -80,13 +83,15 @@ def memory_measured(run: Run) -> dict[str, int]:
 
     ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.
     """
-    own, reference, sampler = run.learner.alive(), run.learner.reference, innermost(run.sampler)
-    critic = run.critic.alive() if run.critic is not None else dict.fromkeys(own, 0)
+    parts = run.learner.alive()
+    reference = run.learner.reference
+    sampler = innermost(run.sampler)
+    critic = run.critic.alive() if run.critic is not None else dict.fromkeys(parts, 0)
     return {
-        **{name: own[name] for name in TRAINED},
+        **{name: parts[name] for name in TRAINED},
         "reference": alive_bytes(reference.state().values()) if reference is not None else 0,
         "critic": sum(critic[name] for name in TRAINED),
         "reward models": reward_model_bytes(run.rewards),
-        "activations": max(own["activations"], critic["activations"]),
+        "activations": max(parts["activations"], critic["activations"]),
         "sampling": sampler.most_memory if isinstance(sampler, LocalSampler) else 0,
     }

@@ -56,7 +56,8 @@ def step_metrics(
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
-    groups, advantages = [*rollout.groups, *rollout.filtered], by_completion(batch, batch.advantages)
+    groups = [*rollout.groups, *rollout.filtered]
+    advantages = by_completion(batch, batch.advantages)
     critic = batch.critic
     # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]
@@ -116,9 +117,9 @@ def _note_off_centre(
         return
     group, total = found
     journal.say(
-        f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 "
-        f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every completion is "
-        "reinforced alike. Ignore this if that is what you want",
+        f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 (problem "
+        f"{group.problem.id}: {total:.3g}). Without a baseline every completion of a group is reinforced. "
+        "Ignore this if it is intended",
         "yellow",
     )
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
@@ -140,7 +141,8 @@ def extremes(groups: Sequence[Group]) -> tuple[str, Shown, Shown] | None:
     group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
     given = group.problem.prompt
     prompt = given if isinstance(given, str) else str(given[-1]["content"])
-    best, worst = int(np.nanargmax(group.rewards)), int(np.nanargmin(group.rewards))
+    best = int(np.nanargmax(group.rewards))
+    worst = int(np.nanargmin(group.rewards))
     shown = [Shown(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
     return prompt, shown[0], shown[1]
 

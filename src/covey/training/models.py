@@ -32,7 +32,8 @@ def load_trained(
     loaded: Loaded, source: Source
 ) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
     """Return the model that a method trains, and the function that encodes its examples."""
-    config, texts = loaded.config, texts_of(source, loaded.config)
+    config = loaded.config
+    texts = texts_of(source, loaded.config)
     if config.method == "reward_model":
         judge = load_reward_model(loaded, texts, kind_of(source.examples))
         return judge, lambda examples: encode_judged(judge, examples)
@@ -82,9 +83,11 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
-    folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
+    folder = sampler.folder or config.output / "sync"
+    token = os.environ.get(TOKEN, "")
     if config.launch.samplers and first():  # the process that sends all requests
         placed = PlacedSamplers(policy, config, folder)
-        sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
+        sampler = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)})
+        asking = placed.ask
     common = (rollout.temperature, rollout.max_running, token, asking, lags)
     return RemoteSampler(policy, sampler, folder, [p.tokens for p in prompts], *common)

@@ -69,27 +69,29 @@ def run_pipeline(
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    stages, results = loaded.stages(), list[Result]()
+    stages = loaded.stages()
+    results = list[Result]()
     refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
         # A single stage keeps the run's own folder.
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
-        done = by_first(partial(_finished, placed, console))
-        if not options.changes and (options.same_inputs or (done is not None and number == len(stages))):
-            refuse_other_inputs(placed, ended=done is not None)
-        if done is not None:
+        finished = by_first(partial(_finished, placed, console))
+        if not options.changes and (options.same_inputs or (finished is not None and number == len(stages))):
+            refuse_other_inputs(placed, ended=finished is not None)
+        if finished is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
-            results.append(done or _run(placed, console, stop, options))
-        if done is not None and number == len(stages):
+            results.append(finished or _run(placed, console, stop, options))
+        if finished is not None and number == len(stages):
             console.say(
-                f"{placed.config.output} is complete after {done.steps} steps; there is nothing left to do"
+                f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
+                "to do"
             )
-            take_weights(placed.config.model, done.folder / "final")
+            take_weights(placed.config.model, finished.folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
@@ -120,7 +122,8 @@ def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOpti
     if METHODS[loaded.config.method].loop is not None:
         return run_stage(loaded, console, stop, options)
     folder = loaded.config.output
-    began, example = time.monotonic(), by_first(lambda: select(loaded, console))
+    began = time.monotonic()
+    example = by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
     by_first(lambda: leave_result(folder, result))
     return result
@@ -173,7 +176,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     # The result records bytes and hashes of the logs; a log that differs was damaged or continued.
     for name in (*STREAMS, EXAMPLES):
         if complaint := ended_otherwise(output, name):
-            raise CheckpointError(f"{complaint}. Put the file back, or begin a new run")
+            raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
     final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     # It ended before its steps because it reached ``stop_at``; only another bar gives it more to do.
@@ -184,14 +187,14 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
         return replace(result, folder=output)
     if not more and final.is_dir():
         if problem := damage(final, ("config.json",)):
-            raise CheckpointError(f"{problem}. Put the file back, or remove {final} to have it written anew")
+            raise CheckpointError(f"{problem}. Restore the file, or remove {final} to write it again")
         return replace(result, folder=output)
     what = f"asks for {train.steps} steps" if more else f"lacks {final}"
     checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(
-            f"{output} ended after {result.steps} steps and {what}, but it has no checkpoint left to "
-            "continue from. Start a new run from its model, or put the checkpoint back"
+            f"{output} ended after {result.steps} steps and {what}, but no checkpoint is left to continue "
+            "from. Start a new run from its model, or restore the checkpoint"
         )
     console.say(f"{output} ended after {result.steps} steps and {what}; continuing from {checkpoint.name}")
     return None
@@ -202,8 +205,8 @@ def _refuse_late_changes(stage: Loaded) -> None:
     late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
-            f"{stage.config.output} has ended, and no step is left for {'; '.join(map(str, late))}. Ask for "
-            "more steps too (--train.steps), or choose another --output; `covey eval` measures its model"
+            f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "
+            "steps too (--train.steps), or choose another --output; `covey eval` measures its model"
         )
 
 
@@ -213,8 +216,8 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
     later = [s for s in stages_in(output.parent) if stage_number(s) > number]
     if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
         raise CheckpointError(
-            f"{later[0]} has begun from the model that {output} has now, and would not follow from it any "
-            f"more. Remove {later[0]} and the stages after it, or choose another --output"
+            f"{later[0]} started from the present model of {output}, and would no longer follow from it. "
+            f"Remove {later[0]} and the stages after it, or choose another --output"
         )
 
 
@@ -222,7 +225,8 @@ def run_stage(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
-    config, loop = loaded.config, METHODS[loaded.config.method].loop
+    config = loaded.config
+    loop = METHODS[loaded.config.method].loop
     assert loop is not None  # `_run` has done what needs no model
     inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
@@ -277,7 +281,8 @@ def finish_examples(run: Run) -> Result:
     """Write the examples and the result of a collecting stage."""
     folder = run.journal.folder.path
     by_first(lambda: kept(run))
-    seconds, example = round(run.journal.clock.total(), 1), example_of([p.problem for p in run.train_set])
+    seconds = round(run.journal.clock.total(), 1)
+    example = example_of([p.problem for p in run.train_set])
     result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
     by_first(lambda: _conclude(run, result))
     return result
@@ -316,7 +321,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | 
             metrics = run.journal.folder.read("metrics.jsonl")
             found = no_signal(metrics, settings_of(run.loaded), run.findings())
             why = f"No group had a nonzero advantage: {found}"
-        raise GuardStop(f"{run.state.step} steps were trained without changing a single weight. {why}")
+        raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
     best = by_first(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
     # The model to write is an earlier one, and so is its evaluation.
     if best is not None and best.step != run.state.step:
@@ -342,10 +347,12 @@ def _write_final(
     critic: Mapping[str, Tensor],
     again: Evaluation | None,
 ) -> Result:
-    folder, config = run.journal.folder.path, run.loaded.config
+    folder = run.journal.folder.path
+    config = run.loaded.config
     seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
-    best, chosen = run.journal.folder.best(), config.train.final == "best"
+    best = run.journal.folder.best()
+    chosen = config.train.final == "best"
     if verdict is not None:
         verdict = _with_second(verdict, again, config.train.stop_at)
     if verdict is not None and best is not None:
@@ -371,9 +378,10 @@ def _write_final(
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
-    told = "" if verdict and not run.held_out else f". {besides}"
-    run.journal.say(f"{config.output.name}: {words}{told}")
-    if not chosen and (better := offer(best, folder)):
+    scores = "" if verdict and not run.held_out else f". {besides}"
+    run.journal.say(f"{config.output.name}: {words}{scores}")
+    better = "" if chosen else offer(best, folder)
+    if better:
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     failed = verdict is not None and verdict.word in ("did not learn", "got worse")

@@ -91,7 +91,8 @@ class PreferenceObjective:
         logprobs = micro.packed.unpack(scores.logprobs)
         # Prompt tokens that are trained have advantage -1: they count in the NLL and not in the answer.
         answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)
-        sums, lengths = (logprobs * answered).sum(-1), answered.sum(-1).to(logprobs)
+        sums = (logprobs * answered).sum(-1)
+        lengths = answered.sum(-1).to(logprobs)
         nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
         labels = batch.rewards.to(sums.device) > 0.5
         # Without a reference an answer's implicit reward is its mean log-prob.
@@ -131,7 +132,8 @@ class PreferenceObjective:
                 "preference/log_ratio": float(reward.sum()) / count,
                 "preference/reference_point": self.reference_point * len(labels) / count,
             }
-        chosen, rejected = reward[0::2], reward[1::2]
+        chosen = reward[0::2]
+        rejected = reward[1::2]
         found = {
             "preference/margin": chosen - rejected,
             "preference/accuracy": (chosen > rejected).float(),
@@ -143,7 +145,8 @@ class PreferenceObjective:
 
 def with_prompt_trained(example: Prompted) -> Prompted:
     """Return a pair whose chosen answer is trained with its prompt, except the prompt's first token."""
-    first, rest = example.tokens[:1], example.tokens[1:]
+    first = example.tokens[:1]
+    rest = example.tokens[1:]
     answers = []
     for chosen, answer in zip((True, False), example.answers, strict=True):
         # -1 marks the prompt's tokens; see ``answered`` in PreferenceObjective.
@@ -184,7 +187,7 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
 
     Answers that would not fit into the context are truncated.
     """
-    found = []
+    names = []
     for n, example in enumerate(examples):
         before = (examples[n - k] for k in range(1, len(examples)))
         # The answers of the nearest earlier example with another prompt; if all are alike, just the one
@@ -192,8 +195,8 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
         other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
         room = max(1, context - len(example.tokens))
         answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
-        found.append(replace(example, answers=answers))
-    return found
+        names.append(replace(example, answers=answers))
+    return names
 
 
 def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
@@ -235,8 +238,8 @@ def _first_learner(run: Run, path: Path) -> Learner[Policy]:
     if changed or run.first_policy is None:
         why = f"{changed[0]} since the run began" if changed else "the run was given its model as an object"
         raise CheckpointError(
-            f"{problem}, and cannot be recomputed: {why}. Put the file back, or remove {path.parent} to "
-            "start over"
+            f"{problem}, and cannot be recomputed: {why}. Restore the file, or remove {path.parent} to start "
+            "over"
         )
     run.journal.say(f"{problem}; recomputing them with {run.loaded.config.model}", "yellow")
     run.journal.event(run.state.step, "reference computed anew", because=problem)

@@ -30,7 +30,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.sampling.prompts import GivenAnswer, Prompted, same_model, told_of
+from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model
 from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares
@@ -43,7 +43,8 @@ NEVER_READ = 0
 
 def train(run: Run) -> None:
     """The loop of `method: reward_model`."""
-    loss, examples = run.loaded.loss, [*run.train_set, *run.held_out]
+    loss = run.loaded.loss
+    examples = [*run.train_set, *run.held_out]
     assert loss is not None, "the method has one"
     paired = len(examples[0].answers) == 2
 
@@ -72,7 +73,9 @@ class RewardObjective:
         if self.of_pairs is None:
             return self._judged(values, micro.rows.advantages.to(values.device)[asked], micro.totals.tokens)
         # An example is a group of two, chosen first, and groups stay whole in a micro-batch.
-        chosen, rejected, count = values[0::2], values[1::2], micro.totals.prompts
+        chosen = values[0::2]
+        rejected = values[1::2]
+        count = micro.totals.prompts
         losses = self.of_pairs(PreferenceData(chosen_scores=chosen, rejected_scores=rejected))
         assert isinstance(losses, Tensor)
         found = {
@@ -115,7 +118,7 @@ def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> Tra
 def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
     model = pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
-        raise ConfigError(f"model: {source} gives {model.config.num_labels} numbers, which is no {kind}")
+        raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")
     model.to(pick_device(loaded.config.device))
     return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), loaded.config)
 
@@ -130,25 +133,28 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
 
     Raises DataError for examples that do not fit, or whose answers look the same to the model.
     """
-    found = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
-    same_model(policy, found)
-    for p in found:
+    encoded = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
+    same_model(policy, encoded)
+    for p in encoded:
         # Without the placeholder, which the model never reads.
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:
-            raise DataError(f"{p.problem.id}: {size} tokens, and the model reads {policy.context}: cut it")
-    return found
+            raise DataError(
+                f"{p.problem.id}: {size} tokens exceed the model's context of {policy.context}; shorten the "
+                "row"
+            )
+    return encoded
 
 
 def _answers(policy: Policy, example: Example) -> Prompted:
     """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt)
-    ids = told_of(problem, lambda: [read(answer) for answer in example.answers])
+    ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
-        raise DataError(f"{problem.id}: the prompt has no tokens")
+        raise DataError(f"{problem.id}: the prompt is empty")
     if len(ids) == 2 and ids[0] == ids[1]:
-        raise DataError(f"{problem.id}: chosen and rejected are the same tokens here; remove this row")
+        raise DataError(f"{problem.id}: chosen and rejected have the same tokens; remove this row")
     # At each place, whether all answers have the same token; up to the end of the shortest.
     alike = [len(set(tokens)) == 1 for tokens in zip(*ids, strict=False)]
     # Never empty: a packed sequence begins with a prompt.
@@ -162,13 +168,14 @@ def _answers(policy: Policy, example: Example) -> Prompted:
 
 def _steps(policy: Policy, example: Example) -> Prompted:
     """Encode one answer whose value is read at the end of each step."""
-    problem, steps = example.problem, [str(step) for step in example.answers]
+    problem = example.problem
+    steps = [str(step) for step in example.answers]
     read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
-    (ids, ends), (first, _) = told_of(problem, lambda: (read(steps), read([])))
+    (ids, ends), (first, _) = call_for(problem, lambda: (read(steps), read([])))
     if not first:
-        raise DataError(f"{problem.id}: the prompt has no tokens")
+        raise DataError(f"{problem.id}: the prompt is empty")
     if len(set(ends)) < len(ends):
-        raise DataError(f"{problem.id}: a step has no token of its own to be judged at; join it to another")
+        raise DataError(f"{problem.id}: a step has no token of its own to score; join it to another")
     # ``ends`` are last tokens; the value after one is read where the next would be predicted.
     places = [end + 1 - len(first) for end in ends]
     answer = asked([*ids[len(first) :], NEVER_READ], places, example.labels)
@@ -177,6 +184,7 @@ def _steps(policy: Policy, example: Example) -> Prompted:
 
 def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
     """Return an answer whose values are read where the tokens at ``places`` would be predicted."""
-    trained, said = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=np.float32)
+    trained = np.zeros(len(tokens), dtype=bool)
+    said = np.zeros(len(tokens), dtype=np.float32)
     trained[list(places)], said[list(places)] = True, np.where(np.array(labels) > 0.5, 1.0, -1.0)
     return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)

@@ -45,7 +45,8 @@ def train(run: Run) -> None:
             with journal.clock("prepare"):
                 batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, run.critic)
             with journal.clock("update"):
-                before, done = run.learner.version, update(run, batch, old, step)  # version first
+                before = run.learner.version
+                done = update(run, batch, old, step)
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
             metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
@@ -62,15 +63,15 @@ def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
     config = run.loaded.config
     store = CompletionFiles(run.journal.folder.path) if config.rollout.staleness else None
     parts = (run.train_set, run.sampler, run.rewards, config.rollout, run.loaded.algorithm, config.seed)
-    source = Rollouts(*parts, config.train.steps, store)
-    return source.after(run.state.step, run.state.position, run.on_sample)
+    rollouts = Rollouts(*parts, config.train.steps, store)
+    return rollouts.after(run.state.step, run.state.position, run.on_sample)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    done, algorithm, config = Updated(), run.loaded.algorithm, run.loaded.config
+    done = Updated()
     jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
-    for number, minibatch in enumerate(updates(batch, algorithm, config, old, step)):
+    for number, minibatch in enumerate(updates(batch, run.loaded.algorithm, run.loaded.config, old, step)):
         for learner, objective, norms in jobs:
             seen = learner.forward_backward(minibatch, objective)
             norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen], number))
@@ -82,7 +83,8 @@ def learners_of(
     run: Run, step: int, done: Updated
 ) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
     """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
-    algorithm, rollout, head = run.loaded.algorithm, run.loaded.config.rollout, run.learner.policy.value
+    algorithm, rollout = run.loaded.algorithm, run.loaded.config.rollout
+    head = run.learner.policy.value
     critic = algorithm.critic
     values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
     waits = critic is not None and step < critic.warmup
@@ -91,8 +93,8 @@ def learners_of(
         head.pull = 0.0 if waits else critic.pull
     if not waits:
         also = None if head is None else values
-        temperature, now = rollout.temperature, run.state.coefficients
-        yield run.learner, PolicyObjective(algorithm, temperature, rollout.max_tokens, now, also), done.norms
+        loss = (algorithm, rollout.temperature, rollout.max_tokens, run.state.coefficients)
+        yield run.learner, PolicyObjective(*loss, also), done.norms
     # A head on the policy learns with it in one pass, unless the policy waits.
     if values is not None and (waits or head is None):
         yield run.critic or run.learner, values, done.value_norms
@@ -108,7 +110,8 @@ def prepare(
     critic: Learner[ValueModel] | None = None,
 ) -> Batch:
     """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
-    batch, temperature = collate(groups, config.rollout.mask_truncated), config.rollout.temperature
+    batch = collate(groups, config.rollout.mask_truncated)
+    temperature = config.rollout.temperature
     values = None
     if algorithm.critic is not None:
         values = (critic or learner).score(batch, temperature).values

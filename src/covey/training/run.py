@@ -117,7 +117,8 @@ class Run:
         # Fault injection of tests; without one planned it does nothing.
         faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
-            norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
+            norm = math.nan
+            name = f"step_{step:06d}_{self.state.guards.bad_updates}"
             record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
             # Before ``clear``: the journal keeps the batch and the parameters whose gradient is not finite.
             self.journal.skipped_update(name, minibatch, {**record, "parameters": learner.struck()})
@@ -235,7 +236,9 @@ class Run:
 
         A second call at the same step does only what a stop has left undone.
         """
-        train, every, step = self.loaded.config.train, self.loaded.config.eval.every, self.state.step
+        train = self.loaded.config.train
+        every = self.loaded.config.eval.every
+        step = self.state.step
         done = step >= train.steps
         if self.test_set and every and step % every == 0 and not done:
             now = self.evaluation_at(step)
@@ -278,7 +281,8 @@ class Run:
         logged = Logged()
         if checkpoint is not None:
             saved = load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
-            self.state, logged = saved.state, saved.logged
+            self.state = saved.state
+            logged = saved.logged
         # Without a checkpoint too: the sampler may hold other weights, as after another stage.
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
@@ -292,7 +296,7 @@ class Run:
         """
         checkpoint = checkpoint_at(self.journal.folder.path, step)
         if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
-            raise CheckpointError(f"{problem}. Put it back, or resume with --train.final last")
+            raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
         load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
 
     def _rewind(self, logged: Logged) -> None:
@@ -302,7 +306,7 @@ class Run:
         self.journal.console.doing("checking the rollout log")
         complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)
         if complaints and self.options.strict:
-            raise CheckpointError(f"{'; '.join(complaints)}. Put the files back, or leave out --strict")
+            raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
         folder.rewind(logged, step)
         for complaint in complaints:
             self.journal.say(complaint, "yellow")

@@ -29,24 +29,26 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     config, data = loaded.config, loaded.config.data
     if not isinstance(data.train, Path) or not data.examples:
         raise DataError(
-            "filter: data.train is the corpus to select from, data.examples a file of a few labelled lines, "
-            "each with a text and a label"
+            "filter: set data.train to the corpus to select from, and data.examples to a file of a few "
+            "labelled lines, each with a text and a label"
         )
     # The first file is the corpus, the others are labelled; the test file takes no part.
     corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
     if not corpus:
-        raise DataError(f"{data.train}: no rows; one JSON object per line is expected")
+        raise DataError(f"{data.train}: the file has no rows; write one JSON object per line")
     texts = [said_in(row, data, "data.examples") for part in labelled for row in part]
     labels = [_label(row) for part in labelled for row in part]
     if len(set(labels)) < 2:
         raise DataError(
-            f"data.examples: {len(labels)} labelled lines of one kind; some that are wanted (label true) "
-            "and some that are not are needed"
+            f"data.examples: all {len(labels)} labelled lines have the same label; give some to keep (label "
+            "true) and some to leave out"
         )
     # The texts of each label; one in both would teach nothing.
     kinds = [{t for t, y in zip(texts, labels, strict=True) if y == kind} for kind in (1.0, 0.0)]
     if both := kinds[0] & kinds[1]:
-        raise DataError(f"data.examples: {min(both)[:60]!r} is labelled true and false; keep one of them")
+        raise DataError(
+            f"data.examples: {min(both)[:60]!r} is labelled both true and false; keep one of them"
+        )
     judged = list(_left_out(texts, labels))
     chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
     console.say(
@@ -54,32 +56,35 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     )
     classifier = TextClassifier(texts, labels)
     scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
-    wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
-    if not wanted:
+    selected: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
+    if not selected:
         best = max((p for p, _ in scored), default=0.0)
         raise DataError(
-            f"{data.train}: no row is wanted with a probability above {config.keep.score:g} (keep.score); "
-            f"the most likely has {best:.2f}. Label more lines, or ask for less"
+            f"{data.train}: no row has a probability above {config.keep.score:g} (keep.score); the highest "
+            f"is {best:.2f}. Label more lines, or lower keep.score"
         )
     make_folder(config.output)
     write_own(config.output, "config.yaml", resolved_yaml(loaded))
-    write_file(config.output / EXAMPLES, as_jsonl(wanted))
-    console.say(f"selected {len(wanted)} of {len(corpus)} rows: {config.output / EXAMPLES}")
-    return Problem("filter", said_in(wanted[0], data, ""))
+    write_file(config.output / EXAMPLES, as_jsonl(selected))
+    console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
+    return Problem("filter", said_in(selected[0], data, ""))
 
 
 def said_in(row: ExampleRow, data: Data, where: str) -> str:
     """Return the text of a row, or its prompt and answer."""
     parts = [row[name] for name in ("text", data.prompt, data.completion) if isinstance(row.get(name), str)]
     if not parts:
-        raise DataError(f"{where}: a row has no text (columns {', '.join(map(repr, row))}); name it `text`")
+        raise DataError(
+            f"{where}: the row has no text (its columns are {', '.join(map(repr, row))}); name the column "
+            "`text`"
+        )
     return " ".join(map(str, parts))
 
 
 def _label(row: ExampleRow) -> float:
     said = str(row.get("label")).lower()
     if said not in ("true", "false", "1", "0"):
-        raise DataError(f"data.examples: a label is true or false, this is {said[:40]!r}")
+        raise DataError(f"data.examples: a label must be true or false, not {said[:40]!r}")
     return float(said in ("true", "1"))
 
 

@@ -92,7 +92,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
 
 def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Policy, EncodedTask]:
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
-    config, source, rewards = loaded.config, task.source, task.rewards
+    config = loaded.config
+    source = task.source
+    rewards = task.rewards
     policy, encode_learned = load_trained(loaded, source)
     # Rewards were loaded before the model; they get its tokenizer's functions here.
     rewards.decode = policy.decode
@@ -121,8 +123,12 @@ def _first_policy(loaded: Loaded, task: Task) -> Callable[[], Policy] | None:
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and print the differences from its process."""
-    loaded, options, journal = run.loaded, run.options, run.journal
-    folder, reference, policy = journal.folder, run.learner.reference, run.learner.policy.whole
+    loaded = run.loaded
+    options = run.options
+    journal = run.journal
+    folder = journal.folder
+    reference = run.learner.reference
+    policy = run.learner.policy.whole
     # The record of this process, compared with that of the one that left the checkpoint.
     now = {
         **environment(loaded),
@@ -145,13 +151,13 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     harmful = [d for d in differences if d.verdict != "safe"]
     if options.strict and loaded.config.rollout.staleness and folder.checkpoints():
         raise CheckpointError(
-            f"{folder.path}: with rollout.staleness no run is repeated exactly, so --strict cannot "
-            "hold. Leave it out"
+            f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
+            "exactly. Remove it"
         )
     if harmful and options.strict:
         raise CheckpointError(
-            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "
-            "--strict"
+            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run with its first settings, or "
+            "remove --strict"
         )
     # Completions drawn ahead by a process that differs are not used.
     if harmful:

@@ -37,7 +37,9 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
     """
     # In the order of the rollout batch, which ``origin`` counts.
     rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
-    off, tokens, seen = np.zeros(len(groups)), np.zeros(len(groups)), set[int]()
+    differences = np.zeros(len(groups))
+    tokens = np.zeros(len(groups))
+    seen = set[int]()
     for s in stats:
         if s.origin is None or s.mismatch is None:
             continue
@@ -48,9 +50,9 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
             seen.add(place)
             # Tokens of older versions differ for a good reason: they were drawn by other weights.
             own = trained[: len(completion.tokens)] & (completion.token_versions == version)
-            off[number] += float(np.abs(values[: len(own)][own]).sum())
+            differences[number] += float(np.abs(values[: len(own)][own]).sum())
             tokens[number] += own.sum()
-    mean = off / np.maximum(tokens, 1)
+    mean = differences / np.maximum(tokens, 1)
     servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
     found = [
         Stranger(group.problem.id, tuple(own), float(nats))
@@ -60,17 +62,17 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
     return sorted(found, key=lambda stranger: -stranger.nats)
 
 
-def note_strangers(journal: Journal, step: int, found: Sequence[Stranger]) -> None:
+def note_strangers(journal: Journal, step: int, cases: Sequence[Stranger]) -> None:
     """Warn of the groups of a step that are far off, with their servers."""
-    if not found:
+    if not cases:
         return
-    worst, more = found[0], f", and {len(found) - 1} groups more" if len(found) > 1 else ""
+    worst = cases[0]
+    more = f", and {len(cases) - 1} groups more" if len(cases) > 1 else ""
     journal.say(
-        f"step {step + 1}: the log-probs that {' and '.join(worst.servers)} gave for {worst.problem}{more} "
-        f"differ from the trainer's by {worst.nats:.2g} nats a token. They belong to another prompt or "
-        "to other weights; the group was trained on nevertheless. Is there a proxy or a cache in front of "
-        "the server?",
+        f"step {step + 1}: the log-probs from {' and '.join(worst.servers)} for {worst.problem}{more} differ "
+        f"from the trainer's by {worst.nats:.2g} nats per token. They belong to another prompt or to other "
+        "weights; the group was trained on all the same. Is there a proxy or a cache in front of the server?",
         "yellow",
     )
-    for one in found:
+    for one in cases:
         journal.event(step, STRANGER, problem=one.problem, servers=list(one.servers), nats=one.nats)

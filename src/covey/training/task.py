@@ -13,7 +13,7 @@ from covey.rollouts.learned import forget, rewards_of
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.use import beginning, columns_asked, toolbox_of, with_schemas
 from covey.system.console import RunConsole
-from covey.tasks.columns import own_systems, readers, told
+from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.training.run import RunOptions
@@ -52,13 +52,14 @@ def checked_task(loaded: Loaded, console: RunConsole, options: RunOptions) -> Ta
 
 def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None]) -> None:
     """Print who reads each column of the data, and which columns nobody reads."""
-    config, source = loaded.config, task.source
+    config = loaded.config
+    source = task.source
     role = loaded.algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
     asked: Mapping[str, set[str]] = {
         **columns_asked(task.toolbox, source.problems),
         "algorithm.advantage.by": {str(role)},
     }
-    told(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
+    print_readers(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
 
 
 def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:

@@ -74,19 +74,19 @@ def test_what_fits_is_called(box: Toolbox, arguments: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ('{"step": "3"}', 'walk.step has to be an integer, and is the text "3"'),
-        ('{"step": [3]}', "walk.step has to be an integer, and is [3]"),
-        ('{"step": null}', "walk.step has to be an integer, and is null"),
-        ('{"step": true}', "walk.step has to be an integer, and is true"),
-        ('{"step": 2.5}', "walk.step has to be an integer, and is 2.5"),
-        ('{"step": 1, "pace": "fast"}', 'walk.pace has to be a number, and is the text "fast"'),
-        ('{"step": 1, "pace": false}', "walk.pace has to be a number, and is false"),
-        ('{"step": 1, "where": "up"}', 'walk.where has to be one of "left", "right", and is the text "up"'),
-        ('{"step": 1, "names": "me"}', 'walk.names has to be a list, and is the text "me"'),
-        ('{"step": 1, "names": ["me", 4]}', "walk.names[1] has to be a text, and is 4"),
-        ('{"step": 1, "counts": {"a": "b"}}', 'walk.counts.a has to be an integer, and is the text "b"'),
-        ('{"step": 1, "both": ["a", 1]}', 'walk.both has to be an integer, and is ["a", 1]; or walk.both[1]'),
-        ('{"step": 1, "sure": 1}', "walk.sure has to be true or false, and is 1"),
+        ('{"step": "3"}', 'walk.step must be an integer, but is the text "3"'),
+        ('{"step": [3]}', "walk.step must be an integer, but is [3]"),
+        ('{"step": null}', "walk.step must be an integer, but is null"),
+        ('{"step": true}', "walk.step must be an integer, but is true"),
+        ('{"step": 2.5}', "walk.step must be an integer, but is 2.5"),
+        ('{"step": 1, "pace": "fast"}', 'walk.pace must be a number, but is the text "fast"'),
+        ('{"step": 1, "pace": false}', "walk.pace must be a number, but is false"),
+        ('{"step": 1, "where": "up"}', 'walk.where must be one of "left", "right", but is the text "up"'),
+        ('{"step": 1, "names": "me"}', 'walk.names must be a list, but is the text "me"'),
+        ('{"step": 1, "names": ["me", 4]}', "walk.names[1] must be a text, but is 4"),
+        ('{"step": 1, "counts": {"a": "b"}}', 'walk.counts.a must be an integer, but is the text "b"'),
+        ('{"step": 1, "both": ["a", 1]}', 'walk.both must be an integer, but is ["a", 1]; or walk.both[1]'),
+        ('{"step": 1, "sure": 1}', "walk.sure must be true or false, but is 1"),
         ('{"pace": 1}', "walk lacks 'step'"),
         ('{"step": 1, "far": 2}', "walk has no argument 'far'"),
         ('{"step": 1e999}', "this is no JSON object"),
@@ -115,7 +115,7 @@ def test_a_row_that_tells_of_its_tools_is_held_to_what_it_says(box: Toolbox) -> 
     tools = [{"type": "function", "function": {"name": "walk", "parameters": parameters}}]
     row = Problem("p", [{"role": "user", "content": "?"}], template={"tools": tools})
     assert said(box, '{"step": 2}', row).startswith("(2,")
-    assert said(box, '{"step": 3}', row) == f"{ERROR}walk.step has to be one of 1, 2, and is 3"
+    assert said(box, '{"step": 3}', row) == f"{ERROR}walk.step must be one of 1, 2, but is 3"
 
 
 def test_other_keywords_are_the_tools_own_affair() -> None:

@@ -230,7 +230,7 @@ def test_the_model_is_told_of_public_methods_and_of_no_columns(folder: Path) -> 
     own = episode(box)
     assert said(box, own, "add", number=2) == f"{ERROR}add has no argument 'number'; it takes times"
     assert said(box, own, "reset").startswith(f"{ERROR}there is no tool 'reset'")
-    assert said(box, own, "add", times="two").startswith(f"{ERROR}add.times has to be an integer")
+    assert said(box, own, "add", times="two").startswith(f"{ERROR}add.times must be an integer")
     assert said(box, own, "add") == "6 from 5", "an exception ends nothing"
     own.close()
 
@@ -269,7 +269,7 @@ def test_prompts_end_with_what_reset_returns(folder: Path) -> None:
     heard: list[str] = []
     many = [replace(rows[0], id=f"r/{n}") for n in range(running.MANY_RESETS + 1)]
     assert len({p.prompt for p in with_schemas(Source(many, []), box, heard.append).train}) == len(many)
-    assert heard == ["game.py:Speaks: reset is called for each of 501 prompts"]
+    assert heard == ["game.py:Speaks: calling reset for each of 501 prompts"]
     again = with_schemas(Source([text], []), box).train
     assert again == [text] == kept[:1], "what an earlier stage has kept ends so already"
 
@@ -328,17 +328,17 @@ def test_so_many_failures_are_not_the_models() -> None:
         return Group(ROW, none, tuple(each), np.zeros(4))
 
     assert tool_metrics([group(2)])["tools/broken"] == 0.5
-    with pytest.raises(RewardError, match=r"3 of 4 completions of a step failed .*the last one: raised"):
+    with pytest.raises(RewardError, match=r"3 of 4 completions failed .*the last error: raised"):
         tool_metrics([group(3)])
 
 
 def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
     box = toolbox(folder)
-    with pytest.raises(DataError, match=r"r/2: no column 'start', which the tool add asks for"):
+    with pytest.raises(DataError, match=r"r/2: the tool add asks for column 'start'"):
         with_schemas(Source([Problem("r/2", "", {})], []), box)
-    with pytest.raises(DataError, match=r"r/2: no column 'answer', which game.py:Needs.reset asks for"):
+    with pytest.raises(DataError, match=r"r/2: game.py:Needs.reset asks for column 'answer'"):
         with_schemas(Source([Problem("r/2", "", {"start": 5})], []), toolbox(folder, "Needs"))
-    with pytest.raises(DataError, match=r"r/2: column 'environment' has the name by which rewards get"):
+    with pytest.raises(DataError, match=r"r/2: rename column 'environment': rewards get"):
         with_schemas(Source([Problem("r/2", "", {"start": 5, "environment": "linux"})], []), box)
     with pytest.raises(DataError, match=r"columns start cannot be sent to the process of game\.py:Counter"):
         beginning(box, Problem("r/3", "", {"start": object()}))
@@ -347,12 +347,12 @@ def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("NoReset", "a class with a method `reset` is expected"),
-        ("function", "a class with a method `reset` is expected"),
-        ("Asks", "asks for 'size'; `reset` gets the columns"),
-        ("Nothing", "no public method but `reset`"),
+        ("NoReset", "must be a class with a method `reset`"),
+        ("function", "must be a class with a method `reset`"),
+        ("Asks", "asks for 'size', but the class is called without arguments"),
+        ("Nothing", "no public method except `reset`"),
         ("Silent", "look"),
-        ("Places", "takes arguments by name"),
+        ("Places", "takes its arguments by name"),
         ("Missing", "defines no function 'Missing'"),
     ],
 )
@@ -381,7 +381,7 @@ def test_the_example_plays_by_its_rules(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_tool_and_a_method_of_one_name_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="two functions are named add"):
+    with pytest.raises(ConfigError, match="two functions have the name add"):
         toolbox(folder, functions=("game.py:add",))
     assert "calculate" in toolbox(folder, functions=("calculate",)).functions
 

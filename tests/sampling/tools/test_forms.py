@@ -392,7 +392,7 @@ def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> No
         SimpleNamespace(train=[CHAT], test=[]),
         SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA]),
     )
-    with pytest.raises(ConfigError, match="no place for what a tool says"):
+    with pytest.raises(ConfigError, match="no place for a tool's reply"):
         list(untold(policy, source, toolbox))
 
 
@@ -461,5 +461,5 @@ def test_where_nothing_shows_the_end_nobody_guesses(policy: Policy) -> None:
         "{% if add_generation_prompt %}[assistant] {% else %}<|im_end|>{% endif %}"
     )
     messages = [{"role": r, "content": r[0]} for r in ("assistant", "user", "assistant")]
-    with pytest.raises(DataError, match="anew"):
+    with pytest.raises(DataError, match="changes earlier messages"):
         encode_examples(policy, [Example("answer", CHAT, (messages,), (1.0,))], None)

@@ -166,10 +166,10 @@ def test_programs_run_in_the_sandbox(tmp_path: Path, code: str, said: str) -> No
     [
         (["silent"], "silent: .*docstring"),
         (["bare"], "bare: .*type hint"),
-        (["many"], r"by name, without / and \*args"),
+        (["many"], r"by name, so / and \*args"),
         (["yields"], "this one yields; return a list"),
         (["absent"], "defines no function 'absent'"),
-        (["look_up", "look_up"], "two functions are named look_up"),
+        (["look_up", "look_up"], "two functions have the name look_up"),
     ],
 )
 def test_a_tool_that_cannot_be_offered_is_refused_before_anything_runs(
@@ -181,7 +181,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_before_anything_runs(
 
 def test_a_row_without_a_column_that_a_tool_asks_for_is_refused(tmp_path: Path) -> None:
     box = toolbox(tmp_path, "look_up")
-    with pytest.raises(DataError, match="q: no column 'glossary', which the tool look_up asks for"):
+    with pytest.raises(DataError, match="q: the tool look_up asks for column 'glossary'"):
         with_schemas(Source([PROBLEM, Problem("q", "?")], []), box)
 
 

@@ -124,7 +124,7 @@ def test_examples_of_completions_with_tools_say_who_said_what(tmp_path: Path, me
 
 
 def test_examples_of_plain_text_with_tools_are_refused_before_anything_is_sampled(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"what a tool said; set data\.chat: true"):
+    with pytest.raises(ConfigError, match=r"cannot be told from the model's words; set data\.chat: true"):
         start(tmp_path / "run", **collecting(tmp_path, "pairs", chat=False), rewards=(mixed,))
     assert not list((tmp_path / "run").glob("rollouts/*"))
 
@@ -143,7 +143,7 @@ def test_recorded_completions_are_judged_with_their_turns(tmp_path: Path) -> Non
 
 
 def test_segments_and_tools_are_refused_together(tmp_path: Path, model: Model) -> None:
-    with pytest.raises(ConfigError, match="segment_difference samples completions anew"):
+    with pytest.raises(ConfigError, match="segment_difference resamples completions"):
         start(
             tmp_path / "run",
             model=str(model.folder),
@@ -204,7 +204,7 @@ def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
     found = made._settings["rollout.tools"]
     assert found == {"functions": [found["functions"][0]], "environment": None, "max_calls": 2}
     assert found["functions"][0].endswith("test_runs:double") or found["functions"][0].endswith(".py:double")
-    with pytest.raises(ConfigError, match="no function or class of a file"):
+    with pytest.raises(ConfigError, match="must be a function or class of a file"):
         GRPOTrainer(reward_funcs=right, args=arguments, tools=[lambda number: number], **given)
     playing = GRPOTrainer(reward_funcs=right, args=arguments, environment_factory=Game, **given)
     assert playing._settings["rollout.tools"]["environment"].endswith(":Game")

@@ -346,7 +346,7 @@ def test_a_template_that_rewrites_is_refused(policy: Policy, monkeypatch: pytest
     monkeypatch.setattr(
         policy.tokenizer, "chat_template", first + "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
-    with pytest.raises(ConfigError, match="writes a conversation anew"):
+    with pytest.raises(ConfigError, match="changes earlier messages"):
         answer_tokens(policy, CHAT, [CALL], ["42"])
 
 

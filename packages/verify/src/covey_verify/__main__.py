@@ -105,7 +105,7 @@ def _functions(given: argparse.Namespace) -> list[RewardFunction]:
     found = [_function(words, sandbox) for words in given.reward]
     names = [function.name for function in found]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)}: a reward is named twice")
+        raise ConfigError(f"{', '.join(names)}: name each reward once")
     return found
 
 
@@ -117,7 +117,7 @@ def _function(words: Sequence[str], sandbox: Callable[[], SandboxBackend]) -> Re
         setting, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(
-                f"--reward {name}: {pair!r} is no SETTING=VALUE; each reward has its own --reward"
+                f"--reward {name}: {pair!r} is not SETTING=VALUE; each reward needs its own --reward"
             )
         try:
             settings[setting] = json.loads(value)

@@ -129,7 +129,7 @@ def _fits(function: RewardFunction, columns: Mapping[str, object], given: Sequen
     """Raise DataError if a function asks for something that is not available."""
     if complaint := check(function, list(columns), given):
         raise DataError(
-            f"reward {function.name} {complaint}; there are {', '.join(map(repr, columns)) or 'no columns'}"
+            f"reward {function.name} {complaint}; the columns are {', '.join(map(repr, columns)) or 'none'}"
         )
 
 

@@ -182,7 +182,8 @@ class RewardFunction:
 
         ``solutions``: the completions as plain text, with the model's own marks.
         """
-        columns, count = row.columns, len(completions)
+        columns = row.columns
+        count = len(completions)
         if self.per_sample:
             return {
                 "ground_truth": columns.get("answer"),
@@ -222,7 +223,7 @@ class RewardFunction:
                 returned = returned.tolist()
             if not isinstance(returned, Sequence) or isinstance(returned, str):
                 raise self.broken(
-                    row, f"returned {_shown(returned)}; a list with one number per completion is expected"
+                    row, f"returned {_shown(returned)}, not a list with one number per completion"
                 )
             if len(returned) != count:
                 raise self.broken(row, f"returned {len(returned)} values for {count} completions")
@@ -235,7 +236,8 @@ class RewardFunction:
         score = value if isinstance(value, Score) else Score(value)
         if score.status not in get_args(Status):
             raise self.broken(
-                row, f"returned the status {score.status!r}; there are {', '.join(get_args(Status))}"
+                row,
+                f"returned the status {score.status!r}, which is not one of {', '.join(get_args(Status))}",
             )
         given: object = score.value
         try:
@@ -262,7 +264,7 @@ class RewardFunction:
         with contextlib.suppress(OverflowError):
             if isinstance(value, numbers.Real) and math.isfinite(value):
                 return float(value)
-        raise ValueError(f"{_shown(value)}; a finite number or None is expected")
+        raise ValueError(f"{_shown(value)}, not a finite number or None")
 
     def broken(self, row: str, what: str) -> RewardError:
         """Return an error that names the function and the row."""
@@ -317,14 +319,14 @@ def writable(value: object) -> str:
 
 def _measured(name: object) -> str:
     if name in TAKEN:
-        raise ValueError(f"a metric called {name!r}, which the log has of every reward already; rename it")
+        raise ValueError(f"a metric with the name {name!r}, which the log uses for every reward; rename it")
     return writable(name)
 
 
 def _step(step: Sequence[float]) -> tuple[int, int, float]:
     first, after, value = step
     if not math.isfinite(value):
-        raise ValueError(f"a step with {_shown(value)}; finite numbers are expected")
+        raise ValueError(f"a step with {_shown(value)}, not a finite number")
     return int(first), int(after), float(value)
 
 
@@ -341,13 +343,13 @@ def _spans(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
     ends = [int(end) for end in given.ends]
     if len(ends) != len(given.values):
         raise ValueError(
-            f"StepRewards of {len(given.values)} values and {len(ends)} ends; each step has both"
+            f"StepRewards with {len(given.values)} values but {len(ends)} ends; each step needs both"
         )
     wrong = [i for i, end in enumerate(ends) if end <= (ends[i - 1] if i else -1)]
     if wrong:
         raise ValueError(
-            f"StepRewards whose ends {ends[:20]} do not increase at place {wrong[0] + 1}: they are the "
-            "indices of the last token of each step, from 0 up"
+            f"StepRewards whose ends {ends[:20]} do not increase at position {wrong[0] + 1}; they must be "
+            "the indices of the last token of each step, from 0 up"
         )
     after = [end + 1 for end in ends]
     # Each step begins where the one before it ends.

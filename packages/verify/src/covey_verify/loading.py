@@ -59,7 +59,9 @@ def _function(named: str | Callable[..., object], folder: Path) -> Callable[...,
     if ":" in named:
         return load_function(named, folder)
     if named not in BUILT_IN:
-        raise ConfigError(f"there is no reward {named!r}{_near(named, list(BUILT_IN))}; or file.py:function")
+        raise ConfigError(
+            f"there is no reward {named!r}{_near(named, list(BUILT_IN))}; name your own as file.py:function"
+        )
     return BUILT_IN[named]
 
 

@@ -112,9 +112,11 @@ def read_rows(file: Path) -> Iterator[tuple[Row, TextOrMessages, Mapping[str, ob
         try:
             given = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{where}: no JSON: {error}") from None
+            raise DataError(f"{where}: not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise DataError(f"{where}: a {type(given).__name__}; each line is an object with a 'completion'")
+            raise DataError(
+                f"{where}: a line must be an object with a 'completion', not a {type(given).__name__}"
+            )
         columns = {name: value for name, value in given.items() if name not in ("completion", "prompt")}
         yield (
             Row(f"{file.name}:{number}", given.get("prompt", ""), columns),
@@ -133,11 +135,11 @@ def score_file(
     """
     rows = list(read_rows(file))
     if not rows:
-        raise DataError(f"{file}: no rows")
+        raise DataError(f"{file}: the file has no rows")
     for row, completion, given in rows:
         if not _is_completion(completion) or "completion" not in given:
             raise DataError(
-                f"{file.parent / row.id}: 'completion' has to be a text, or messages {{role, content}}"
+                f"{file.parent / row.id}: 'completion' must be text, or messages {{role, content}}"
             )
         for function in functions:
             if complaint := check(function, list(row.columns)):
@@ -155,7 +157,8 @@ def score_file(
                 (scores[function.name],) = scores_of(function, row, [completion])
         return record(given, scores)
 
-    found, told = list[dict[str, Any]](), time.monotonic()
+    found = list[dict[str, Any]]()
+    told = time.monotonic()
     with ThreadPoolExecutor(max(2, available_cpus())) as pool:
         for one in pool.map(judged, rows):
             found.append(one)

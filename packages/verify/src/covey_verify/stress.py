@@ -168,7 +168,9 @@ class Correct(NamedTuple):
 def attack(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> Report:
     """Attack functions on a few rows. Raises DataError or ConfigError if one cannot judge the rows at all."""
     chosen = different(rows)
-    tried, findings, notes = 0, list[StressFinding](), list[str]()
+    tried = 0
+    findings = list[StressFinding]()
+    notes = list[str]()
     for function in functions:
         for row in chosen:
             if complaint := check(function, list(row.columns)):
@@ -181,7 +183,9 @@ def attack(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> Report:
         for row in chosen:
             judge = partial(_each, call, row)
             found = battery(function, row, chosen, judge, correct_completion(function, row, judge))
-            tried, findings, notes = tried + found.tried, [*findings, *found.findings], [*notes, *found.notes]
+            tried = tried + found.tried
+            findings = [*findings, *found.findings]
+            notes = [*notes, *found.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
 
 
@@ -219,7 +223,8 @@ def battery(
     elif not function.options.format_only:
         bombs = BOMBS if row is rows[0] else ()  # each may take seconds
         attacks += _answers(row, rows, correct.text, correct.form, bombs)
-    findings, notes = list(paid(function, row, attacks, judge)), list[str]()
+    findings = list(paid(function, row, attacks, judge))
+    notes = list[str]()
     if other:
         said = f"{function.name} does not say what is correct, so incorrect answers were not tried"
         notes.append(f"{said}: `verdict: true` tries them")
@@ -268,7 +273,8 @@ def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Corr
         return Correct()
     texts = {f.format(reference_of(row.columns["answer"])): f for f in FORMS.values()}
     values = [score.value or 0.0 for score in judge(list(texts))]
-    best, worked = max(values), row.columns.get("completion")
+    best = max(values)
+    worked = row.columns.get("completion")
     if best <= 0 and isinstance(worked, str):
         return Correct(worked)
     text = list(texts)[values.index(best)]

@@ -32,8 +32,8 @@ def plain_address(url: str) -> str:
     """Return an address. Raises ValueError, without the address, if it has a user name or password."""
     if "@" in url.partition("//")[2].partition("/")[0]:
         raise ValueError(
-            "an address with a user name or password would be printed and written down; keys "
-            "are read from environment variables"
+            "an address must not contain a user name or password, which would be logged; keys are read from "
+            "environment variables"
         )
     return url
 
@@ -72,7 +72,7 @@ def ask(
     """
     plain_address(url)
     if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError(f"{url} is no http address")
+        raise ValueError(f"{url} is not an http address")
     headers = {"Accept": "application/json"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
@@ -80,7 +80,8 @@ def ask(
     if body is not None:
         headers["Content-Type"] = "application/json"
         data = json.dumps(body).encode()
-    ends, received = time.monotonic() + timeout, bytearray()
+    ends = time.monotonic() + timeout
+    received = bytearray()
     opener = _DIRECT if urlsplit(url).hostname in LOOPBACK else _OPENER
     request = urllib.request.Request(url, data, headers)  # noqa: S310  the scheme is checked above
     try:
@@ -89,7 +90,7 @@ def ask(
             while part := reply.read1(1 << 16):
                 received += part
                 if len(received) > largest:
-                    raise ValueError(f"a reply of more than {largest} bytes")
+                    raise ValueError(f"the reply has more than {largest} bytes")
                 if time.monotonic() > ends:
                     raise TimeoutError(f"no whole reply within {timeout:g} s")
     except urllib.error.HTTPError as error:

@@ -68,7 +68,8 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
         # Without window and cap, with a window shorter than the prompt, and with a cap.
         for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
             # Training: all tokens at once.
-            trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
+            trained = qkv.new_empty(total, h, e)
+            levels = torch.empty(total, h)
             lengths = (h, k, e, total, window)
             call("attend", *parts, spans, 2, 0.2, cap, trained, levels, *lengths, dtype=dtype)
             # Sampling: the prompt's keys and values are in the cache, and tokens are decoded one by one.
@@ -78,10 +79,12 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
             columns = key_columns(parts[1][:READ])
             stores[0][0, :, : columns.shape[1]] = columns
             stores[1][0, :, :READ] = parts[2][:READ].transpose(0, 1)
-            slot, before = torch.zeros(1, dtype=torch.int64), torch.tensor([READ])
+            slot = torch.zeros(1, dtype=torch.int64)
+            before = torch.tensor([READ])
             sampled = qkv.new_empty(DRAWN, h * e)
             for t in range(DRAWN):
-                row, sizes = qkv[READ + t], (1, h, k, e, ROOM, ROOM, window)
+                row = qkv[READ + t]
+                sizes = (1, h, k, e, ROOM, ROOM, window)
                 slots = (slot, before, torch.tensor([t]))
                 given: tuple[Tensor | float, ...] = (
                     row,
@@ -102,7 +105,8 @@ def _logits(dtype: torch.dtype) -> Iterator[Pair]:
     for v in (300, 4099):
         logits = (3 * torch.randn(5, v)).to(dtype)
         for inverse in (1.0, 1.25):
-            tokens, sampled = torch.empty(5, dtype=torch.int64), torch.empty(5)
+            tokens = torch.empty(5, dtype=torch.int64)
+            sampled = torch.empty(5)
             # The log-prob of a drawn token, as `draw` records it and as training scores it.
             call("draw", logits, torch.rand(5), inverse, tokens, sampled, 5, v, dtype=dtype)
             scores = [torch.empty(5) for _ in range(3)]

@@ -88,9 +88,10 @@ def forward_kind(rows: int) -> str:
 def products() -> Mapping[str, Sequence[str]]:
     """Map each dtype to the kinds of products that torch does in this process."""
     # A resumed run keeps the choices that it began with, whatever this machine measured.
-    if _followed is None and (found := tested_kernels()) is not None:
-        return found.trial.choice()
-    return _followed or {}
+    if _followed is not None:
+        return _followed
+    kernels = tested_kernels()
+    return {} if kernels is None else kernels.trial.choice()
 
 
 def rounding_pays() -> bool:

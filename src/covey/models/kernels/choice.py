@@ -44,7 +44,8 @@ class Trial:
     @property
     def rounding_gain(self) -> float:
         """Rate of rounded products over the best of float32, in the kind of product that gains least."""
-        full, mixed = self.rates.get("float32", {}), self.rates.get("mixed", {})
+        full = self.rates.get("float32", {})
+        mixed = self.rates.get("mixed", {})
         return min((mixed[kind][0] / max(pair) for kind, pair in full.items() if kind in mixed), default=0.0)
 
     def choice(self) -> dict[str, list[str]]:

@@ -35,7 +35,8 @@ def cache_folder() -> Path:
 def kept_library(target: Path, otherwise: str) -> bytes | None:
     """The kept library if it is intact and ours; else None, with a note if there was a file."""
     try:
-        content, digest = own_file(target), own_file(_digest_of(target))
+        content = own_file(target)
+        digest = own_file(_digest_of(target))
         if hashlib.sha256(content).hexdigest().encode() == digest:
             return content
     except OSError:

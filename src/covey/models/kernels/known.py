@@ -51,11 +51,14 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     total, normed = _unset(T, E, dtype=dtype), _unset(T, E, dtype=dtype)
     call("add_norm", full(3), full(1), full(2, E), 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
-    dx, dw = _unset(T, E, dtype=dtype), torch.zeros(E)
+    dx = _unset(T, E, dtype=dtype)
+    dw = torch.zeros(E)
     call("add_norm_back", full(4), full(2, E), 0.0, full(3), full(1), dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
     # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
-    both, out, back = full(0, T, 2 * E), _unset(T, E, dtype=dtype), _unset(T, 2 * E, dtype=dtype)
+    both = full(0, T, 2 * E)
+    out = _unset(T, E, dtype=dtype)
+    back = _unset(T, 2 * E, dtype=dtype)
     both[1, :E], both[:, E:] = 64, 0.5
     call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
     yield "gate_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
@@ -75,7 +78,8 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     left, right = heads[: H + K].chunk(2, 1)
     turned = torch.cat((torch.cat((-right, left), 1), heads[H + K :]))
     yield "split_heads", torch.cat(parts, 1), turned
-    back, unused = _unset(T, (H + 2 * K) * E, dtype=dtype), (torch.zeros(E), torch.zeros(E))
+    back = _unset(T, (H + 2 * K) * E, dtype=dtype)
+    unused = (torch.zeros(E), torch.zeros(E))
     # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
     grads = qkv.view(T, -1, E).split([H, K, K], 1)
     inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
@@ -85,21 +89,30 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 
 def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Queries and keys of 0 give equal weights, so token t is the mean of the values 0, 2, ..., 2t: t.
-    zero, rising = torch.zeros(T, H, E, dtype=dtype), 2 * torch.arange(T, dtype=dtype)[:, None, None]
-    keys, values = zero[:, :K].contiguous(), rising.expand(T, K, E).contiguous()
-    spans, groups = torch.tensor([[0, 0, 0, T]]), torch.tensor([0, 1])
-    out, levels = _unset(T, H, E, dtype=dtype), _unset(T, H)
+    zero = torch.zeros(T, H, E, dtype=dtype)
+    rising = 2 * torch.arange(T, dtype=dtype)[:, None, None]
+    keys = zero[:, :K].contiguous()
+    values = rising.expand(T, K, E).contiguous()
+    spans = torch.tensor([[0, 0, 0, T]])
+    groups = torch.tensor([0, 1])
+    out = _unset(T, H, E, dtype=dtype)
+    levels = _unset(T, H)
     call("attend", zero, keys, values, spans, 1, 1.0, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
     yield "attend", out, torch.arange(T)[:, None, None]
     yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
-    dq, dk, dv = _unset(T, H, E, dtype=dtype), torch.zeros(T, K, E), torch.zeros(T, K, E)
+    dq = _unset(T, H, E, dtype=dtype)
+    dk = torch.zeros(T, K, E)
+    dv = torch.zeros(T, K, E)
     inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0, 1.0)
     call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
     # The values' gradient: token t gives 1 / (t + 1) to each token up to it, in each of the H heads.
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
     # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
-    room, slot, one, none = 16, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), None
+    room = 16
+    slot = torch.zeros(1, dtype=torch.int64)
+    one = torch.ones(1, dtype=torch.int64)
+    none = None
     qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
     qkv[:, -E:] = 4
     stores = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
@@ -115,12 +128,15 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 
 def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Equal logits: each of V tokens has probability 1 / V, and u draws token floor(u V).
-    logits, targets = torch.zeros(2, V, dtype=dtype), torch.tensor([5, 50])
-    tokens, logprobs = torch.full((2,), -1), _unset(2)
+    logits = torch.zeros(2, V, dtype=dtype)
+    targets = torch.tensor([5, 50])
+    tokens = torch.full((2,), -1)
+    logprobs = _unset(2)
     call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)
     yield "draw", tokens, torch.tensor([0, 32])
     yield "draw", logprobs, -math.log(V)
-    highs, capped = torch.full((2, V), 8 * math.log(2), dtype=dtype), _unset(2, V, dtype=dtype)
+    highs = torch.full((2, V), 8 * math.log(2), dtype=dtype)
+    capped = _unset(2, V, dtype=dtype)
     call("soft_cap", highs, 8.0, capped, 2, V, dtype=dtype)
     yield "soft_cap", capped, 8 * 0.6  # tanh(ln 2) = (2 - 1/2) / (2 + 1/2)
     scores = [_unset(2) for _ in range(3)]
@@ -136,7 +152,8 @@ def _products(
     call: Callable[..., None], packed_size: Callable[..., int], numbers: torch.dtype | str
 ) -> Iterator[Check]:
     dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
-    x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
+    x = torch.ones(T, E, dtype=dtype)
+    weight = (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
     # Row v of the weight is v % 4 throughout and x is 1, so each output is E times that.
     expected = E * (torch.arange(V) % 4)
     out = _unset(T, V, dtype=dtype)

@@ -123,8 +123,11 @@ class Recorded:
 
     def _record(self, x: Tensor) -> Tensor:
         # A buffer of our own: callers' tensors come and go, and a replay reads this address.
-        self.input, self.memory = x.clone(), []
-        noted, memory, lending = list[_Noted](), list[torch.UntypedStorage](), _Lending()
+        self.input = x.clone()
+        self.memory = []
+        noted = list[_Noted]()
+        memory = list[torch.UntypedStorage]()
+        lending = _Lending()
 
         def note(name: str, address: ctypes.c_void_p, arguments: Operands) -> None:
             if name not in BY_ROW:
@@ -138,5 +141,6 @@ class Recorded:
             self.result = self.work(self.input)
         self.operations = None
         if lending.alone:
-            self.operations, self.memory = (_Noted * len(noted))(*noted), memory
+            self.operations = (_Noted * len(noted))(*noted)
+            self.memory = memory
         return self.result

@@ -45,7 +45,9 @@ def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
     """GFLOP/s of one thread, ours and torch's; torch has no mixed products and computes in float32."""
     m, n, k = SHAPES[kind]
     x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
-    ours, back, into = x.new_empty(m, n), x.new_empty(m, k), torch.zeros(n, k)
+    ours = x.new_empty(m, n)
+    back = x.new_empty(m, k)
+    into = torch.zeros(n, k)
     panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
     call("pack_weight", w, panels, n, k, dtype=dtype)
     sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
@@ -76,7 +78,8 @@ def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
 def _seconds(work: Callable[[], object]) -> float:
     """CPU seconds of one call, which do not include the time of other programs."""
     work()  # the first call loads caches and pages
-    began, calls = time.thread_time(), 0
+    began = time.thread_time()
+    calls = 0
     while (taken := time.thread_time() - began) < TURN_SECONDS / 4 or not calls:
         work()
         calls += 1

@@ -51,8 +51,8 @@ def check_tracker(name: str | None) -> None:
     """Raise ConfigError if the package of a tracker is not installed."""
     if name is not None and find_spec(TRACKER_PACKAGES[name]) is None:
         raise ConfigError(
-            f"tracker: {name} needs {TRACKER_PACKAGES[name]}, which is not installed: pip install "
-            f"'covey[{name}]' or leave it out; the run folder has everything"
+            f"tracker: {name} needs {TRACKER_PACKAGES[name]}: pip install 'covey[{name}]', or remove the "
+            "setting; the run folder has all metrics"
         )
 
 

@@ -59,7 +59,7 @@ def _of_type(value: object, asked: object, where: str) -> object:
     own = _types_of(value)
     if not set(names) & own:
         words = " or ".join(NOUNS[name] for name in names)
-        raise Misfit(f"{where} has to be {words}, and is {_shown(value)}")
+        raise Misfit(f"{where} must be {words}, but is {_shown(value)}")
     return int(value) if isinstance(value, float) and "integer" in set(names) & own else value
 
 
@@ -82,7 +82,7 @@ def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> No
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
         words = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in allowed)
-        raise Misfit(f"{where} has to be one of {words[:300]}, and is {_shown(value)}")
+        raise Misfit(f"{where} must be one of {words[:300]}, but is {_shown(value)}")
 
 
 def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> object:
@@ -109,23 +109,26 @@ def _first_fit(value: object, choices: Sequence[object], where: str) -> object:
 
 
 def _object(value: Mapping[str, object], schema: Mapping[str, object], where: str) -> dict[str, object]:
-    known, others = schema.get("properties"), schema.get("additionalProperties", True)
+    known = schema.get("properties")
+    others = schema.get("additionalProperties", True)
     known = known if isinstance(known, Mapping) else {}
     required = schema.get("required")
     for name in required if isinstance(required, Sequence) else ():
         if name not in value:
             raise Misfit(f"{where} lacks {name!r}")
-    if others is False and (unknown := [name for name in value if name not in known]):
+    unknown = [name for name in value if name not in known] if others is False else []
+    if unknown:
         raise Misfit(f"{where} has no {unknown[0][:40]!r}")
     # A key that no property names is checked by additionalProperties, by default true.
     return {name: fitting(own, known.get(name, others), f"{where}.{name}") for name, own in value.items()}
 
 
 def _array(value: list[object], schema: Mapping[str, object], where: str) -> list[object]:
-    first, rest = schema.get("prefixItems"), schema.get("items", True)
+    first = schema.get("prefixItems")
+    rest = schema.get("items", True)
     first = list(first) if isinstance(first, Sequence) else []
     if first and "items" not in schema and len(value) != len(first):
-        raise Misfit(f"{where} has to have {len(first)} values, and has {len(value)}")
+        raise Misfit(f"{where} must have {len(first)} values, but has {len(value)}")
     # More schemas than values: prefixItems for the first, items for all others.
     schemas = [*first, *[rest] * len(value)]
     return [

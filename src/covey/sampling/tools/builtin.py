@@ -49,7 +49,8 @@ def _value(node: ast.expr) -> float:
         value = _value(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left, right = _value(node.left), _value(node.right)
+        left = _value(node.left)
+        right = _value(node.right)
         # Refused before it is computed: an integer's power may take minutes and gigabytes.
         if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > LARGEST_POWER:
             raise OverflowError("the result is too large")
@@ -59,7 +60,7 @@ def _value(node: ast.expr) -> float:
 
 def _bounded(value: object) -> float:
     if not isinstance(value, int | float) or abs(value) > 10.0**LARGEST_POWER:
-        raise OverflowError("the result is no real number, or too large")
+        raise OverflowError("the result is not a real number, or too large")
     return value
 
 

@@ -97,21 +97,21 @@ def calls_in(turn: str, read: ReadAt = json_calls) -> list[ToolCall]:
     >>> calls_in("<tool_call>later</tool_call> I think."), calls_in("<tool_call>now</tool_call>")[0].wrong
     ([], 'this is no JSON object with "name" and "arguments"')
     """
-    said = turn.rstrip()
-    if not said.endswith(CLOSE_CALL):
+    text = turn.rstrip()
+    if not text.endswith(CLOSE_CALL):
         return []
-    found: list[ToolCall] = []
-    mark = MARKS.search(said)
+    result: list[ToolCall] = []
+    mark = MARKS.search(text)
     while mark is not None:
         place = mark.end()
         # All calls up to here were within thoughts.
         if mark[0] == THINK_CLOSE:
-            found = []
+            result = []
         else:
-            calls, place = read(said, place)
-            found += calls
-        mark = MARKS.search(said, place)
-    return found
+            calls, place = read(text, place)
+            result += calls
+        mark = MARKS.search(text, place)
+    return result
 
 
 MARKS = re.compile("|".join(map(re.escape, (OPEN_CALL, THINK_CLOSE))))
@@ -125,15 +125,17 @@ def ends_inside(turn: str) -> bool:
     >>> ends_inside('<tool_call>{"name": "say"}</tool_call>'), ends_inside("<tool_call>so</tool_call>")
     (False, False)
     """
-    said, opened = turn.rstrip(), False
-    mark = MARKS.search(said)
+    text = turn.rstrip()
+    opened = False
+    mark = MARKS.search(text)
     while mark is not None:
-        place, opened = after_blanks(said, mark.end()), False
+        place = after_blanks(text, mark.end())
+        opened = False
         if mark[0] == OPEN_CALL:
             try:
-                _, place = strict_json_at(said, place)
+                _, place = strict_json_at(text, place)
             except ValueError as error:
                 # The text of json's own error: the closing mark was part of an argument.
                 opened = str(error).startswith("Unterminated string")
-        mark = MARKS.search(said, place)
+        mark = MARKS.search(text, place)
     return opened

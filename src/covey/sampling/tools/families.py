@@ -55,16 +55,16 @@ def _gemma_json(written: str) -> str:
 
 def python_calls(turn: str) -> list[ToolCall]:
     """Return LFM2's calls: a list of calls in Python, with text after it. Nothing of it is evaluated."""
-    found: list[ToolCall] = []
+    result: list[ToolCall] = []
     for block in LFM2.findall(turn[-LONGEST:]):
         try:
             listed = ast.parse(block.strip(), mode="eval").body
             calls = listed.elts if isinstance(listed, ast.List) else [listed]
-            found += [_python_call(call) for call in calls]
+            result += [_python_call(call) for call in calls]
         # Python's parser raises each of these for some text; MemoryError for one that is nested too deeply.
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            found.append(ToolCall("", {}, "this is no list of calls as [name(argument=value)]"))
-    return found
+            result.append(ToolCall("", {}, "this is no list of calls as [name(argument=value)]"))
+    return result
 
 
 def _python_call(call: ast.expr) -> ToolCall:

@@ -190,28 +190,31 @@ def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[Too
     named = marks.name.match(text, place)
     if named is None:
         return ToolCall("", {}, f"this is no {marks.shown}"), place
-    name, place, given = named[1].strip(), named.end(), dict[str, str]()
+    name = named[1].strip()
+    place = named.end()
+    arguments = dict[str, str]()
     # Each round reads one argument: its mark, its value, and the mark that closes it.
     while (opened := marks.opens.match(text, place)) is not None:
         closed = marks.closes.search(text, opened.end())
-        key, begun = opened[1].strip(), opened.end()
+        key = opened[1].strip()
+        start = opened.end()
         if closed is None:
             unclosed = ToolCall(name, {}, f"the value of {key[:40]!r} is never closed")
-            return unclosed, _next(text, THINK_CLOSE, begun)
-        value = text[begun : closed.start()]
+            return unclosed, _next(text, THINK_CLOSE, start)
+        value = text[start : closed.start()]
         thought = value.find(THINK_CLOSE)
         if thought >= 0 and OPEN_CALL in value[thought:]:  # a call that was only thought of, and not finished
-            return ToolCall(name, {}, f"this is no {marks.shown}"), begun + thought
+            return ToolCall(name, {}, f"this is no {marks.shown}"), start + thought
         # A value that holds the mark of one of the tool's arguments: its own closing mark is missing.
         if any(marks.opening.format(other) in value for other in types.get(name, ())):
             return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
-        if key in given:
+        if key in arguments:
             return ToolCall(name, {}, f"{key[:40]!r} is given twice"), closed.end()
-        given[key], place = marks.value(value), closed.end()
+        arguments[key], place = marks.value(value), closed.end()
     ended = marks.ends.match(text, place)
     if ended is None:
         return ToolCall(name, {}, f"this is no {marks.shown}"), place
-    return _typed(name, given, types), ended.end()
+    return _typed(name, arguments, types), ended.end()
 
 
 def _next(text: str, mark: str, place: int) -> int:
@@ -221,37 +224,40 @@ def _next(text: str, mark: str, place: int) -> int:
 
 def _bare(turn: str, _: Types) -> list[ToolCall]:
     """Read a turn that is nothing but JSON objects with a name and parameters."""
-    said = turn.rpartition("</think>")[2].strip().removeprefix("<|python_tag|>").strip()
-    found, place = list[object](), 0
-    while said.startswith("{", place):
+    text = turn.rpartition("</think>")[2].strip().removeprefix("<|python_tag|>").strip()
+    values = list[object]()
+    place = 0
+    while text.startswith("{", place):
         try:
-            one, place = strict_json_at(said, place)
+            value, place = strict_json_at(text, place)
         except ValueError:
-            return [ToolCall("", {}, NO_JSON)] if '"parameters"' in said else []
-        found.append(one)
-        place = after_blanks(said, place)
+            return [ToolCall("", {}, NO_JSON)] if '"parameters"' in text else []
+        values.append(value)
+        place = after_blanks(text, place)
         # Llama 3 separates several calls by semicolons; some models write commas.
-        if said.startswith((";", ","), place):
-            place = after_blanks(said, place + 1)
-    whole = bool(found) and place == len(said)
-    if not whole or not all(isinstance(one, Mapping) and {"name", "parameters"} <= set(one) for one in found):
+        if text.startswith((";", ","), place):
+            place = after_blanks(text, place + 1)
+    whole = bool(values) and place == len(text)
+    if not whole or not all(
+        isinstance(value, Mapping) and {"name", "parameters"} <= set(value) for value in values
+    ):
         return []
-    return list(map(call_of, found))
+    return list(map(call_of, values))
 
 
 def _after_mark(turn: str, _: Types) -> list[ToolCall]:
     """Read a list of calls, or a name and its arguments, after each of Mistral's marks."""
-    found: list[ToolCall] = []
+    result: list[ToolCall] = []
     mark = MISTRAL_MARKS.search(turn)
     while mark is not None:
         place = mark.end()
         if mark[0] == TOOL_CALLS:
             calls, place = _behind_mark(turn, place)
-            found += calls
+            result += calls
         else:
-            found = []  # they were thought of
+            result = []  # they were thought of
         mark = MISTRAL_MARKS.search(turn, place)
-    return found
+    return result
 
 
 def _behind_mark(turn: str, place: int) -> tuple[list[ToolCall], int]:
@@ -286,7 +292,7 @@ CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
 
 def _types(schemas: Sequence[object]) -> Types:
     """Return the types in schemas, which may be a row's own and so of any structure."""
-    found = {}
+    types = {}
     for schema in schemas:
         # Both OpenAI's form, {"type": "function", "function": {...}}, and the inner object alone.
         function = schema.get("function", schema) if isinstance(schema, Mapping) else None
@@ -294,8 +300,8 @@ def _types(schemas: Sequence[object]) -> Types:
         known = parameters.get("properties") if isinstance(parameters, Mapping) else None
         if isinstance(function, Mapping) and isinstance(known, Mapping):
             kinds = {n: p.get("type") for n, p in known.items() if isinstance(p, Mapping)}
-            found[str(function.get("name"))] = kinds
-    return found
+            types[str(function.get("name"))] = kinds
+    return types
 
 
 def _typed(name: str, given: Mapping[str, str], types: Types) -> ToolCall:

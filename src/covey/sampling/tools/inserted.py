@@ -47,9 +47,8 @@ def answer_tokens(
     ends = [n for n in range(len(opening), len(after)) if after[n] in policy.end_ids][:closes]
     if after[: len(opening)] != opening or not (ends or after[: len(before)] == before):
         raise ConfigError(
-            "rollout.tools: the model's chat template writes a conversation anew once a tool has answered, "
-            "so that what it read would not be what is trained on. Use a template that only appends, or "
-            "prompts in plain text"
+            "rollout.tools: the chat template changes earlier messages when a tool answers, so training "
+            "would see other tokens than sampling. Use a template that only appends, or plain-text prompts"
         )
     # The turn's own end is the model's; what the template writes after it, a line break say, is not.
     return after[ends[-1] + closed if ends else len(before) :]

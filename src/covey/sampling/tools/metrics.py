@@ -25,8 +25,8 @@ def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
     faults = [c.transcript.fault for c in completions if c.transcript.fault]
     if len(faults) > MOST_FAULTS * len(completions):
         raise RewardError(
-            f"rollout.tools.environment: the environments of {len(faults)} of {len(completions)} completions "
-            f"of a step failed when asked for their reward; the last one: {faults[-1]}"
+            f"rollout.tools.environment: in a step the environments of {len(faults)} of {len(completions)} "
+            f"completions failed to return their reward; the last error: {faults[-1]}"
         )
     tokens = sum(len(c.tokens) - c.length for c in completions)
     return {

@@ -63,8 +63,8 @@ class Tool:
             return {**schema, "function": {**schema["function"], "name": self.name}}
         except (DocstringParsingException, TypeHintParsingException, NameError) as error:
             raise ConfigError(
-                f"rollout.tools: {self.name}: {error}. The model is told of a tool by its docstring, with a "
-                "line for each argument below `Args:`, and by its annotations"
+                f"rollout.tools: {self.name}: {error}. The model reads a tool's docstring, with a line for "
+                "each argument below `Args:`, and its annotations"
             ) from None
 
     def fitting(self, given: Mapping[str, object], told: object = None) -> dict[str, object]:
@@ -72,7 +72,8 @@ class Tool:
 
         Raises Misfit, with a message for the model.
         """
-        known, name = self.arguments, self.name[:40]
+        known = self.arguments
+        name = self.name[:40]
         missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
         unknown = [n for n in given if n not in known]
         if missing or unknown:
@@ -117,14 +118,14 @@ def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
     # Schemas are made at once: their errors are the user's, and cost no loading of a model.
     environment = load_environment(tools.environment, folder)
     every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
-    found: dict[str, Tool] = {}
+    tools_by_name: dict[str, Tool] = {}
     for tool in every:
-        if tool.name in found:
-            raise ConfigError(f"rollout.tools: two functions are named {tool.name}: rename one")
-        found[tool.name] = tool
+        if tool.name in tools_by_name:
+            raise ConfigError(f"rollout.tools: two functions have the name {tool.name}; rename one")
+        tools_by_name[tool.name] = tool
     for tool in every:
         assert tool.schema, "whatever is wrong with it is said before a model is loaded"
-    return found
+    return tools_by_name
 
 
 def load_environment(spec: str | None, folder: Path) -> Environment | None:
@@ -133,35 +134,37 @@ def load_environment(spec: str | None, folder: Path) -> Environment | None:
         return None
     where = f"rollout.tools.environment: {spec}"
     if ":" not in spec:
-        raise ConfigError(f"{where}: write it as module.py:Class")
-    made = load_function(spec, folder)
-    reset = getattr(made, "reset", None)
-    if not inspect.isclass(made) or not callable(reset):
-        raise ConfigError(f"{where}: a class with a method `reset` is expected")
-    if missing := _required(made):
+        raise ConfigError(f"{where} must be written as module.py:Class")
+    kind = load_function(spec, folder)
+    reset = getattr(kind, "reset", None)
+    if not inspect.isclass(kind) or not callable(reset):
+        raise ConfigError(f"{where} must be a class with a method `reset`")
+    if missing := _required(kind):
         raise ConfigError(
-            f"{where}: it is made without arguments, and asks for {min(missing)!r}; `reset` gets the columns"
+            f"{where}: __init__ asks for {min(missing)!r}, but the class is called without arguments; "
+            "`reset` gets the columns"
         )
-    members = inspect.getmembers(made, inspect.isfunction)
+    members = inspect.getmembers(kind, inspect.isfunction)
     public = [(n, f) for n, f in members if not n.startswith("_") and n not in NO_TOOLS]
     if not public:
-        raise ConfigError(f"{where}: it has no public method but `reset`, so there is nothing to call")
+        raise ConfigError(f"{where} has no public method except `reset`, so the model could call nothing")
     home = _home(spec, folder)
     # A bound method's signature lacks `self`; there is no object yet, and none is needed for it.
-    bound = {name: MethodType(function, made) for name, function in public}
+    bound = {name: MethodType(function, kind) for name, function in public}
     tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in bound.items()]
-    return Environment(spec, home, MethodType(reset, made), tools)
+    return Environment(spec, home, MethodType(reset, kind), tools)
 
 
 def _load(spec: str, folder: Path) -> Tool:
     if ":" not in spec:
         if spec not in BUILT_IN_TOOLS:
             raise ConfigError(
-                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN_TOOLS)}; a function of yours is "
+                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN_TOOLS)}; name your own function as "
                 "module.py:function"
             )
         return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
-    function, home = _checked(load_function(spec, folder), spec), _home(spec, folder)
+    function = _checked(load_function(spec, folder), spec)
+    home = _home(spec, folder)
     return Tool(home[1], function, home)
 
 
@@ -174,10 +177,12 @@ def _checked(function: Callable[..., object], spec: str) -> Callable[..., object
     """Return the function if the model can call it. Raises ConfigError."""
     kinds = {p.kind for p in _parameters(function).values()}
     if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
-        raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without / and *args")
+        raise ConfigError(
+            f"rollout.tools: {spec}: a tool takes its arguments by name, so / and *args are not allowed"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
-            f"rollout.tools: {spec}: a tool returns its answer, and this one yields; return a list"
+            f"rollout.tools: {spec}: a tool must return its answer, but this one yields; return a list"
         )
     return function
 

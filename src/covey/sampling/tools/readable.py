@@ -45,11 +45,13 @@ def written_call(
         except DataError:
             continue
         # The template shows no call in this form, if the turn looks the same without it.
-        if whole == without or not (text := policy.tokenizer.decode(_turn(policy, before, whole))).strip():
+        text = "" if whole == without else policy.tokenizer.decode(_turn(policy, before, whole))
+        if not text.strip():
             continue
         # The turn's first token: the rendering with the turn and that without part there.
         start = _shared(before, whole)
-        turn, prompt = np.array(_turn(policy, before, whole)), np.array(whole[:start])
+        turn = np.array(_turn(policy, before, whole))
+        prompt = np.array(whole[:start])
         found = reader_of(policy, schemas)(turn, prompt)
         right = [(c.name, dict(c.arguments), c.wrong) for c in found] == [(*call[:2], "")]
         return WrittenCall(call.name, text, right)
@@ -68,9 +70,9 @@ def prove_readable(
         )
     elif not written.right:
         raise ConfigError(
-            f"rollout.tools: the model's chat template writes a call of {written.name} as {written.text!r}, "
-            "and covey cannot read that, so no call would ever be answered. Use a model whose form is known "
-            "(docs/tools.md), a tokenizer with a response_template, or prompts in plain text"
+            f"rollout.tools: the chat template writes a call of {written.name} as {written.text!r}, which "
+            "covey cannot read, so no call would be answered. Use a model whose form is known "
+            "(docs/tools.md), a tokenizer with a response_template, or plain-text prompts"
         )
 
 

@@ -84,13 +84,15 @@ class Toolbox:
     def openings(self, problems: Sequence[Problem], say: Callable[[str], object]) -> list[str]:
         """Return the texts that prompts have to end with; none at all if the first `reset` returns None."""
         # The first is asked alone: if it returns None, no other process has to be started.
-        asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
-        if not asked or (first := asked[0].opening()) is None:
+        optional = (self.episode(p, seed=0) for p in problems)
+        episodes = [episode for episode in optional if episode is not None]
+        first = episodes[0].opening() if episodes else None
+        if first is None:
             return [""] * len(problems)
-        if len(asked) > MANY_RESETS:
-            say(f"{self.tools.environment}: reset is called for each of {len(asked):,} prompts")
-        begun = [episode.submit(episode.opening) for episode in asked[1:]]
-        return [first, *(one.result() or "" for one in begun)]
+        if len(episodes) > MANY_RESETS:
+            say(f"{self.tools.environment}: calling reset for each of {len(episodes):,} prompts")
+        others = [episode.submit(episode.opening) for episode in episodes[1:]]
+        return [first, *(one.result() or "" for one in others)]
 
     def allowance(self, batch: Waiting) -> Allowance:
         """Return the time limit of a completion in a batch."""
@@ -175,13 +177,14 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
-        limits, given = Limits(wall=seconds, output=self.output), _given(tool, call, problem)
+        limits = Limits(wall=seconds, output=self.output)
+        given = _given(tool, call, problem)
         try:
             return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{problem.id}: columns {', '.join(tool.columns)} cannot be sent to the process of the tool "
-                f"{tool.name}: {error}. What is JSON can be"
+                f"{tool.name}: {error}. Use values that JSON can hold"
             ) from None
 
     def _in_sandbox(self, call: ToolCall, seconds: float) -> Outcome:

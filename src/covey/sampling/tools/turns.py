@@ -33,11 +33,11 @@ MOST_ADDED = 8
 """Most continuations of a turn in plain text that `</tool_call>` has ended inside a call's text."""
 
 
-class Called(NamedTuple):
+class ToolTurn(NamedTuple):
     """A completion whose last turn ended with calls, and their results to be."""
 
     owner: Owner
-    begun: Completion
+    completion: Completion
     calls: Sequence[ToolCall]
     results: Callable[[], list[str]]
 
@@ -103,48 +103,51 @@ class TurnSampler:
         assert all(r.problem is not NO_PROBLEM for r in requests), (
             "a chat is answered as one, a text as a text"
         )
-        # ``asked``: the requests of this round; ``owners``: which completions each of them brings. In the
+        # ``pending``: the requests of this round; ``owners``: which completions each of them brings. In the
         # first round that is a whole group, later one completion, since their tokens differ then.
-        asked = list(requests)
+        pending = list(requests)
         owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
         allowances = {owner: self.toolbox.allowance(waiting) for owner in episodes}
-        # ``begun``: completions up to their last results; ``turns``: parts of the turn that is being sampled.
-        begun: dict[Owner, Completion] = {}
+        # ``answered``: completions up to their last results; ``turns``: parts of the turn being sampled.
+        answered: dict[Owner, Completion] = {}
         turns: dict[Owner, list[Completion]] = defaultdict(list)
-        while asked:
+        while pending:
             # Calls run while other turns are sampled; their results are waited for at the end of the round.
-            called, continued = list[Called](), list[tuple[Owner, Completion]]()
-            for place, sample, part in self._turns(asked, params):
+            tool_turns = list[ToolTurn]()
+            continued = list[tuple[Owner, Completion]]()
+            for place, sample, part in self._turns(pending, params):
                 owner = owners[place][sample]
-                request, problem = asked[place], requests[owner[0]].problem
+                request = pending[place]
+                problem = requests[owner[0]].problem
                 turns[owner].append(part)
                 turn = self._joined(turns[owner])
-                before = begun.get(owner)
+                before = answered.get(owner)
                 # A stop string inside of an argument: the same turn continues in the next round.
-                if len(turns[owner]) <= MOST_ADDED and self._goes_on(problem, before, turn, params):
+                if len(turns[owner]) <= MOST_ADDED and self._continues(problem, before, turn, params):
                     continued.append((owner, turn if before is None else before.then(turn)))
                     continue
                 del turns[owner]
                 calls = self._calls(request, turn, before)
-                said = _with_calls(turn, calls)
-                whole = turn if before is None else before.then(replace(turn, transcript=Transcript((said,))))
+                message = _with_calls(turn, calls)
+                one = replace(turn, transcript=Transcript((message,)))
+                whole = turn if before is None else before.then(one)
                 if calls:
                     results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
-                    called.append(Called(owner, whole, calls, results))
+                    tool_turns.append(ToolTurn(owner, whole, calls, results))
                 else:
                     yield Sampled(*owner, whole)
-            asked, owners = [], []
-            for one in called:
-                whole = self._answered(requests[one.owner[0]], one, waiting)
+            pending, owners = [], []
+            for tool_turn in tool_turns:
+                whole = self._answered(requests[tool_turn.owner[0]], tool_turn, waiting)
                 # No room for another turn: it ends with its own last turn, without the results.
                 if params.max_tokens - len(whole.tokens) < 1:
-                    yield Sampled(*one.owner, replace(one.begun, finish="length"))
+                    yield Sampled(*tool_turn.owner, replace(tool_turn.completion, finish="length"))
                     continue
-                begun[one.owner] = whole
-                continued.append((one.owner, whole))
+                answered[tool_turn.owner] = whole
+                continued.append((tool_turn.owner, whole))
             for owner, whole in continued:
                 room = params.max_tokens - len(whole.tokens)
-                asked.append(_continued(requests[owner[0]], owner[1], whole, room))
+                pending.append(_continued(requests[owner[0]], owner[1], whole, room))
                 owners.append([owner])
 
     def _joined(self, parts: Sequence[Completion]) -> Completion:
@@ -154,7 +157,7 @@ class TurnSampler:
         whole = reduce(Completion.then, parts)
         return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
 
-    def _goes_on(
+    def _continues(
         self, problem: Problem, before: Completion | None, turn: Completion, params: SamplingParams
     ) -> bool:
         """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""
@@ -181,16 +184,18 @@ class TurnSampler:
             for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
                 yield sampled._replace(request=places[sampled.request])
 
-    def _answered(self, request: Request, called: Called, waiting: Waiting) -> Completion:
+    def _answered(self, request: Request, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
         """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
-        most, begun = self.toolbox.tools.result_tokens, called.begun
+        limit = self.toolbox.tools.result_tokens
+        completion = tool_turn.completion
         with waiting():
-            said = called.results()
-        results = [plain_result(self.policy, self.words, text, most) for text in said]
-        closed = int(begun.tokens[-1]) in self.policy.end_ids
-        ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
-        tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
-        drawn = begun.provenance.versions
+            texts = tool_turn.results()
+        results = [plain_result(self.policy, self.words, text, limit) for text in texts]
+        closed = int(completion.tokens[-1]) in self.policy.end_ids
+        ids = answer_tokens(self.policy, request.problem, tool_turn.calls, results, closed)
+        tokens = np.array(ids, np.int64)
+        nothing = np.zeros(len(ids), np.float32)
+        drawn = completion.provenance.versions
         # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
         # ``sampled`` is False on all of them (no zero is above 0).
         inserted = Completion(
@@ -198,19 +203,22 @@ class TurnSampler:
             nothing,
             "",
             "stop",
-            replace(begun.provenance, versions=None if drawn is None else np.full(len(ids), drawn[-1])),
+            replace(completion.provenance, versions=None if drawn is None else np.full(len(ids), drawn[-1])),
             sampled=nothing > 0,
-            sampling_mask=SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None,
-            transcript=Transcript(tuple(_said("tool", result) for result in results)),
+            sampling_mask=SamplingMask.of(list(tokens[:, None]))
+            if completion.sampling_mask is not None
+            else None,
+            transcript=Transcript(tuple(_message("tool", result) for result in results)),
         )
-        if not begun.transcript.turns:
-            begun = replace(begun, transcript=Transcript((_with_calls(begun, called.calls),)))
-        return begun.then(inserted)
+        if not completion.transcript.turns:
+            opening = _with_calls(completion, tool_turn.calls)
+            completion = replace(completion, transcript=Transcript((opening,)))
+        return completion.then(inserted)
 
 
 def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
     """Return a turn as a message with its calls."""
-    message = _said("assistant", turn.text)
+    message = _message("assistant", turn.text)
     return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
 
 
@@ -224,17 +232,18 @@ def _as_they_ended(
         ending.append((one, episode.submit(partial(episode.end, waiting))))
         # In the order in which completions ended; one whose state is late holds up those after it.
         while ending and ending[0][1].future.done():
-            yield _ended(*ending.popleft())
+            yield _with_end(*ending.popleft())
     for sampled, call in ending:
         with waiting():
             call.result()
-        yield _ended(sampled, call)
+        yield _with_end(sampled, call)
 
 
-def _ended(sampled: Sampled, call: Call[Ending]) -> Sampled:
-    end, done = call.result(), sampled.completion
-    transcript = replace(done.transcript, environment=end.state, fault=end.fault)
-    return sampled._replace(completion=replace(done, transcript=transcript))
+def _with_end(sampled: Sampled, call: Call[Ending]) -> Sampled:
+    end = call.result()
+    completion = sampled.completion
+    transcript = replace(completion.transcript, environment=end.state, fault=end.fault)
+    return sampled._replace(completion=replace(completion, transcript=transcript))
 
 
 def seconds_waited(sampler: Sampler) -> float:
@@ -242,7 +251,7 @@ def seconds_waited(sampler: Sampler) -> float:
     return sampler.waited if isinstance(sampler, TurnSampler) else 0.0
 
 
-def _said(role: str, text: str) -> Mapping[str, str]:
+def _message(role: str, text: str) -> Mapping[str, str]:
     return {"role": role, "content": text}
 
 

@@ -37,9 +37,9 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
     # The puzzles' solvers are importable where reasoning-gym is.
     if task.startswith(PREFIX) and (open_to_programs or "reasoning_gym" in config.sandbox.packages):
         raise ConfigError(
-            f"rollout.tools: with the tool python a program could compute the answers of data.task: {task}, "
-            "as whoever can import reasoning-gym can. Use the sandbox bwrap, landlock or wasm and leave "
-            "reasoning_gym out of sandbox.packages, or leave the tool out"
+            "rollout.tools: a program run by the tool python could import reasoning-gym and compute the "
+            f"answers of data.task: {task}. Use the sandbox bwrap, landlock or wasm and leave reasoning_gym "
+            "out of sandbox.packages, or remove the tool"
         )
     return toolbox
 
@@ -109,8 +109,8 @@ def _check_columns(asking: str, needed: set[str], problems: Sequence[Problem]) -
     for problem in problems:
         if lacks := needed - set(problem.columns):
             raise DataError(
-                f"{problem.id}: no column {min(lacks)!r}, which {asking} asks for: add it to the data, or "
-                "give the argument a default"
+                f"{problem.id}: {asking} asks for column {min(lacks)!r}, which the row does not have: add it "
+                "to the data, or give the argument a default"
             )
 
 
@@ -118,8 +118,8 @@ def _refuse_taken(problems: Sequence[Problem]) -> None:
     for problem in problems:
         if taken := {"environment", "environments"} & set(problem.columns):
             raise DataError(
-                f"{problem.id}: column {min(taken)!r} has the name by which rewards get a completion's "
-                "environment: rename it"
+                f"{problem.id}: rename column {min(taken)!r}: rewards get a completion's environment by that "
+                "name"
             )
 
 
@@ -127,22 +127,23 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str 
     """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
     if toolbox is None:
         return
-    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
+    problems = [*source.train, *source.test]
+    call = ToolCall(next(iter(toolbox.functions)), {})
     # One problem is enough: the template and the tools are the same for all.
     for problem in [p for p in problems if p.chat][:1]:
         inserted = answer_tokens(policy, problem, [call], [PROBE])
         check_known(policy, inserted, "what the chat template writes around the result of a tool")
         if PROBE not in policy.decode(inserted):
             raise ConfigError(
-                "rollout.tools: the model's chat template has no place for what a tool says (messages of the "
-                "role tool). Use a model whose template has one, or prompts in plain text"
+                "rollout.tools: the chat template has no place for a tool's reply (messages of role tool). "
+                "Use a model whose template has one, or plain-text prompts"
             )
         yield from prove_readable(policy, problem, toolbox.schemas)
     in_text = [p for p in problems if not p.chat]
     if in_text and method in COLLECTS:
         raise ConfigError(
-            f"rollout.tools: method {method} keeps completions as examples, and in plain text nobody could "
-            "tell what the model has to write from what a tool said; set data.chat: true"
+            f"rollout.tools: method {method} keeps completions as examples, but in plain text a tool's "
+            "replies cannot be told from the model's words; set data.chat: true"
         )
     if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
         yield (

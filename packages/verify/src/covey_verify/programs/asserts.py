@@ -44,7 +44,7 @@ def function_of(asserts: Sequence[str], setup: str = "") -> str:
     found = sorted(set.intersection(*called))
     if len(found) != 1:
         said = ", ".join(found) or "no function"
-        raise ValueError(f"its asserts all call {said}; name the tested one in column 'entry_point'")
+        raise ValueError(f"its asserts all call {said}; name the tested function in column 'entry_point'")
     return found[0]
 
 

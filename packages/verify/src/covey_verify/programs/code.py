@@ -62,16 +62,17 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
     """Return the tests of a row. Raises ValueError naming the first faulty one."""
     rows = json.loads(tests) if isinstance(tests, str) else tests
     if not isinstance(rows, Sequence) or not rows:
-        raise ValueError("column 'tests' has to be a list of {input, output}, not pickled, not empty")
+        raise ValueError("column 'tests' must be a non-empty list of {input, output}, not pickled")
     found = []
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
             raise ValueError(f"test {number} has no 'input' or no 'output'")
-        given, expected = row["input"], row["output"]
+        given = row["input"]
+        expected = row["output"]
         if mode == "stdio" and not (isinstance(given, str) and isinstance(expected, str)):
-            raise ValueError(f"test {number}: with mode stdio input and output are texts")
+            raise ValueError(f"test {number}: with mode stdio 'input' and 'output' must be texts")
         if mode == "function" and not isinstance(given, list | Mapping):
-            raise ValueError(f"test {number}: 'input' is the list of arguments, or a mapping by name")
+            raise ValueError(f"test {number}: 'input' must be the list of arguments, or a mapping by name")
         encoded = expected if mode == "stdio" else encode_value(expected)
         # NaN and objects of unknown types never compare equal, so such a test could not be passed.
         if not same(encoded, encoded) and mode == "function":
@@ -79,9 +80,12 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
         # A list holds positional arguments, a mapping keyword arguments.
         args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
         args = [given] if mode == "stdio" else args
-        weight, visible = float(row.get("weight", 1.0)), row.get("visible", False)
+        weight = float(row.get("weight", 1.0))
+        visible = row.get("visible", False)
         if not (0 < weight < math.inf and isinstance(visible, bool)):
-            raise ValueError(f"test {number}: 'weight' is a positive number, 'visible' true or false")
+            raise ValueError(
+                f"test {number}: 'weight' must be a positive number, and 'visible' true or false"
+            )
         found.append(Case(args, settings, encoded, weight, visible))
     return found
 
@@ -100,11 +104,11 @@ def bad_tests(
                 # Only to see whether it raises.
                 _ = row.get("entry_point") or function_of(asserts, row.get("setup") or "")
                 if settings.get("points", "all") != "all":
-                    raise ValueError("asserts all have to hold: they go with points: all")
+                    raise ValueError("all asserts must hold, so they need points: all")
                 complaints.append(None)
                 continue
             if mode != "stdio" and not row.get("entry_point"):
-                raise ValueError("no 'entry_point' that names the function")
+                raise ValueError("there is no 'entry_point' that names the function")
             if mode == "check":
                 ast.parse(row.get("setup") or "")
                 if not ast.parse(row.get("test") or "").body:
@@ -186,7 +190,9 @@ def code_tests(
     """
     asserts = [] if test else asserts_of(test_list or tests)
     if asserts:
-        mode, test, entry_point = "check", "\n".join(asserts), entry_point or function_of(asserts, setup)
+        mode = "check"
+        test = "\n".join(asserts)
+        entry_point = entry_point or function_of(asserts, setup)
     code = setup + text_of(completion) if form == "continue" else program(completion, "python")
     if code is None:
         return Score(0.0, "no_answer")
@@ -204,9 +210,11 @@ def code_tests(
             return Score(None, "bad_reference", detail="the test never calls the function")
         return score_of(result, float(result.kind == "ok"), code, suspicious)
     cases = cases_of(tests, mode)
-    shown, hidden = [c for c in cases if c.visible], [c for c in cases if not c.visible]
+    shown = [c for c in cases if c.visible]
+    hidden = [c for c in cases if not c.visible]
     ends = time.monotonic() + total_seconds
-    fractions, worst = {}, Outcome("ok")
+    fractions = {}
+    worst = Outcome("ok")
     for name, some in (("visible", shown), ("hidden", hidden)):
         if some:
             left = ends - time.monotonic()
@@ -263,7 +271,8 @@ def _tally(
 ) -> tuple[float, Outcome]:
     """Return the fraction earned by the passed tests, and the outcome of the first test that failed."""
     weights = [c.weight if points == "weighted" else 1.0 for c in cases]
-    earned, worst = 0.0, Outcome("ok")
+    earned = 0.0
+    worst = Outcome("ok")
     for (passed, result), weight in zip(outcomes, weights, strict=False):
         earned += weight * passed
         if not passed and worst.kind == "ok":

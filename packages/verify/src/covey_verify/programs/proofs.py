@@ -121,7 +121,8 @@ def proves(
     ``header`` precedes the theorem: imports, definitions, notations. ``axioms`` names those that a proof may
     use; axioms in the theorem itself, and those of Lean's logic, need no permission.
     """
-    kind, place = _kind(prover, axioms), _place(sandbox)
+    kind = _kind(prover, axioms)
+    place = _place(sandbox)
     proof = text_of(completion) if form == "continue" else program(completion, prover)
     if proof is None or not proof.strip():
         return Score(0.0, "no_answer")
@@ -162,7 +163,8 @@ def _place(sandbox: SandboxBackend | None) -> ProcessSandbox:
 def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Made:
     """Return a row's statement, compiled."""
     prover, header, axioms, theorem = question
-    kind, place = _kind(prover, axioms), _place(sandbox)
+    kind = _kind(prover, axioms)
+    place = _place(sandbox)
     permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
     text = _filled(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
     limits = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
@@ -187,7 +189,8 @@ def _filled(template: str, header: str, **texts: str) -> str:
 def _compile(
     sandbox: ProcessSandbox, kind: Prover, name: str, text: str, limits: Limits, **compiled: bytes
 ) -> Made:
-    tools, product = kind.tools(), f"{name}{kind.compiled}"
+    tools = kind.tools()
+    product = f"{name}{kind.compiled}"
     files = {f"{other}{kind.compiled}": content for other, content in compiled.items()}
     files[f"{name}{kind.source}"] = text.encode("utf-8", "replace")
     argv = [part.format(name) for part in tools.compiler]
@@ -202,7 +205,9 @@ def _judge(
     # Three steps: the answer compiles; the verdict accepts it as a proof of the statement and lists its
     # axioms; for Coq a second kernel (coqchk) checks the compiled files.
     result, answer = _compile(sandbox, kind, "Answer", text, limits, Statement=statement)
-    beyond, tools, made = list[str](), kind.tools(), {"Statement": statement, "Answer": answer}
+    beyond = list[str]()
+    tools = kind.tools()
+    made = {"Statement": statement, "Answer": answer}
     if result.kind == "ok":
         result, verdict = _compile(sandbox, kind, "Verdict", kind.verdict, limits, **made)
         beyond = kind.beyond(str(result.value), axioms) if result.kind == "ok" else []

@@ -90,7 +90,8 @@ def coq() -> Tools:
 def lean() -> Tools:
     """Return the installed Lean 4, with the libraries of LEAN_PATH (`lake env` sets it)."""
     program = _installed("lean", "install Lean 4 with elan, https://lean-lang.org/install")
-    root, more = _asked(program, "--print-prefix").strip(), os.environ.get("LEAN_PATH", "")
+    root = _asked(program, "--print-prefix").strip()
+    more = os.environ.get("LEAN_PATH", "")
     path = os.pathsep.join([".", *filter(None, [more])])
     readable = (*_existing(root, *more.split(os.pathsep)), PROCESSES)
     return Tools([f"{root}/bin/lean", "-o", "{}.olean", "{}.lean"], (), readable, {"LEAN_PATH": path})
@@ -109,14 +110,15 @@ def without_comments(text: str, opening: str, closing: str, line: str = "") -> s
     """
     # A string could contain a comment mark, and so hide text from this reader or from the prover.
     if '"' in text:
-        raise ValueError("a quotation mark; a proof has to do without strings")
+        raise ValueError("a quotation mark; a proof may not have strings")
     marks = f"({re.escape(opening)}|{re.escape(closing)}{f'|{line}[^{chr(10)}]*' if line else ''})"
-    depth, kept = 0, []
+    depth = 0
+    kept = []
     # The pattern has a group, so the marks themselves are parts too.
     for part in re.split(marks, text):
         depth += (part == opening) - (part == closing)
         if depth < 0:
-            raise ValueError("a comment ends that has not begun")
+            raise ValueError("a comment ends that was not opened")
         comment = depth or part == closing or (line and part.startswith(line))
         kept.append(("" if depth else " ") if comment else part)
     if depth:
@@ -139,8 +141,10 @@ def coq_tactics(proof: str) -> str:
     *sentences, rest = re.split(r"\.(?=\s|$)", without_comments(proof, "(*", "*)"))
     if sentences and sentences[0].strip() == "Proof":
         del sentences[0]
-    if sentences and not rest.strip() and (end := re.fullmatch(r"([\s}]*)(?:Qed|Defined)", sentences[-1])):
-        sentences, rest = sentences[:-1], end[1]
+    end = re.fullmatch(r"([\s}]*)(?:Qed|Defined)", sentences[-1]) if sentences else None
+    if end and not rest.strip():
+        sentences = sentences[:-1]
+        rest = end[1]
     for sentence in (*sentences, rest):
         words = BEFORE_TACTIC.sub("", sentence, count=1)
         if words and not re.match(r"[a-z_(\[]", words):

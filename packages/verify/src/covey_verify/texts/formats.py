@@ -25,7 +25,7 @@ def _compiled(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"no pattern: {error}") from None
+        raise ValueError(f"not a pattern: {error}") from None
     return pattern
 
 

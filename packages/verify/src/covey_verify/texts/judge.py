@@ -106,7 +106,7 @@ class Endpoint:
         try:
             await self._asked(plain, key, patience)
         except Unreadable as error:
-            failure = ValueError(f"{why}; and of a plain question: {error}")
+            failure = ValueError(f"{why}; for a plain question: {error}")
             self._failed(failure, patience)
             raise JudgeFailed(f"{self.url}: {self.last_failure}") from None
 
@@ -117,7 +117,7 @@ class Endpoint:
             while (rest := self.closed_until - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
             if patience.asked >= patience.budget:
-                raise JudgeFailed(f"the budget of {patience.budget:g} calls is used up")
+                raise JudgeFailed(f"the budget of {patience.budget:g} calls is spent")
             patience.asked += 1
             try:
                 return reply_text(await self._reply(body, key, patience.timeout))
@@ -192,7 +192,8 @@ class Question:
         )
         # 24 characters for the mark around the text, 8 others for the key: the text cannot contain either.
         digest = _hash(task + answer)
-        mark, key = f"-----{digest[:24]}-----", KEY.format(digest[24:32])
+        mark = f"-----{digest[:24]}-----"
+        key = KEY.format(digest[24:32])
         questions = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria, start=1))
         task_text = f"Task:\n{task}\n\n" + (f"Reference answer:\n{reference}\n\n" if reference else "")
         rules = INSTRUCTIONS.format(mark=mark, count=len(criteria), key=key)
@@ -219,7 +220,8 @@ def reply_text(reply: Any) -> tuple[str, bool]:
     """Return the text of a reply, and whether it was truncated. Raises ValueError if it has none."""
     try:
         choice = reply["choices"][0]
-        text, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+        text = choice["message"]["content"]
+        cut = choice.get("finish_reason") == "length"
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"no text in the judge's reply: {error}") from None
     if not isinstance(text, str) or not text.strip():
@@ -242,7 +244,7 @@ def parsed(text: str, cut: bool, question: Question) -> list[bool]:
     whole = _verdicts(inside, 0, question.key)
     alone = whole is not None and whole.end == len(inside)
     if cut and not alone:
-        raise Unreadable("the judge's reply was cut off")
+        raise Unreadable("the judge's reply was truncated")
     found = [whole] if whole is not None and alone else list(_quoted(answer, question.key))
     if not found or not (alone or found[-1].end == len(answer)):
         raise Unreadable(f"the judge's reply does not end in {question.key!r}: {text[-100:]!r}")
@@ -285,7 +287,7 @@ def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | M
     """Return criteria with usable weights. Raises ValueError."""
     weights = list(criteria.values()) if isinstance(criteria, Mapping) else [1.0] * len(criteria)
     if not sum(weights) > 0 or min(weights) < 0:
-        raise ValueError("name at least one criterion; weights are 0 or more, and not all 0")
+        raise ValueError("give at least one criterion; weights must be 0 or more, and not all 0")
     return criteria
 
 
@@ -343,7 +345,8 @@ async def judge(
         return Score(0.0, "no_answer", steps=None if split_by is None else ())
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
     spans = split(answer, split_by) if split_by is not None else []
-    questions, shown = list(weights), answer
+    questions = list(weights)
+    shown = answer
     if spans:
         # The steps' names contain a hash of the text, so no step can claim to be another one.
         names = [f"Step {_hash(answer)[:6]}-{n}" for n in range(1, len(spans) + 1)]

@@ -54,7 +54,7 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
     """
     if language not in LATIN and language not in SCRIPTS:
         known = ", ".join(sorted(LATIN | SCRIPTS.keys()))
-        raise ConfigError(f"language_consistency: language {language!r} is unknown; known are {known}")
+        raise ConfigError(f"language_consistency: language {language!r} is unknown; known: {known}")
     script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
     prose = NOT_PROSE.sub(lambda m: f" {_foreign(m[0], script)} ", text_of(completion)[:LONGEST])
     words = WORD.findall(prose)

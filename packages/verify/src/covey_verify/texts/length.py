@@ -24,7 +24,7 @@ def soft_overlong(sampled_ids: list[list[int]], *, limit: int, buffer: int, **_:
     [0.0, -0.5, -1.0]
     """
     if not 0 < buffer <= limit:
-        raise ConfigError(f"soft_overlong: buffer {buffer} has to lie between 1 and limit {limit}")
+        raise ConfigError(f"soft_overlong: buffer {buffer} must be between 1 and limit {limit}")
     return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in sampled_ids]
 
 

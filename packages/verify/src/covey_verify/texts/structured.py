@@ -172,7 +172,7 @@ def _expected(column: object) -> list[JsonCall]:
     except ValueError:
         read = None
     if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
-        raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
+        raise ValueError("column 'tool_calls' must be a list of {name, arguments}")
     return read
 
 
@@ -240,7 +240,8 @@ def named_call(found: object) -> JsonCall:
 
 
 def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Comparator]) -> bool:
-    ours, theirs = expected.get("arguments", {}), made["arguments"]
+    ours = expected.get("arguments", {})
+    theirs = made["arguments"]
     if expected["name"] != made["name"] or not isinstance(theirs, Mapping) or set(ours) != set(theirs):
         return False
     how = {a: compare.get(f"{expected['name']}.{a}", compare.get(a, "exact")) for a in ours}
