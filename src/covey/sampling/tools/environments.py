@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar, cast
@@ -175,9 +173,7 @@ class Episode:
         self.over = self.over or Outcome("crashed", text="it was given up")
         if self.child is not None:
             # Without the lock, which a call that hangs would hold: the shutdown makes that call return.
-            for connection in (self.child.status, self.child.channel):
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+            self.child.close()
         with self.lock:
             self.stack.close()
         self.among.leave(self)
@@ -235,11 +231,9 @@ class Episode:
             return Outcome("ok", reply["value"])
         if isinstance(reply, dict):
             return Outcome("error", text=f"{reply['error']}: {reply['text']}")
-        # No answer: ``ended`` closes the channel and waits for the report of the end, for GRACE at most.
-        self.child.deadline = time.monotonic() + GRACE
-        ended = self.over or self.child.ended()
-        self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        # No answer: it closes the channel and waits for the report of the end, for GRACE at most.
+        self.over = self.over or self.child.without_reply(GRACE)
         self.close()
-        if ended.kind == "lost":
-            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {ended.text}")
+        if self.over.kind == "lost":
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {self.over.text}")
         return self.over

@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
+from covey_verify import children
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result, too_long
 from covey_verify.sandbox.client import ChildProcess, ForkServer
@@ -36,6 +37,8 @@ PROGRAMS = ["/usr/bin", "/usr/libexec", "/usr/include"]
 """Folders that compilers need to read."""
 PROCESSES = "/proc"
 """Needed by programs that look up their own path. Bubblewrap mounts its own; the host's is never readable."""
+PROC_SECONDS = 20.0
+"""Seconds for a trial whether bubblewrap may mount it."""
 
 
 class ProcessSandbox:
@@ -245,8 +248,7 @@ class ProcessSandbox:
 def _reply(child: ChildProcess, each: float) -> Outcome:
     reply = child.receive(each)
     if reply is None:
-        ended = child.ended()
-        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        return child.without_reply()
     return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
 
 
@@ -260,7 +262,10 @@ def _removed(place: str, pid: int) -> None:
 def _has_proc(bubblewrap: str) -> bool:
     """Return whether bubblewrap may mount a /proc of its own, which a server needs to count threads."""
     tried = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", PROCESSES, "/bin/true"]
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0  # noqa: S603
+    try:
+        return children.run(tried, PROC_SECONDS).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _with_input(
@@ -307,7 +312,8 @@ def _bwrap(
         covered = [one for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
         for folder in covered:
             command += ["--tmpfs", str(folder)]
-        for shown in (*allowed, str(Path(__file__).resolve().parent)):  # the server's own room, last
+        own = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
+        for shown in (*allowed, *own):  # the server's own files last
             command += ["--ro-bind", shown, shown]
         for folder in covered:
             command += ["--remount-ro", str(folder)]
