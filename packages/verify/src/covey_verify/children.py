@@ -47,14 +47,14 @@ class Child(subprocess.Popen[bytes]):
             kill_group(self.pid)
 
 
-def run(command: Sequence[str], seconds: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run(command: Sequence[str] | str, seconds: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run a program without input and return its exit code and its output.
 
     It is killed with its group if it takes longer than ``seconds``, or if an exception ends the wait. Raises
     OSError, or TimeoutExpired.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Child(command, **pipes, **options) as child:
+    with Child(command, **{**pipes, **options}) as child:
         try:
             output, messages = child.communicate(timeout=seconds)
         finally:
