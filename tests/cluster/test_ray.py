@@ -96,5 +96,5 @@ def test_trainers_on_both_nodes_begin_again_when_one_is_killed(nodes: TwoNodes, 
     nodes.tell("add")
     said, _ = run.communicate(timeout=600)
     assert run.returncode in (0, 1), said
-    assert "going on from the last checkpoint (restart 1 of 3)" in said
+    assert "continuing from the last checkpoint (restart 1 of 3)" in said
     assert fingerprint(output) == fingerprint(tmp_path / "whole/run")
