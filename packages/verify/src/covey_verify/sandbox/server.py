@@ -239,6 +239,10 @@ def _overfull(folder: str) -> bool:
 def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     """Prepare the server by ``options``, report, and run it. Called by the client's START_CODE."""
     control = socket.socket(fileno=descriptor)
+    # A parent that dies closes the socket: until ``run`` polls it, SIGIO ends even an import that hangs.
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
         os.chdir(options["folder"])
         adopt_orphans()
@@ -252,6 +256,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
         report: dict[str, object] = {"layers": confinement.layers}
     except BaseException as error:
         report = {"error": f"{type(error).__name__}: {error}"}
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
     control.sendall(json.dumps(report).encode() + b"\n")
     if "error" in report:
         return
