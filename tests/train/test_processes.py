@@ -35,6 +35,7 @@ from covey.models.load import load_policy
 from covey.models.sharded import own, take, whole
 from covey.rewards.scorer import ScoringStats
 from covey.system.processes import _portable, gather, interleaved, peers_lost, together
+from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -142,7 +143,7 @@ class Ended:
     [
         ((0, 0), 0, 1, ""),
         ((3, None), 3, 1, ""),  # its killing is not what decides
-        ((-9, None), 137, 3, "error: process 0 of 2: killed by SIGKILL (Killed): the system does that"),
+        ((-9, None), 137, 3, "process 0 of 2: killed by SIGKILL (Killed): the system does that"),
         ((10, 5), 5, 3, "process 1 of 2: exit code 5; continuing from the last checkpoint (restart 2 of 2)"),
     ],
 )
@@ -158,10 +159,15 @@ def test_a_launched_command_ends_as_the_process_that_failed_first(
     monkeypatch.setattr(launcher, "_local", local)
     monkeypatch.setattr(launcher, "LAST_WORDS", 0.1)
     settings = SimpleNamespace(processes=2, restarts=2, ray=None)
-    assert launcher.launch(SimpleNamespace(launch=settings, output=tmp_path)) == code
+    error = None
+    try:
+        ended = launcher.launch(SimpleNamespace(launch=settings, output=tmp_path))
+    except CoveyError as lost:
+        error, ended = lost, lost.code
+    assert ended == code
     assert len(started) == starts
     assert all(process.code is not None for job in started for process in job), "none is left running"
-    said = capsys.readouterr().err.splitlines()
+    said = [*capsys.readouterr().err.splitlines(), *([] if error is None else [str(error)])]
     assert (said[-1] if said else "").startswith(last)
     assert (tmp_path / "exit.json").exists() == (code == 137)
 

@@ -37,7 +37,7 @@ TICK = 0.05
 
 
 def launch(config: Config, as_json: bool = False) -> int:
-    """Run this command in several processes. -> its exit code."""
+    """Run this command in several processes. -> its exit code. Raises CoveyError if one was killed."""
     restarts = config.launch.restarts
     works_in(config.output)
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
@@ -55,10 +55,18 @@ def launch(config: Config, as_json: bool = False) -> int:
             if attempt < restarts and not as_json:
                 left = f"restart {attempt + 1} of {restarts}"
                 print(f"{how}; continuing from the last checkpoint ({left})", file=sys.stderr)
-    if code < 0 and not job.stopping:  # it may not have been able to say that itself
-        _report(config.output, how, -code)
-    # Popen reports signal n as -n, a shell as 128 + n.
-    return 128 - code if code < 0 else code
+    killed = code < 0
+    code = 128 - code if killed else code  # Popen reports signal n as -n, a shell as 128 + n
+    if not killed or job.stopping:
+        return code
+    error = CoveyError(
+        f"{how}: the system does that when memory runs out, or somebody did. Continue from the last "
+        f"checkpoint with: {resume_command(config.output)}"
+    )
+    error.code = code
+    if config.output.is_dir():
+        record_exit(config.output, error)
+    raise error
 
 
 class _Job:
@@ -132,15 +140,3 @@ def _local(count: int, store: Path, command: Sequence[str]) -> list[Child]:
     if sys.platform == "linux":  # not to be reached from elsewhere
         shared = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **shared}
     return [Child(command, env={**shared, **environment_of(n, count, n, count)}) for n in range(count)]
-
-
-def _report(folder: Path, how: str, number: int) -> None:
-    """Print the last line of a command of which a process was killed, and write it into the run's folder."""
-    error = CoveyError(
-        f"{how}: the system does that when memory runs out, or somebody did. Continue from the last "
-        f"checkpoint with: {resume_command(folder)}"
-    )
-    error.code = 128 + number
-    if folder.is_dir():
-        record_exit(folder, error)
-    print(f"error: {error}", file=sys.stderr)

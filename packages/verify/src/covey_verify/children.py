@@ -18,15 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-CRASHES = (
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGILL,
-    signal.SIGFPE,
-    signal.SIGABRT,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-)
+CRASHES = [signal.Signals[f"SIG{name}"] for name in ("SEGV", "BUS", "ILL", "FPE", "ABRT", "TRAP", "SYS")]
 """Signals by which a process dies of its own fault. Any other was sent: by a user, or for lack of memory."""
 # From linux/prctl.h: the kernel sends a signal when the thread that started this process ends.
 PR_SET_PDEATHSIG = 1
