@@ -88,20 +88,20 @@ class _Job:
         """Wait for all of them. -> their exit codes by rank, in the order in which they ended."""
         codes: dict[int, int] = {}
         since = math.inf  # when the first failure was seen
+        late = False
         try:
             while len(codes) < len(self.processes):
                 for n, process in enumerate(self.processes):
                     if n not in codes and (code := process.poll()) is not None:
-                        codes[n] = code
+                        # One that is killed here has not failed itself: that decides on a restart.
+                        codes[n] = PeersLost.code if late and code < 0 else code
                         since = min(since, time.monotonic()) if code else since
-                if time.monotonic() - since > LAST_WORDS:
-                    # Ended for another's failure, not for one of their own: that decides on another attempt.
-                    codes |= {n: PeersLost.code for n in range(len(self.processes)) if n not in codes}
+                if not late and time.monotonic() - since > LAST_WORDS:
+                    late = True
+                    self._kill()
                 time.sleep(TICK)
         finally:
-            for process in self.processes:
-                if process.poll() is None:
-                    process.kill()
+            self._kill()
             release()
             for number, handler in self.before.items():
                 signal.signal(number, handler)
@@ -115,6 +115,11 @@ class _Job:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
 
 
 def has_died(codes: Sequence[int]) -> bool:

@@ -225,14 +225,10 @@ class Episode:
         Raises CoveyError if it is lost.
         """
         assert self.child is not None
-        self.child.send(message)
-        reply = self.child.receive(seconds)
-        if isinstance(reply, dict) and "value" in reply:
-            return Outcome("ok", reply["value"])
-        if isinstance(reply, dict):
-            return Outcome("error", text=f"{reply['error']}: {reply['text']}")
-        # No answer: it closes the channel and waits for the report of the end, for GRACE at most.
-        self.over = self.over or self.child.without_reply(GRACE)
+        outcome = self.child.ask(message, seconds, GRACE)
+        if outcome.kind in ("ok", "error"):
+            return outcome
+        self.over = self.over or outcome
         self.close()
         if self.over.kind == "lost":
             raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {self.over.text}")

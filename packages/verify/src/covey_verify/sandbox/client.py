@@ -234,16 +234,10 @@ class ForkServer:
         """
         for _ in range(2):
             with self.slots, self.child("verify", limits) as child:
-                child.send({"function": function, "args": args, "settings": settings})
-                reply = child.receive()
-                if isinstance(reply, dict) and "value" in reply:
-                    return Outcome("ok", reply["value"])
-                if isinstance(reply, dict):
-                    return Outcome("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
-                ended = child.without_reply()
-            if ended.kind in ("timeout", "flood"):
+                found = child.ask({"function": function, "args": args, "settings": settings})
+            if found.kind not in ("crashed", "lost"):
                 break
-        return ended
+        return found
 
 
 class ChildProcess:
@@ -279,6 +273,16 @@ class ChildProcess:
         except (OSError, EOFError):
             pass
         return None
+
+    def ask(self, message: object, within: float = math.inf, grace: float = math.inf) -> Outcome:
+        """Send a message to trusted code. Return its reply, or how it ended in the ``grace`` seconds after."""
+        self.send(message)
+        reply = self.receive(within)
+        if not isinstance(reply, dict):
+            return self.without_reply(grace)
+        if "value" in reply:
+            return Outcome("ok", reply["value"])
+        return Outcome("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
 
     def output(self) -> bytes:
         """Return everything that it writes until it ends, at most ``limits.output`` bytes."""
