@@ -49,7 +49,12 @@ class Mutant(NamedTuple):
     @property
     def tests(self) -> list[str]:
         """Where it should be noticed: beside the file, or by the float64 trainer that repeats runs."""
-        return next(tests for start, tests in NEAR if self.file.startswith(start))
+        return NEAR[self.near]
+
+    @property
+    def near(self) -> str:
+        """The longest beginning in ``NEAR`` that its file has."""
+        return max((start for start in NEAR if self.file.startswith(start)), key=len)
 
 
 MATHEMATICS = ["tests/objective", "tests/batching"]
@@ -57,63 +62,60 @@ PROOF = ["tests/proof/test_axes.py", "tests/proof/test_shadow.py"]
 SEAMS = ["tests/train/test_seams.py"]
 GIVEN = "tests/proof/test_given.py"
 STAGES = "tests/train/test_stages.py::test_a_pipeline_of_every_kind_of_stage"
-NEAR = (
-    (
-        "learner/objectives",
-        [
-            "tests/proof/test_axes.py::test_a_critic_of_either_kind_is_trained_alike",
-            "tests/batching/test_inserted.py::test_a_run_with_tools_is_recorded_read_back_and_proved[critic]",
-        ],
-    ),
-    ("models/load", SEAMS),
-    ("models/reward_model", [*SEAMS, "tests/train/test_reward_models.py", "tests/models/test_reward.py"]),
-    (
-        "models/reference",
-        [
-            "tests/proof/test_axes.py::test_adapters_are_trained_alike",
-            "tests/proof/test_axes.py::test_the_kl_coefficient_and_the_reference_are_steered_alike",
-        ],
-    ),
-    ("models/value_head", ["tests/train/test_critic.py"]),
-    ("rollouts/prefetch", ["tests/test_ahead.py"]),
-    ("rollouts/segments", ["tests/test_rollout.py"]),
-    ("training/reward_model", [*SEAMS, "tests/train/test_reward_models.py"]),
-    ("objective", MATHEMATICS),
-    ("batching", [*MATHEMATICS, *PROOF]),
-    ("models", ["tests/models", *MATHEMATICS]),
-    ("sampling/tools/turns", ["tests/sampling/tools", "tests/proof/test_sampled_elsewhere.py"]),
-    ("sampling/tools", ["tests/sampling/tools"]),
-    ("rewards", ["tests/rewards/test_scorer.py"]),
-    ("rollouts", ["tests/test_rollout.py", "tests/test_ahead.py", "tests/test_difficulty.py"]),
-    ("training/evaluation", ["tests/test_evaluate.py"]),
-    ("runs/estimates", ["tests/test_evaluate.py"]),
-    ("tasks/difficulty", ["tests/test_difficulty.py", "tests/test_rollout.py"]),
-    (
-        "sampling",
-        ["tests/sampling/test_draw.py", "tests/sampling/test_local.py", "tests/sampling/test_lagging.py"],
-    ),
-    (
-        "runs/folder",
-        ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],
-    ),
-    ("runs/rollouts", ["tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked"]),
-    ("advantage", [*MATHEMATICS, *PROOF]),
-    ("learner/old_logprobs", ["tests/train/test_old_logprobs.py", *PROOF]),
-    ("learner/learner", [*SEAMS, "tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
-    ("learner", ["tests/train/test_optimizer.py", *PROOF]),
-    ("training/guards", ["tests/train/test_guards.py"]),
-    ("training/run", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
-    ("training/given", ["tests/train/test_supervised.py", GIVEN]),
-    ("training/preference", [*SEAMS, "tests/train/test_preferences.py", GIVEN]),
-    (
-        "training/pipeline",
-        [f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left", STAGES],
-    ),
-    ("sampling/prompts", ["tests/train/test_supervised.py", "tests/sampling/tools/test_forms.py"]),
-    ("training/rl", [*PROOF, "tests/train/test_critic.py"]),
-    ("training", PROOF),
-)
-"""(beginning of a file's path, tests that should notice a mistake in it)."""
+NEAR = {
+    "learner/objectives": [
+        "tests/proof/test_axes.py::test_a_critic_of_either_kind_is_trained_alike",
+        "tests/batching/test_inserted.py::test_a_run_with_tools_is_recorded_read_back_and_proved[critic]",
+    ],
+    "models/load": SEAMS,
+    "models/reward_model": [*SEAMS, "tests/train/test_reward_models.py", "tests/models/test_reward.py"],
+    "models/reference": [
+        "tests/proof/test_axes.py::test_adapters_are_trained_alike",
+        "tests/proof/test_axes.py::test_the_kl_coefficient_and_the_reference_are_steered_alike",
+    ],
+    "models/value_head": ["tests/train/test_critic.py"],
+    "rollouts/prefetch": ["tests/test_ahead.py"],
+    "rollouts/segments": ["tests/test_rollout.py"],
+    "training/reward_model": [*SEAMS, "tests/train/test_reward_models.py"],
+    "objective": MATHEMATICS,
+    "learner/batching": [*MATHEMATICS, *PROOF],
+    "models": ["tests/models", *MATHEMATICS],
+    "sampling/tools/turns": ["tests/sampling/tools", "tests/proof/test_sampled_elsewhere.py"],
+    "sampling/tools": ["tests/sampling/tools"],
+    "rewards": ["tests/rewards/test_scorer.py"],
+    "rollouts": ["tests/test_rollout.py", "tests/test_ahead.py", "tests/test_difficulty.py"],
+    "training/evaluation": ["tests/test_evaluate.py"],
+    "runs/estimates": ["tests/test_evaluate.py"],
+    "tasks/difficulty": ["tests/test_difficulty.py", "tests/test_rollout.py"],
+    "sampling": [
+        "tests/sampling/test_draw.py",
+        "tests/sampling/test_local.py",
+        "tests/sampling/test_lagging.py",
+    ],
+    "runs/folder": ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],
+    "runs/rollouts": ["tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked"],
+    "learner/advantage": [*MATHEMATICS, *PROOF],
+    "learner/old_logprobs": ["tests/train/test_old_logprobs.py", *PROOF],
+    "learner/learner": [
+        *SEAMS,
+        "tests/train/test_optimizer.py",
+        "tests/train/test_guards.py",
+        "tests/train/test_old_logprobs.py",
+        *PROOF,
+    ],
+    "learner": ["tests/train/test_optimizer.py", *PROOF],
+    "training/guards": ["tests/train/test_guards.py"],
+    "training/run": ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF],
+    "training/given": ["tests/train/test_supervised.py", GIVEN],
+    "training/preference": [*SEAMS, "tests/train/test_preferences.py", GIVEN],
+    "training/pipeline": [
+        f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left",
+        STAGES,
+    ],
+    "sampling/prompts": ["tests/train/test_supervised.py", "tests/sampling/tools/test_forms.py"],
+    "training/rl": [*PROOF, "tests/train/test_critic.py"],
+}
+"""Beginning of a file's path -> the tests that should notice a mistake in it."""
 
 NONE = Mutant("objective/__init__.py", "none", "No models, no files", "No models, no files")
 

@@ -55,7 +55,7 @@ BETTER = {
     "wrong completion": "incorrect completion",
 }
 """Phrase that no user's page has -> the better word. CONTRIBUTING.md has the same table."""
-NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "coverage.md", "findings.md", "log.md")
+NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "coverage.md", "log.md")
 BANNED = re.compile(
     r"\b(?:" + "|".join(phrase.replace(" ", r"\s+") for phrase in BETTER) + r")s?\b", re.IGNORECASE
 )

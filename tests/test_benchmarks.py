@@ -111,6 +111,8 @@ def test_every_mistake_has_its_place_in_the_source() -> None:
     mutants = importlib.import_module("mutants")
     reasons = {(m.file, m.mistake): mutants.unfit(m) for m in mutants.MUTANTS}
     assert {name: why for name, why in reasons.items() if why} == {}
+    # A beginning that no file has any more shows its mistakes to the tests of another room.
+    assert set(mutants.NEAR) == {m.near for m in mutants.MUTANTS}
     (first, *_) = mutants.MUTANTS
     assert "no Python" in mutants.unfit(first._replace(new="("))
     assert "0 times" in mutants.unfit(first._replace(old="never written"))

@@ -104,7 +104,12 @@ def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int,
 
 
 def mixes_scripts(text: str) -> bool:
-    """Whether a text has Latin words and another script."""
+    """Whether a text has Latin words and another script. Tags and special tokens are no words.
+
+    >>> mixes_scripts("答案 is 5"), mixes_scripts("<think>答案</think><|im_end|>")
+    (True, False)
+    """
+    text = re.sub(r"<[^<>\s]{1,40}>", "", text)
     latin = bool(re.search(r"[a-zA-Z]{2}", text))
     # Cyrillic, Hebrew and Arabic, Japanese kana, Chinese characters, Korean.
     other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
