@@ -275,7 +275,7 @@ class ChildProcess:
         return None
 
     def ask(self, message: object, within: float = math.inf, grace: float = math.inf) -> Outcome:
-        """Send a message to trusted code. Return its reply, or how it ended in the ``grace`` seconds after."""
+        """Send a message to trusted code. Return its reply, or how it ended within ``grace`` seconds."""
         self.send(message)
         reply = self.receive(within)
         if not isinstance(reply, dict):
