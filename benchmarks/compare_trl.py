@@ -54,7 +54,8 @@ from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL, Entropy
 from covey.objective.reductions import Totals
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Component, Group, Problem
+from covey_verify.types import Score
 
 RESULT = Path(__file__).parent / "results/compare_trl.md"
 AGREE = 1e-12
@@ -334,6 +335,11 @@ def advantages() -> Iterator[Difference]:
         yield Difference(f"advantages: {aggregation}, {scale}", f"{name}; ours in float32", difference, 0.0)
 
 
+def part(values: np.ndarray, weight: float, verdict: bool = False) -> Component:
+    """A reward function's part in a group."""
+    return Component(values, weight, tuple(Score(float(v)) for v in values), verdict=verdict)
+
+
 def made_groups(components: Tensor, shares: Tensor) -> list[Group]:
     """Three groups of four completions with two reward components."""
     groups = []
@@ -347,8 +353,7 @@ def made_groups(components: Tensor, shares: Tensor) -> list[Group]:
                 np.zeros(1, np.int64),
                 (one,) * 4,
                 total,
-                {"a": own[0], "b": own[1]},
-                {"a": 1.0, "b": 0.5},
+                {"a": part(own[0], 1.0, verdict=True), "b": part(own[1], 0.5)},
             )
         )
     return groups

@@ -19,6 +19,7 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,8 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
         objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
         old = old_logprob_source(algorithm, run.sampler, updates=1)
         found = []
-        for step, sampled in zip(range(batches), source.after(0, Position(), lambda *_: None), strict=False):
-            batch = prepare(sampled.groups, learner, algorithm, loaded.config, old, now, step)
+        for sampled in islice(source.after(0, Position(), lambda *_: None), batches):
+            batch = prepare(sampled.groups, learner, algorithm, loaded.config, old, now)
             learner.forward_backward(batch, objective)
             gradients = [m.grad for m in learner.optimizer.masters]
             found.append(torch.cat([g.flatten() for g in gradients if g is not None]))

@@ -92,10 +92,10 @@ def ours(policy: Policy, pairs: list[Prompted]) -> Callable[[], object]:
     """A step of covey's."""
     learner = Learner(policy, Train(lr=1e-6))
     batch = given_batch(pairs)
-    batch = type(batch)(**{**vars(batch), "ref_sums": summed(learner, batch)})
+    objective = PreferenceObjective(bind(dpo), summed(learner, batch))
 
     def step() -> None:
-        learner.forward_backward(batch, PreferenceObjective(bind(dpo)))
+        learner.forward_backward(batch, objective)
         learner.step(1e-6)
 
     return step
@@ -159,7 +159,7 @@ def online(folder: Path, name: str, algorithm: Mapping[str, object]) -> Callable
 
     def step() -> None:
         groups, now = next(rollouts).groups, run.state.coefficients
-        rl.update(run, rl.prepare(groups, run.learner, algo, config, old, now, 0, run.critic), old, 0)
+        rl.update(run, rl.prepare(groups, run.learner, algo, config, old, now, run.critic), old, 0)
 
     return step
 

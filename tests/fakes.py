@@ -13,7 +13,8 @@ from covey.runs.folder import RESULT, WRITTEN
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.system.integrity import sealed, sealed_line, sealed_text, unsealed, unsealed_line, unsealed_text
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Component, Group, Problem
+from covey_verify.types import Score, StepRewards
 
 
 def completion(text: str = "x", length: int = 3, finish: str = "stop", first: int = 10) -> Completion:
@@ -28,8 +29,20 @@ def group(rewards: Sequence[float], lengths: Sequence[int] | None = None, name: 
     values = np.array(rewards, dtype=np.float64)
     completions = tuple(completion(f"{name}{i}", n) for i, n in enumerate(lengths))
     prompt = np.array([1, 2, 3])
-    components, weights = {"answer": values}, {"answer": 1.0}
-    return Group(Problem(name, name), prompt, completions, values, components, weights, verdict="answer")
+    components = {"answer": component(values, verdict=True)}
+    return Group(Problem(name, name), prompt, completions, values, components)
+
+
+def component(
+    values: Sequence[float] | np.ndarray,
+    weight: float = 1.0,
+    steps: tuple[StepRewards, ...] = (),
+    verdict: bool = False,
+) -> Component:
+    """The part of a reward function that gave each completion one of these values."""
+    own = np.array(values, dtype=np.float64)
+    scores = tuple(Score(None if np.isnan(v) else v) for v in own.tolist())
+    return Component(own, weight, scores, steps, verdict)
 
 
 def prompted(count: int) -> list[Prompted]:

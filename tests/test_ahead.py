@@ -24,7 +24,7 @@ from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.completions import CompletionFiles
 from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.types import Completion, SamplingMask
+from covey.types import Completion, Provenance, SamplingMask, Transcript
 from tests.fakes import prompted
 
 
@@ -56,7 +56,8 @@ class Versioned:
             text = self.answer(requests[r].prompt, requests[r].streams[s])
             versions = np.array([version] * (length - 1) + [self.version])
             tokens = np.full(length, requests[r].prompt[0])
-            done = Completion(tokens, np.zeros(length, np.float32), text, "stop", version, versions=versions)
+            drawn_by = Provenance(version, versions)
+            done = Completion(tokens, np.zeros(length, np.float32), text, "stop", drawn_by)
             yield Sampled(r, s, done)
 
 
@@ -112,7 +113,7 @@ def test_no_token_is_older_than_the_bound(staleness: int, rounds: int, odd: int)
     for step, batch in enumerate(
         trained(rollouts(sampler, staleness, steps=8, max_resampling_rounds=rounds), sampler, 8)
     ):
-        tokens = [c.versions for g in (*batch.groups, *batch.filtered) for c in g.completions]
+        tokens = [c.provenance.versions for g in (*batch.groups, *batch.filtered) for c in g.completions]
         behind = step - np.concatenate(tokens)
         assert behind.max() <= staleness
         assert behind.min() >= 0
@@ -219,7 +220,7 @@ def test_a_finished_completion_is_not_drawn_again(tmp_path: Path) -> None:
     )
     groups = [g for b in islice(batches, 2) for g in b.groups]
     batches.close()
-    old = [c for g in groups for c in g.completions if c.version == 0]
+    old = [c for g in groups for c in g.completions if c.provenance.version == 0]
     assert len(old) == 10
     assert sum(len(g.completions) for g in groups) == 24
 
@@ -232,11 +233,10 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
         np.array([-0.1, -1 / 3], np.float32),
         "a\n\u2028b",
         "length",
-        2,
+        Provenance(2, np.array([2, 3])),
+        np.array([True, False]),
         mask,
-        sampled=np.array([True, False]),
-        versions=np.array([2, 3]),
-        turns=({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}),
+        Transcript(({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}), {"n": 1}, "x"),
     )
     keeps = CompletionFiles(tmp_path)
     keeps.add(12, request, params, Sampled(0, 1, one))
@@ -247,11 +247,11 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
     for sample in (0, 1):
         found = again.find(12, request, sample, params)
         assert found is not None
-        assert found.turns == one.turns
-        for name in ("tokens", "logprobs", "versions", "sampled"):
+        assert found.transcript == one.transcript
+        for name in ("tokens", "logprobs", "token_versions", "sampled"):
             assert (getattr(found, name) == getattr(one, name)).all()
             assert getattr(found, name).dtype == getattr(one, name).dtype
-        assert (found.text, found.finish, found.version) == (one.text, one.finish, 2)
+        assert (found.text, found.finish, found.provenance.version) == (one.text, one.finish, 2)
         assert (found.sampling_mask.ids == mask.ids).all()
     assert again.find(13, request, 0, params) is None
     assert again.find(12, request, 0, SamplingParams(6, top_k=2)) is None, "other parameters, another draw"

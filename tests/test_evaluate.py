@@ -33,7 +33,7 @@ from covey.runs.estimates import (
 from covey.sampling.base import SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.training.evaluation import basis_of, evaluate, majority
-from covey.types import TAGS, Completion, Problem, Thoughts
+from covey.types import TAGS, Completion, Problem, Thoughts, Transcript
 from tests.fakes import ScriptedSampler, prompted
 
 
@@ -376,7 +376,7 @@ def test_a_majority_is_of_last_turns_where_a_tool_has_answered() -> None:
             {"role": "tool", "content": "?"},
             {"role": "assistant", "content": answer},
         )
-        return replace(completion_of(call + answer), turns=turns)
+        return replace(completion_of(call + answer), transcript=Transcript(turns))
 
     def last(completion: str) -> float:
         return float(completion.endswith("0"))

@@ -298,6 +298,11 @@ def test_an_update_that_breaks_the_policy_is_why_later_steps_have_no_signal(tmp_
     assert no_signal(cut, setting, said).endswith("is far too high. Try: train.lr: 0.003")
 
 
+def test_a_stage_that_only_collects_is_not_said_to_give_every_answer_0() -> None:
+    untrained = [{k: v for k, v in step.items() if not k.startswith("optimizer/")} for step in run_of({}, {})]
+    assert "zero_advantage" not in {f.id for f in explain(untrained, [], unknown)}
+
+
 def test_an_empty_run_and_one_without_metrics_say_nothing() -> None:
     assert explain([], [], unknown) == []
     assert explain([{"step": 0, "loss": 2.0, "reward/mean": None, "accuracy": math.nan}], [], unknown) == []

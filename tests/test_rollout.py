@@ -22,7 +22,7 @@ from covey.rollouts.segments import Cut, with_segments
 from covey.sampling.base import SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.tasks.difficulty import Difficulty
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Group, Problem, Provenance
 from covey_verify.contract import reward as declared
 from covey_verify.errors import CoveyError, DataError, RewardError
 from tests.fakes import ScriptedSampler, completion, prompted
@@ -108,13 +108,13 @@ def test_a_stop_in_the_middle_leaves_no_trace() -> None:
 def test_remax_scores_a_greedy_completion_too() -> None:
     source = rollouts(ScriptedSampler(lambda p, _: str(p[0] - 1)), prompted(3), algorithm="remax")
     batch = first(source)
-    assert [g.greedy_reward for g in batch.groups] == [1.0, 1.0, 1.0]
+    assert [g.baselines.greedy_reward for g in batch.groups] == [1.0, 1.0, 1.0]
 
 
 def test_the_greedy_baseline_is_drawn_greedily_and_once_per_problem() -> None:
     sampler = ScriptedSampler(lambda p, _: str(p[0] - 1) if sampler.greedy else "wrong")
     batch = first(rollouts(sampler, prompted(3), algorithm="remax"))
-    assert [g.greedy_reward for g in batch.groups] == [1.0, 1.0, 1.0]
+    assert [g.baselines.greedy_reward for g in batch.groups] == [1.0, 1.0, 1.0]
     assert [g.rewards.tolist() for g in batch.groups] == [[0.0] * 4] * 3
     assert len(sampler.streams) == 3 * 4 + 3
 
@@ -245,12 +245,13 @@ def test_running_means_follow_the_samples_and_travel_with_the_position() -> None
     means = {"a": 0.0, "b": 0.0}
     for group in [*one.groups, *two.groups]:
         role = str(group.problem.columns["role"])
-        for reward, before in zip(group.rewards, group.running_mean, strict=True):
+        for reward, before in zip(group.rewards, group.baselines.running_mean, strict=True):
             assert before == pytest.approx(means[role])
             means[role] = 0.5 * means[role] + 0.5 * reward
     assert two.position.means == pytest.approx(means)
     again = next(source.after(1, one.position, quiet))
-    np.testing.assert_array_equal(again.groups[0].running_mean, two.groups[0].running_mean)
+    kept, computed = (batch.groups[0].baselines.running_mean for batch in (two, again))
+    np.testing.assert_array_equal(computed, kept)
     with pytest.raises(DataError, match="no column 'rule'"):
         first(rollouts(ScriptedSampler(half_right), problems, {**spec, "advantage": {"by": "rule"}}))
 
@@ -276,8 +277,8 @@ def test_continuations_from_cuts_give_values() -> None:
     assert asked.count(3) == 3 * 4 * 40  # the prompt's token and the two that were kept
     by_id = {g.problem.id: g for g in batch.groups}
     for name, group in by_id.items():
-        assert [list(s.ends) for s in group.segments] == [[1]] * 4
-        assert [list(s.values) for s in group.segments] == [[float(name == "p0")]] * 4
+        assert [list(s.ends) for s in group.baselines.segments] == [[1]] * 4
+        assert [list(s.values) for s in group.baselines.segments] == [[float(name == "p0")]] * 4
     assert batch.metrics["rollout/scored"] == 3 * 4 * 41
     assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
     again = first(source)
@@ -302,17 +303,17 @@ def test_continuations_that_nobody_could_judge_do_not_count() -> None:
     def stream(cut: Cut, number: int) -> int:
         return 10 * cut.end + number
 
-    (found,) = with_segments([whole], settings, sampler, limit, str, stream, score)
-    (segments,) = found.segments
+    (found,), tokens = with_segments([whole], settings, sampler, limit, str, stream, score)
+    (segments,) = found.baselines.segments
     assert dict(zip(segments.ends, segments.values, strict=True)) == {0: 1.0, 2: 0.5}
+    assert tokens == 2 * 2 + 2 * 1, "without the tokens that each continues"
 
 
 def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:
     """What a tool said has no weights that drew it."""
     tokens = np.arange(4)
     sampled = np.array([True, False, False, True])
-    one = Completion(
-        tokens, np.zeros(4, np.float32), "", "stop", sampled=sampled, versions=np.array([3, 0, 0, 5])
-    )
+    drawn_by = Provenance(3, np.array([3, 0, 0, 5]))
+    one = Completion(tokens, np.zeros(4, np.float32), "", "stop", drawn_by, sampled)
     group = Group(Problem("p", "?"), tokens, (one,), np.zeros(1))
     assert staleness([group], 7) == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/continued": 1.0}

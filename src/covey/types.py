@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -153,6 +154,32 @@ class SamplingMask:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """The weights and the server that drew a completion."""
+
+    version: int = 0
+    """Optimizer steps that the sampling policy had taken when it drew the first token."""
+    versions: np.ndarray | None = None
+    """(T,) int64: ``version`` of each token, if weights can change within a completion. None: all equal."""
+    server: str = ""
+    """Address of the server that drew the first token; empty if this process did, or if it is not known."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A completion's conversation with its tools, and the end of its environment."""
+
+    turns: tuple[Mapping[str, object], ...] = ()
+    """Turns of the model and its tools, as messages {role, content}, with `tool_calls` where the model called
+    a tool; empty if no tool answered."""
+    environment: Mapping[str, object] | None = None
+    """Attributes of the environment at the end; None if there is none, or if it hung, died or has a
+    ``fault``."""
+    fault: str = ""
+    """The error that the environment raised when asked for its reward, after the model's calls."""
+
+
+@dataclass(frozen=True)
 class Completion:
     """The tokens that follow a problem's prompt; they are never re-tokenized.
 
@@ -170,28 +197,17 @@ class Completion:
     Rewards and people read it; training does not."""
     finish: Literal["stop", "length"]
     """``stop``: ended by itself. ``length``: truncated at the token limit."""
-    version: int = 0
-    """Optimizer steps that the sampling policy had taken when it drew the first token."""
-    sampling_mask: SamplingMask | None = None
-    """Ids that could be drawn at each position (at an inserted token only itself); None if all could."""
+    provenance: Provenance = Provenance()
     sampled: np.ndarray | None = None
     """(T,) bool: the tokens that the model drew. The others were inserted (a tool's output, a turn of the
     user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
-    versions: np.ndarray | None = None
-    """(T,) int64: ``version`` of each token, if weights can change within a completion. None: all equal."""
-    turns: tuple[Mapping[str, object], ...] = ()
-    """Turns of the model and its tools, as messages {role, content}, with `tool_calls` where the model called
-    a tool; empty if no tool answered."""
-    environment: Mapping[str, object] | None = None
-    """Attributes of its environment at the end; None if it has none, or if that hung, died or has a
-    ``fault``."""
-    server: str = ""
-    """Address of the server that drew the first token; empty if this process did, or if it is not known."""
-    fault: str = ""
-    """The error that its environment raised when asked for its reward, after the model's calls."""
+    sampling_mask: SamplingMask | None = None
+    """Ids that could be drawn at each position (at an inserted token only itself); None if all could."""
+    transcript: Transcript = Transcript()
 
     def __post_init__(self) -> None:
-        own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
+        each = (self.tokens, self.logprobs, self.sampled, self.provenance.versions)
+        own = [values for values in each if values is not None]
         assert len({len(values) for values in own}) == 1, "one value a token"
 
     @property
@@ -201,8 +217,9 @@ class Completion:
 
     @property
     def token_versions(self) -> np.ndarray:
-        """(T,) int64: ``versions``, with ``version`` at every token in place of None."""
-        return np.full(len(self.tokens), self.version) if self.versions is None else self.versions
+        """(T,) int64: the version of the weights that drew each token."""
+        known = self.provenance
+        return np.full(len(self.tokens), known.version) if known.versions is None else known.versions
 
     @property
     def length(self) -> int:
@@ -232,21 +249,47 @@ class Completion:
         both, join = (self, more), np.concatenate
         masks = [c.sampling_mask for c in both if c.sampling_mask is not None]
         assert len(masks) != 1, "one sampler drew both"
-        # The first part says where it began (version, server), the second how it ended (finish, fault).
+        lags = any(c.provenance.versions is not None for c in both)
+        versions = join([c.token_versions for c in both]) if lags else None
+        # The first part says where it began (version, server), the second how it ended.
         return Completion(
             join([c.tokens for c in both]),
             join([c.logprobs for c in both]),
             self.text + more.text,
             more.finish,
-            self.version,
-            SamplingMask.join(masks) if masks else None,
+            replace(self.provenance, versions=versions),
             join([c.drawn for c in both]) if any(c.sampled is not None for c in both) else None,
-            join([c.token_versions for c in both]) if any(c.versions is not None for c in both) else None,
-            self.turns + more.turns,
-            more.environment,
-            self.server,
-            more.fault,
+            SamplingMask.join(masks) if masks else None,
+            replace(more.transcript, turns=self.transcript.turns + more.transcript.turns),
         )
+
+
+@dataclass(frozen=True)
+class Component:
+    """One reward function's part in the rewards of a group."""
+
+    values: np.ndarray
+    """(G,) float64, unweighted; NaN = not applicable."""
+    weight: float
+    """Factor of ``values`` in the group's rewards."""
+    scores: tuple[Score, ...]
+    """(G,): the whole scores that the function returned."""
+    steps: tuple[StepRewards, ...] = ()
+    """(G,): step rewards of each completion, unweighted; empty if the function gave none."""
+    verdict: bool = False
+    """Whether it decides which completions are correct."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The values that some estimators compare a group's rewards with; each is known only if asked for."""
+
+    greedy_reward: float = math.nan
+    """Reward of the greedy completion."""
+    running_mean: np.ndarray | None = None
+    """(G,) float64: mean of the rewards before each completion."""
+    segments: tuple[StepRewards, ...] = ()
+    """(G,): value after each segment but the last, from sampled continuations."""
 
 
 @dataclass(frozen=True)
@@ -259,26 +302,11 @@ class Group:
     completions: tuple[Completion, ...]
     rewards: np.ndarray
     """(G,) float64: weighted sum of the components; NaN where no reward function could judge."""
-    components: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """name -> (G,) float64: each reward function's own value, unweighted; NaN = not applicable."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """name -> weight of that component in ``rewards``."""
-    steps: Mapping[str, tuple[StepRewards, ...]] = field(default_factory=dict)
-    """name -> (G,): step rewards of each completion, unweighted, from the functions that give any."""
-    scores: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
-    """name -> (G,): the whole score that each reward function returned."""
-    greedy_reward: float | None = None
-    """Reward of the greedy completion, for estimators whose baseline it is."""
-    running_mean: np.ndarray | None = None
-    """(G,) float64: mean of the rewards before each completion, for estimators whose baseline it is."""
-    segments: tuple[StepRewards, ...] = ()
-    """(G,): value after each segment but the last, for estimators that sample continuations."""
-    continued: int = 0
-    """Number of tokens sampled in the continuations behind ``segments``."""
-    verdict: str = ""
-    """Name of the component that decides which completions are correct; may be empty if there is one."""
+    components: Mapping[str, Component] = field(default_factory=dict)
+    """The parts of the reward functions, by name; empty if the rewards are given labels."""
     credit: Credit = "completion"
     """The unit that gets an advantage; it decides what ``rewards`` sums and what ``dead`` compares."""
+    baselines: Baselines = Baselines()
 
     def __post_init__(self) -> None:
         assert len(self.rewards) == len(self.completions), "one reward a completion"
@@ -288,14 +316,23 @@ class Group:
         """(G,) bool: which completions got a reward."""
         return ~np.isnan(self.rewards)
 
+    @property
+    def has_verdict(self) -> bool:
+        """Whether it is known which completions are correct."""
+        return len(self._verdicts) == 1
+
     @cached_property
     def correct(self) -> np.ndarray:
         """(G,) bool: the verdict is above one half."""
-        names = [self.verdict] if self.verdict else list(self.components)
-        assert len(names) < 2, f"which of {names} says what is correct?"
-        verdict = self.components[names[0]] if names else self.rewards
+        assert self.has_verdict, f"which of {list(self.components)} says what is correct?"
         # NaN (not judged) becomes 0 and so counts as incorrect.
-        return np.nan_to_num(verdict) > 0.5
+        return np.nan_to_num(self._verdicts[0]) > 0.5
+
+    @property
+    def _verdicts(self) -> list[np.ndarray]:
+        """Values of the component that is the verdict; of all of them if none is marked."""
+        marked = [c.values for c in self.components.values() if c.verdict]
+        return marked or [c.values for c in self.components.values()] or [self.rewards]
 
     @property
     def pass_rate(self) -> float:
@@ -321,9 +358,12 @@ class Group:
 
     def compared(self, i: int) -> dict[str, set[float]]:
         """name -> the values that the function gave completion i: one a step, if it rewards steps."""
-        # own[[i]] is an array of one value, so that a NaN leaves an empty set.
-        values = {name: set(own[[i]][~np.isnan(own[[i]])].tolist()) for name, own in self.components.items()}
-        if self.credit != "component":
-            values |= {name: set(own[i].values) for name, own in self.steps.items()}
-        # A function of weight 0 is only reported: it cannot make a group teach.
-        return {name: own for name, own in values.items() if self.weights.get(name, 1.0)}
+        found: dict[str, set[float]] = {}
+        for name, own in self.components.items():
+            if not own.weight:
+                continue  # a function that is only reported cannot make a group teach
+            if own.steps and self.credit != "component":
+                found[name] = set(own.steps[i].values)
+            else:
+                found[name] = set() if np.isnan(own.values[i]) else {float(own.values[i])}
+        return found

@@ -15,12 +15,19 @@ from tests.fakes import group
 
 from covey.config.algorithm import build_algorithm
 from covey.learner.advantage import with_advantages
-from covey.learner.batching import collate, given_batch, micro_batches, minibatches
+from covey.learner.batching import (
+    OldDistribution,
+    ValueTargets,
+    collate,
+    given_batch,
+    micro_batches,
+    minibatches,
+)
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import GivenAnswer, Prompted
-from covey.types import Group, Problem
+from covey.types import Group, Problem, SamplingMask
 
 GRPO = build_algorithm("dr_grpo")
 
@@ -37,15 +44,36 @@ def test_collate_keeps_tokens_logprobs_and_masks() -> None:
 
 def test_truncated_completions_can_be_left_untrained() -> None:
     cut = group([1, 0])
-    completions = (
-        cut.completions[0],
-        type(cut.completions[0])(
-            *[*(getattr(cut.completions[1], n) for n in ("tokens", "logprobs", "text")), "length"]
-        ),
-    )
-    cut = type(cut)(cut.problem, cut.prompt, completions, cut.rewards, cut.components, cut.weights)
+    first, second = cut.completions
+    cut = replace(cut, completions=(first, replace(second, finish="length")))
     assert collate([cut]).mask.any(-1).tolist() == [True, True]
     assert collate([cut], mask_truncated=True).mask.any(-1).tolist() == [True, False]
+
+
+def test_selected_rows_keep_all_that_is_known_of_them() -> None:
+    """A field that ``Batch.select`` forgot would be missing in every micro-batch."""
+    mask = SamplingMask.of([np.array([4])] * 3)
+    groups = [group([1, 0]), group([0, 1], name="q")]
+    groups = [
+        replace(g, completions=tuple(replace(c, sampling_mask=mask) for c in g.completions)) for g in groups
+    ]
+    batch = collate(groups)
+    old, entropy, collision, ref, values, targets, returns = torch.rand(7, *batch.mask.shape)
+    batch = replace(
+        batch,
+        old_logprobs=old,
+        old_distribution=OldDistribution(entropy, collision),
+        ref_logprobs=ref,
+        critic=ValueTargets(values, targets, returns),
+        selected=old > 0.5,
+    )
+    assert all(value is not None for value in vars(batch).values())
+    back = batch.select([3, 0, 2, 1]).select([1, 3, 2, 0])
+    for name, value in vars(batch).items():
+        found = getattr(back, name)
+        pairs = zip(value, found, strict=True) if isinstance(value, tuple) else [(value, found)]
+        for one, other in pairs:
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one is other, name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])

@@ -19,7 +19,7 @@ from tests.train.test_runs import metrics_of
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Train
 from covey.learner.advantage import off_centre, with_advantages
-from covey.learner.batching import collate, micro_batches
+from covey.learner.batching import OldDistribution, collate, micro_batches
 from covey.learner.learner import Learner
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import PRESETS
@@ -28,7 +28,7 @@ from covey.objective.loss import policy_loss
 from covey.rewards.contract import Context, Reward
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.types import Completion, Group
+from covey.types import Baselines, Completion, Group
 from covey_verify.texts.length import soft_overlong
 from covey_verify.types import StepRewards
 
@@ -74,10 +74,11 @@ def test_no_preset_has_a_gradient_at_an_inserted_token(name: str) -> None:
     groups, algorithm = [used_tool([1, 0, 0.5], [2, 4, 3])], PRESETS[name]
     batch, shape = collate(groups), (3, 5)
     away = torch.linspace(-1, 1, 15).view(shape)  # also at inserted places and the padding
-    known = dict.fromkeys(("old_logprobs", "ref_logprobs", "old_entropy", "old_collision"), away - 2)
-    batch = replace(batch, **known, noise=away, selected=away > 0)
+    old, distribution = away - 2, OldDistribution(away - 2, away - 2)
+    batch = replace(batch, old_logprobs=old, ref_logprobs=old, old_distribution=distribution)
+    batch = replace(batch, selected=away > 0)
     segments = (StepRewards([0.5], [0]),) * 3
-    groups = [replace(groups[0], greedy_reward=0.2, running_mean=np.zeros(3), segments=segments)]
+    groups = [replace(groups[0], baselines=Baselines(0.2, np.zeros(3), segments))]
     batch = with_advantages(batch, groups, algorithm)
     assert not batch.advantages[~batch.mask].any()
     (micro,) = micro_batches(batch, 1000, 9)

@@ -16,7 +16,7 @@ from covey.config.algorithm import RECORDS
 from covey.config.layers import SHORT
 from covey.config.load import load_config, resolved, resolved_yaml
 from covey.config.rows import key_paths
-from covey.insight.pages.records import differing_settings
+from covey.insight.pages.settings import differing_settings
 from covey.objective.value import Critic
 from covey_verify.errors import ConfigError
 

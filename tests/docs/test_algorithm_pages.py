@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.fakes import group
+from tests.fakes import component, group
 from tests.objective.test_loss import made_inputs, t
 
 import covey
@@ -111,11 +111,12 @@ def logged() -> set[str]:
     )
     seen = token_metrics([token_stats(everything, inputs, policy_loss(everything, inputs))], everything)
     (one,) = groups = [group([1, 0])]
-    groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
+    groups = [replace(one, components={**one.components, "other_answer": component(one.rewards)})]
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
-    names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([replace(one, steps={"j": steps})]))
+    judged = replace(one, components={"j": component(one.rewards, steps=steps)})
+    names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([judged]))
     names |= set(tool_metrics(groups))
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     counting = ["training/metrics.py", "rollouts/loop.py", "rollouts/metrics.py"]
@@ -131,7 +132,7 @@ def logged() -> set[str]:
 def signs() -> set[str]:
     """What is counted for the findings."""
     steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
-    groups = [replace(group([1, 0]), steps={"judge": steps})]
+    groups = [replace(group([1, 0]), components={"judge": component([1, 0], steps=steps)})]
     advantages = [np.ones(2), -np.ones(2)]
     return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere",
             "text/reference", "text/reference_elsewhere"}  # fmt: skip

@@ -205,26 +205,6 @@ def test_what_becomes_of_a_group(old, new, change: str, flips: int) -> None:
     assert (found.change, found.flips) == (change, flips)
 
 
-def test_a_report_is_one_file_that_loads_nothing(runs, tmp_path: Path, capsys) -> None:
-    out(capsys, "report", runs[0], "-o", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "default-src 'none'" in page
-    assert not re.findall(r"""(?:src|href)\s*=|url\(|@import""", page)
-    widths = [int(w) for w in re.findall(r'<svg [^>]*viewBox="0 0 (\d+) ', page)]
-    assert len(widths) > 5
-    assert max(widths) < 300, "a panel a picture: a phone shows one in a row, with letters that can be read"
-    for panel in (
-        "held-out reward",
-        "groups",
-        "entropy, nats a token",
-        "signs of reflection",
-        "problems by pass rate",
-    ):
-        assert f">{panel}</text>" in page, panel
-    assert "train.lr" in page
-    assert main(["report", str(runs[0]), "-o", str(tmp_path / "no" / "where.html")]) == 2
-
-
 def test_a_completion_does_nothing_to_terminal_or_page(runs, tmp_path: Path, capsys) -> None:
     path = next((runs[1] / "rollouts").glob("*0.jsonl"))
     rows = rows_of(path)
@@ -240,6 +220,7 @@ def test_a_completion_does_nothing_to_terminal_or_page(runs, tmp_path: Path, cap
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert "\n  | faked" not in texts[1].replace("\n  |   | faked", "")
     assert "<script>alert" not in texts[-1]
+    assert "\\u003cscript>alert" in texts[-1]
     rows = [{"completion": HOSTILE, "answer": "1", "prompt": "p"}]
     (tmp_path / "c.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert "\x1b" not in out(capsys, "score", tmp_path / "c.jsonl", "math_answer")

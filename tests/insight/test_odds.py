@@ -10,7 +10,7 @@ import pytest
 
 from covey.insight.odds import dead_share, reward_counts
 from covey_verify.types import StepRewards
-from tests.fakes import group
+from tests.fakes import component, group
 
 
 @pytest.mark.parametrize(("p", "size"), [(0.05, 8), (0.2, 4), (0.5, 2), (0.3, 8)])
@@ -60,10 +60,11 @@ def test_unscored_completions_do_not_count() -> None:
 def test_by_step_a_completion_with_two_values_makes_any_group_live() -> None:
     """Outcomes 1 and 2 are all right, 3 is mixed, 4 all wrong: of the six pairs only (1, 2) ties."""
     steps = tuple(StepRewards(values, range(len(values))) for values in ((1, 1), (1,), (1, 0), (0, 0)))
-    by_step = replace(group([2.0, 1.0, 1.0, 0.0]), steps={"judge": steps}, components={}, credit="step")
+    values = [2.0, 1.0, 1.0, 0.0]
+    by_step = replace(group(values), components={"judge": component(values, steps=steps)}, credit="step")
     assert not by_step.dead
     assert dead_share([reward_counts(by_step)], 2).value == pytest.approx(1 / 6)
-    alike = replace(by_step, steps={"judge": (steps[0], steps[1]) * 2})
+    alike = replace(by_step, components={"judge": component(values, steps=(steps[0], steps[1]) * 2)})
     assert alike.dead
     assert dead_share([reward_counts(alike)], 4).value == 1
 

@@ -93,10 +93,10 @@ def test_a_process_reward_model_is_asked_at_the_end_of_each_step(tmp_path: Path,
     logits = model(torch.tensor([ids])).logits[0, ends]
     right = logits.sigmoid()[:, 0] if outputs == 1 else logits.softmax(1)[:, 1]
     assert group.rewards[0] == pytest.approx(right.min().item(), abs=1e-4)
-    (steps,) = group.steps.values()
+    (steps,) = [c.steps for c in group.components.values()]
     assert list(steps[0].values) == pytest.approx((2 * right - 1).tolist(), abs=1e-4)
     assert steps[0].ends[-1] == len(group.completions[0].tokens) - 1
-    assert [s.status for s in group.scores["process_reward_model"]] == ["ok", "ok", "no_answer"]
+    assert [s.status for s in group.components["process_reward_model"].scores] == ["ok", "ok", "no_answer"]
     mean = judged(tmp_path, "process_reward_model", [WORKED], total="mean")
     assert mean.rewards[0] == pytest.approx(right.mean().item(), abs=1e-4)
 
@@ -105,12 +105,12 @@ def test_a_process_reward_model_is_asked_at_the_end_of_each_step(tmp_path: Path,
 def test_what_a_model_cannot_judge_is_left_out_and_never_zero(tmp_path: Path, kind: str) -> None:
     saved(tmp_path / "judge", kind)
     group = judged(tmp_path, kind, ["1+2 = 3 " * 200, "3"])
-    assert [s.status for s in group.scores[kind]] == ["not_applicable", "ok"]
+    assert [s.status for s in group.components[kind].scores] == ["not_applicable", "ok"]
     assert np.isnan(group.rewards).tolist() == [True, False]
     with torch.no_grad():
         next(loaded(kind, "judge", tmp_path, "auto").model.parameters()).fill_(float("nan"))
     group = judged(tmp_path, kind, ["3", WORKED])
-    assert [s.status for s in group.scores[kind]] == ["infra_error"] * 2
+    assert [s.status for s in group.components[kind].scores] == ["infra_error"] * 2
     assert np.isnan(group.rewards).all()
 
 

@@ -180,7 +180,7 @@ def judged(chat_template: str, text: str, spec: Any) -> tuple[float | None, str]
     rewards = load_rewards([spec], Path.cwd())
     rewards.decode = policy.decode
     group = rewards.score_group(prompted.problem, prompted.tokens, [completion])
-    (score,) = group.scores[rewards[0].name]
+    (score,) = group.components[rewards[0].name].scores
     return score.value, score.status
 
 

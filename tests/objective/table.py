@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from covey.learner.advantage import with_advantages
-from covey.learner.batching import Batch, collate, micro_batches
+from covey.learner.batching import Batch, OldDistribution, collate, micro_batches, select_tokens
 from covey.models.logprobs import TokenScores
 from covey.objective import (
     advantages,
@@ -37,8 +37,9 @@ from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL, Entropy
 from covey.objective.reductions import constant_length, token_mean
-from covey.types import Completion, Group, Problem
+from covey.types import Baselines, Completion, Group, Problem
 from covey_verify.types import StepRewards
+from tests.fakes import component
 
 PLAIN = replace(PRESETS["grpo"], kl=None)
 
@@ -144,25 +145,27 @@ def made_groups(rewards: Sequence[Sequence[float]] = REWARDS, shift: float = 0.0
         style = rng.normal(size=len(values)) + shift
         style[0] = math.nan
         tied = len(set(of_group)) == 1
+        judged = tuple(
+            StepRewards([shift] * len(s) if tied else s.tolist(), ends(len(c.tokens), len(s)))
+            for s, c in zip(steps, completions, strict=True)
+        )
         groups.append(
             Group(
                 problem=Problem(f"p{g}", "?"),
                 prompt=np.array([5, 6, 7 + g]),
                 completions=tuple(completions),
                 rewards=values,
-                components={"answer": values, "style": np.full(len(values), shift) if tied else style},
-                weights={"answer": 1.0, "style": 0.5},
-                steps={
-                    "answer": tuple(
-                        StepRewards([shift] * len(s) if tied else s.tolist(), ends(len(c.tokens), len(s)))
-                        for s, c in zip(steps, completions, strict=True)
-                    )
+                components={
+                    "answer": component(values, 1.0, judged, verdict=True),
+                    "style": component(np.full(len(values), shift) if tied else style, 0.5),
                 },
-                greedy_reward=(of_group[0] if tied else 0.5) + shift,
-                running_mean=np.full(len(values), (of_group[0] if tied else 0.5) + shift),
-                segments=tuple(
-                    StepRewards([(of_group[0] if tied else 0.1 * (identity % 7)) + shift], [0])
-                    for _ in completions
+                baselines=Baselines(
+                    greedy_reward=(of_group[0] if tied else 0.5) + shift,
+                    running_mean=np.full(len(values), (of_group[0] if tied else 0.5) + shift),
+                    segments=tuple(
+                        StepRewards([(of_group[0] if tied else 0.1 * (identity % 7)) + shift], [0])
+                        for _ in completions
+                    ),
                 ),
             )
         )
@@ -203,25 +206,21 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
     """The groups as a training loop would prepare them for the algorithm, in the given precision."""
     batch = collate(groups)
     rows = identities(batch)
-    known = {
-        name: per_token(name)[rows, : batch.mask.shape[1]].to(dtype)
-        for name in ("old_logprobs", "ref_logprobs", "old_entropy", "old_collision", "noise")
-    }
-    batch = replace(batch, **known)
-    if algorithm.old == "sampler":
-        batch = replace(batch, old_logprobs=batch.sampler_logprobs)
-    if algorithm.nll:
-        batch = replace(batch, correct=batch.rewards.nan_to_num(0.0) > 0.5)
-    if algorithm.critic is not None:
-        batch = replace(batch, values=per_token("values")[rows, : batch.mask.shape[1]])
-    batch = with_advantages(batch, groups, algorithm)
-    changed = {
-        f.name: getattr(batch, f.name).to(dtype)
-        for f in fields(batch)
-        if isinstance(getattr(batch, f.name), Tensor) and getattr(batch, f.name).is_floating_point()
-    }
-    batch = replace(batch, **changed)
-    return replace(batch, selected=algorithm.select_tokens(batch)) if algorithm.select_tokens else batch
+    old, ref, entropy, collision, noise, values = (
+        per_token(name)[rows, : batch.mask.shape[1]]
+        for name in ("old_logprobs", "ref_logprobs", "old_entropy", "old_collision", "noise", "values")
+    )
+    batch = replace(
+        batch,
+        sampler_logprobs=batch.sampler_logprobs.to(dtype),
+        old_logprobs=batch.sampler_logprobs.to(dtype) if algorithm.old == "sampler" else old.to(dtype),
+        old_distribution=OldDistribution(entropy.to(dtype), collision.to(dtype)),
+        ref_logprobs=ref.to(dtype),
+    )
+    batch = with_advantages(batch, groups, algorithm, values=None if algorithm.critic is None else values)
+    batch = replace(batch, advantages=batch.advantages.to(dtype))
+    choose = algorithm.select_tokens
+    return batch if choose is None else select_tokens(batch, choose, noise.to(dtype))
 
 
 class Leaves(NamedTuple):

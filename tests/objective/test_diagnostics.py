@@ -28,7 +28,7 @@ from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.types import Group
 from covey_verify.types import StepRewards
-from tests.fakes import group
+from tests.fakes import component, group
 from tests.objective.test_loss import algorithm, made_inputs, t
 
 
@@ -190,15 +190,15 @@ def test_a_reward_is_held_against_the_verdict_within_groups() -> None:
     # Group a: correct 1, incorrect 0 and 1: one ranked right, one tie. Group b: the other way round.
     one, other = (group(v, name=n) for v, n in (([1, 0, 0], "a"), ([1, 0], "b")))
     judged = [
-        replace(one, components={**one.components, "model": np.array([1.0, 0.0, 1.0])}),
-        replace(other, components={**other.components, "model": np.array([-5.0, 5.0])}),
+        replace(one, components={**one.components, "model": component([1, 0, 1])}),
+        replace(other, components={**other.components, "model": component([-5, 5])}),
     ]
     assert agreement(judged, "model") == pytest.approx((1 + 0.5 + 0) / 3)
     assert agreement(judged[:1], "model") == pytest.approx(0.75)
     metrics = group_metrics(judged)
     assert metrics["reward/model/agreement"] == pytest.approx(0.5)
     assert "reward/answer/agreement" not in metrics
-    unsure = replace(one, components={**one.components, "model": np.array([nan, 0.0, 1.0])})
+    unsure = replace(one, components={**one.components, "model": component([nan, 0, 1])})
     assert math.isnan(agreement([unsure], "model"))
 
 
@@ -241,7 +241,7 @@ def test_on_policy_every_preset_pushes_by_its_advantage(name: str) -> None:
 def test_how_evenly_steps_split() -> None:
     # Two steps of 2 and 6 tokens; one whole of 4; one that was not judged by step.
     steps = (StepRewards([1, 0], [1, 7]), StepRewards([1], [3]), StepRewards([], []))
-    found = step_spread([replace(group([1, 0, 1]), steps={"judge": steps})])
+    found = step_spread([replace(group([1, 0, 1]), components={"judge": component([1, 0, 1], steps=steps)})])
     assert found == {
         "steps/count": 1.5,
         "steps/tokens": 4.0,

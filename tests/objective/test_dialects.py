@@ -29,6 +29,7 @@ from covey.objective.data import LossInputs
 from covey.objective.dialects import DIALECTS
 from covey.objective.loss import policy_loss
 from covey.objective.reductions import Totals
+from covey.types import Baselines
 from covey_verify.errors import ConfigError
 from tests.fakes import group
 
@@ -72,7 +73,7 @@ def covey(algorithm: Algorithm, step: Step, patch: pytest.MonkeyPatch) -> tuple[
     """Advantages (N, T), loss and gradient as a run computes them, in float64 where it stores float32."""
     patch.setattr(Tensor, "float", Tensor.double)
     groups = [
-        replace(group(r, n, name=f"g{g}"), greedy_reward=GREEDY)
+        replace(group(r, n, name=f"g{g}"), baselines=Baselines(greedy_reward=GREEDY))
         for g, (r, n) in enumerate(zip(step.rewards, step.lengths, strict=True))
     ]
     batch = replace(collate(groups), mask=step.mask, old_logprobs=step.old, ref_logprobs=step.ref)

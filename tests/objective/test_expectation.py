@@ -23,7 +23,7 @@ from covey.objective.bound import bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
-from covey.types import Completion, Group, Problem
+from covey.types import Baselines, Completion, Group, Problem
 
 REINFORCE = PRESETS["reinforce"]
 ONE = [(a,) for a in range(4)]
@@ -85,7 +85,7 @@ def all_losses(
             np.array([1]),
             completions,
             np.array([reward(o) for o in group]),
-            greedy_reward=greedy,
+            baselines=Baselines(greedy_reward=greedy),
         )
         batch = with_advantages(replace(collate([scored]), **table), [scored], algorithm)
         inputs = LossInputs(

@@ -16,6 +16,7 @@ from covey.learner.batching import Batch
 from covey.objective.axes import AXES
 from covey.objective.loss import policy_loss
 from covey.types import Group
+from tests.fakes import component
 from tests.objective.table import (
     ALGORITHMS,
     CRITIC_FREE,
@@ -123,14 +124,20 @@ def test_rows_of_a_batch_may_stand_anywhere(name: str) -> None:
 
 
 def permuted(group: Group, order: np.ndarray) -> Group:
+    known = group.baselines
     return replace(
         group,
         completions=tuple(group.completions[i] for i in order),
         rewards=group.rewards[order],
-        components={k: v[order] for k, v in group.components.items()},
-        steps={k: tuple(v[i] for i in order) for k, v in group.steps.items()},
-        running_mean=None if group.running_mean is None else group.running_mean[order],
-        segments=tuple(group.segments[i] for i in order),
+        components={
+            name: component(c.values[order], c.weight, tuple(c.steps[i] for i in order if c.steps), c.verdict)
+            for name, c in group.components.items()
+        },
+        baselines=replace(
+            known,
+            running_mean=None if known.running_mean is None else known.running_mean[order],
+            segments=tuple(known.segments[i] for i in order),
+        ),
     )
 
 
@@ -160,7 +167,7 @@ def test_padding_may_hold_anything(name: str, garbage: float) -> None:
     mask = pad(batch.mask, (0, 3, 0, 1))
     selected = pad(batch.selected, (0, 3, 0, 1), value=True) if batch.selected is not None else None
     counts = pad(batch.group_tokens, (0, 1))
-    correct = None if batch.correct is None else pad(batch.correct, (0, 1), value=True)
+    correct = pad(batch.correct, (0, 1), value=True)
     of_rows = {"correct": correct, "group": pad(batch.group, (0, 1))}
     padded = replace(inputs, **soiled, **of_rows, mask=mask, selected=selected, group_tokens=counts)
     loss = policy_loss(algorithm, padded)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from covey.objective.signs import gradient_signs, group_signs, lone, shared_prefixes
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Component, Group, Problem
 from covey_verify.types import Score, StepRewards
-from tests.fakes import completion, group
+from tests.fakes import completion, component, group
 
 
 def written(*tokens: list[int]) -> tuple[Completion, ...]:
@@ -21,7 +21,7 @@ def written(*tokens: list[int]) -> tuple[Completion, ...]:
 
 def of(rewards: list[float], *tokens: list[int]) -> Group:
     values = np.array(rewards)
-    return Group(Problem("p", "p"), np.array([1]), written(*tokens), values, {"a": values}, {"a": 1.0})
+    return Group(Problem("p", "p"), np.array([1]), written(*tokens), values, {"a": component(values)})
 
 
 def test_dead_groups_are_split_into_collapse_and_cliff() -> None:
@@ -59,17 +59,18 @@ def test_the_same_tokens_paid_differently_are_noise() -> None:
 def test_the_same_step_paid_differently_is_noise() -> None:
     # The first step [5] is shared by all three and paid 1, 1, -1; the second ones differ.
     steps = tuple(StepRewards([v, 1.0], [0, 1]) for v in (1.0, 1.0, -1.0))
-    shared = replace(of([1, 1, 0], [5, 6], [5, 7], [5, 8]), steps={"judge": steps})
+    components = {"judge": component([1.0, 1.0, 0.0], steps=steps)}
+    shared = replace(of([1, 1, 0], [5, 6], [5, 7], [5, 8]), components=components)
     assert group_signs([shared])["steps/inconsistent"] == 1.0
     assert "steps/inconsistent" not in group_signs([group([0, 1])])
 
 
 def test_lengths_of_what_ended_and_answers_in_what_did_not() -> None:
     long, done = completion("x", 9, "length"), completion("y", 9, "length")
-    scores = {"a": (Score(0.0), Score(0.0, extracted="4"), Score(1.0, extracted="4"))}
+    scores = (Score(0.0), Score(0.0, extracted="4"), Score(1.0, extracted="4"))
     values = np.array([0.0, 0.0, 1.0])
-    one = Group(Problem("p", "p"), np.array([1]), (long, done, completion("z", 4)), values, {"a": values},
-                {"a": 1.0}, scores=scores)  # fmt: skip
+    components = {"a": Component(values, 1.0, scores)}
+    one = Group(Problem("p", "p"), np.array([1]), (long, done, completion("z", 4)), values, components)
     found = group_signs([one])
     assert (found["length/truncated_done"], found["length/ended_q90"]) == (0.5, 4.0)
     assert "length/ended_q90" not in group_signs([replace(one, completions=(long, done, long))])

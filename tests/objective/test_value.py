@@ -17,7 +17,7 @@ from covey.objective.bound import bind
 from covey.objective.diagnostics import value_metrics
 from covey.objective.value import Critic, gae, value_loss, value_targets
 from covey_verify.types import StepRewards
-from tests.fakes import group
+from tests.fakes import component, group
 
 RNG = np.random.default_rng(5)
 LENGTHS = torch.tensor([7, 3, 5, 1])
@@ -81,8 +81,7 @@ PLAIN = replace(PRESETS["ppo"], kl=None, whiten=None, advantage=bind(gae, lam=0.
 
 def given(values: list[list[float]], algorithm=PLAIN, groups=None, **known: Tensor) -> Batch:
     groups = groups or [group([1.0, 0.0], [3, 2])]
-    batch = replace(collate(groups), values=torch.tensor(values), **known)
-    return with_advantages(batch, groups, algorithm)
+    return with_advantages(replace(collate(groups), **known), groups, algorithm, values=torch.tensor(values))
 
 
 VALUED = [[0.5, 0.6, 0.8], [0.5, 0.5, 0.0]]
@@ -93,9 +92,9 @@ def test_a_reward_arrives_at_the_last_token_and_spreads_by_lambda() -> None:
     # The first as by hand in test_gae_by_hand; the second: deltas 0 and -.5, so -.25 and -.5.
     expected = torch.tensor([[0.25, 0.3, 0.2], [-0.25, -0.5, 0.0]])
     torch.testing.assert_close(batch.advantages, expected)
-    assert batch.targets is not None
-    torch.testing.assert_close(batch.targets, torch.tensor([[1.0, 1, 1], [0, 0, 0]]))
-    assert torch.equal(batch.returns, batch.targets)
+    assert batch.critic is not None
+    torch.testing.assert_close(batch.critic.targets, torch.tensor([[1.0, 1, 1], [0, 0, 0]]))
+    assert torch.equal(batch.critic.returns, batch.critic.targets)
 
 
 def test_equal_rewards_teach_where_the_values_expected_something_else() -> None:
@@ -112,20 +111,19 @@ def test_a_kl_by_token_is_part_of_the_rewards_that_gae_sees() -> None:
     old, ref = torch.tensor([[1.0, 0, -1], [0, 2, 0]]), torch.zeros(2, 3)
     batch = given(VALUED, algorithm, old_logprobs=old, ref_logprobs=ref)
     returns = torch.tensor([[1.0, 1.5, 1.5], [-1, -1, 0]])
-    torch.testing.assert_close(batch.returns, returns)
+    assert batch.critic is not None
+    torch.testing.assert_close(batch.critic.returns, returns)
     torch.testing.assert_close(batch.advantages, (returns - torch.tensor(VALUED)) * batch.mask)
 
 
 def test_rewards_by_step_are_paid_where_the_steps_end() -> None:
-    steps = {"r": (StepRewards([2.0, -1.0], [0, 2]), StepRewards([], []))}
-    stepped = replace(
-        group([1.5, 0.25], [3, 2]),  # half of the steps' sum and an outcome of 1; an outcome of .25
-        steps=steps,
-        weights={"answer": 1.0, "r": 0.5},
-        credit="token",
-    )
+    steps = (StepRewards([2.0, -1.0], [0, 2]), StepRewards([], []))
+    judged = group([1.5, 0.25], [3, 2])  # half of the steps' sum and an outcome of 1; an outcome of .25
+    components = {**judged.components, "r": component([1.0, 0.0], 0.5, steps)}
+    stepped = replace(judged, components=components, credit="token")
     batch = given(VALUED, groups=[stepped])
-    torch.testing.assert_close(batch.returns, torch.tensor([[1.5, 0.5, 0.5], [0.25, 0.25, 0.0]]))
+    assert batch.critic is not None
+    torch.testing.assert_close(batch.critic.returns, torch.tensor([[1.5, 0.5, 0.5], [0.25, 0.25, 0.0]]))
 
 
 def test_explained_variance_overall_and_by_quarter() -> None:

@@ -16,10 +16,10 @@ from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind
 from covey.objective.penalties import KL
-from covey.types import Group
+from covey.types import Baselines, Group
 from covey_verify.errors import DataError
 from covey_verify.types import StepRewards
-from tests.fakes import group
+from tests.fakes import component, group
 
 CENTRED = Algorithm(bind(advantages.group_centered))
 
@@ -30,8 +30,8 @@ def rows(batch: Batch) -> list[list[float]]:
     ]
 
 
-def given(groups: list[Group], algorithm: Algorithm, **fields: Tensor) -> Batch:
-    return with_advantages(replace(collate(groups), **fields), groups, algorithm)
+def given(groups: list[Group], algorithm: Algorithm, values: Tensor | None = None, **fields: Tensor) -> Batch:
+    return with_advantages(replace(collate(groups), **fields), groups, algorithm, values=values)
 
 
 def test_ragged_groups_and_lengths() -> None:
@@ -56,7 +56,7 @@ def test_a_group_that_nobody_could_judge_gets_nothing() -> None:
 
 def test_a_group_of_empty_completions_gets_nothing() -> None:
     groups = [
-        replace(of, greedy_reward=0.5, running_mean=np.zeros(len(of.rewards)))
+        replace(of, baselines=Baselines(greedy_reward=0.5, running_mean=np.zeros(len(of.rewards))))
         for of in (group([1, 0], [0, 0]), group([1, 0, 2], [3, 0, 2]))
     ]
     for name, algorithm in PRESETS.items():
@@ -169,15 +169,14 @@ def test_components_with_their_weights() -> None:
     pair = group([1, 0])
     style = replace(
         pair,
-        components={"answer": pair.rewards, "style": np.array([0, 10.0])},
-        weights={"answer": 1, "style": 0.5},
+        components={"answer": component(pair.rewards, verdict=True), "style": component([0, 10], 0.5)},
     )
     algorithm = Algorithm(bind(advantages.component_zscore, ddof=0, eps=0.0))
     assert given([style], algorithm).advantages[:, 0].tolist() == [0.5, -0.5]
 
 
 def test_the_greedy_reward() -> None:
-    greedy = replace(group([1, 0]), greedy_reward=0.25)
+    greedy = replace(group([1, 0]), baselines=Baselines(greedy_reward=0.25))
     assert given([greedy], PRESETS["remax"]).advantages[:, 0].tolist() == [0.75, -0.25]
 
 
@@ -205,9 +204,7 @@ def test_steps_by_completion_and_only_of_scorable_ones() -> None:
 
 def stepped(group: Group, steps: tuple[StepRewards, ...]) -> Group:
     """The group as one function by step has judged it."""
-    return replace(
-        group, steps={"r": steps}, components={"r": group.rewards}, weights={"r": 1.0}, credit="step"
-    )
+    return replace(group, components={"r": component(group.rewards, steps=steps)}, credit="step")
 
 
 @pytest.mark.parametrize("end", [3, -1])

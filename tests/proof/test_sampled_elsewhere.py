@@ -65,8 +65,9 @@ def test_a_version_that_did_not_draw_its_tokens_is_found(
     def newer(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
         for sampled in sample(self, *arguments):
             completion = sampled.completion
-            versions = None if completion.versions is None else completion.versions + 2
-            yield sampled._replace(completion=replace(completion, versions=versions))
+            known = completion.provenance
+            later = replace(known, versions=None if known.versions is None else known.versions + 2)
+            yield sampled._replace(completion=replace(completion, provenance=later))
 
     monkeypatch.setattr(LocalSampler, "sample", newer)
     settings = {"algorithm": {"name": "dapo", "filter": None}, "train": TRAIN}

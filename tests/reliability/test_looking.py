@@ -41,9 +41,9 @@ def hook(event, arguments):
 theirs, other, report = sys.argv[1:]
 from pathlib import Path
 from covey.cli import main
-from covey.insight import report as _, difference, show, rescore
+from covey.insight import difference, show, rescore
 from covey.insight.findings import watch
-from covey.insight.pages import compare, records, server, tokens
+from covey.insight.pages import compare, records, report as _, server, tokens
 sys.addaudithook(hook)
 codes = [
     main(["explain", theirs]), main(["report", theirs, "-o", report]), main(["show", theirs]),
@@ -118,7 +118,7 @@ def test_commands_that_look_run_and_open_nothing_else(theirs: Path, tmp_path: Pa
     assert found["codes"] == [0, 0, 0, 0, 0, 0, 3, 0], done.stdout  # all are truncated: no pairs
     assert not (tmp_path / "ran").exists()
     opened = [Path(p) for p in found["opened"]]
-    of_records = {p.name for p in opened if not p.is_absolute()} - {"rollouts", "<string>", "<template>"}
+    of_records = {p.name for p in opened if not p.is_absolute()} - {"rollouts", "<string>"}
     assert of_records <= OWN | {f"step_{n:06d}.{kind}" for n in (0, 1) for kind in ("jsonl", "npz")}
     own = (str(theirs), str(tmp_path / "other"), report, str(tmp_path / ".tmp-report"))
     named = {p for p in opened if p.is_relative_to(tmp_path) and p != tmp_path}
@@ -212,7 +212,7 @@ def test_what_is_no_record_of_the_run_is_named_and_not_shown(
     assert STRANGE[change] in shown
     page = json.dumps([run_page("x", theirs), listed_runs(Runs(theirs))])
     assert change is linked_rollouts or STRANGE[change].partition(" ")[0].strip(":") in page
-    assert "private" not in page + shown
+    assert "private key" not in page + shown
 
 
 def test_arrays_that_would_be_larger_than_their_file_are_not_unpacked(theirs: Path) -> None:

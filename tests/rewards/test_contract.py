@@ -46,8 +46,8 @@ def test_both_forms_get_what_their_signature_asks_for() -> None:
 
     group = judged(batch, {single: 0.5})
     assert group.rewards.tolist() == [1.5, 0.0]
-    assert group.components["single"].tolist() == [1.0, 0.0]
-    assert group.weights == {"batch": 1.0, "single": 0.5}
+    assert group.components["single"].values.tolist() == [1.0, 0.0]
+    assert {name: c.weight for name, c in group.components.items()} == {"batch": 1.0, "single": 0.5}
 
 
 def test_the_sampled_completion_wins_over_a_column_of_that_name() -> None:
@@ -93,7 +93,7 @@ def test_step_rewards_are_kept_and_summed() -> None:
 
     group = judged(steps)
     assert group.rewards.tolist() == [0.75, 0.75]
-    assert group.steps == {"steps": (StepRewards([0.5, 0.25], [0, 2]),) * 2}
+    assert group.components["steps"].steps == (StepRewards([0.5, 0.25], [0, 2]),) * 2
 
 
 def test_numpy_and_torch_scalars_count_as_numbers() -> None:
@@ -180,15 +180,15 @@ def test_scores_carry_status_extraction_and_parts() -> None:
         )
 
     group = judged(rich)
-    assert [s.status for s in group.scores["rich"]] == ["ok", "no_answer"]
-    assert group.scores["rich"][0].extracted == "4"
-    assert group.scores["rich"][1].metrics == {"effort": 0.5}
+    assert [s.status for s in group.components["rich"].scores] == ["ok", "no_answer"]
+    assert group.components["rich"].scores[0].extracted == "4"
+    assert group.components["rich"].scores[1].metrics == {"effort": 0.5}
 
 
 def test_half_a_surrogate_pair_in_a_score_is_spelled_out() -> None:
     """No file takes it, and `json.loads` makes one of a completion's escape."""
-    score = judged(lambda completion: Score(1.0, extracted="\ud83d", metrics={"\ud83d": 1.0})).scores
-    (first, *_) = next(iter(score.values()))
+    group = judged(lambda completion: Score(1.0, extracted="\ud83d", metrics={"\ud83d": 1.0}))
+    (first, *_) = next(iter(group.components.values())).scores
     assert (first.extracted, first.metrics) == (r"\ud83d", {r"\ud83d": 1.0})
 
 
@@ -196,7 +196,7 @@ def test_score_steps_become_step_rewards() -> None:
     def process(completion):
         return Score(0.75, steps=((0, 1, 0.5), (1, 3, 0.25)))
 
-    assert judged(process).steps == {"process": (StepRewards([0.5, 0.25], [0, 2]),) * 2}
+    assert judged(process).components["process"].steps == (StepRewards([0.5, 0.25], [0, 2]),) * 2
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), np.float64(1), 1])
@@ -338,7 +338,7 @@ def test_a_gate_opens_for_an_answer_a_right_or_a_wrong_one(gate, expected) -> No
     rewards = load_rewards([right, {bonus: {"weight": 0.5, "gated_by": gate}}], Path())
     completions = [completion(t) for t in ("4", "5", "nothing")]
     group = rewards.score_group(PROBLEM, np.array([1]), completions, strict=True)
-    assert group.components["bonus"].tolist() == expected
+    assert group.components["bonus"].values.tolist() == expected
 
 
 def test_a_gate_stays_closed_where_nobody_can_know() -> None:
@@ -396,7 +396,7 @@ def test_a_column_is_no_setting_of_a_built_in_reward() -> None:
     rewards = load_rewards(["math_answer"], Path())
     problem = Problem("p1", "half of 100=", row)
     group = rewards.score_group(problem, np.array([1]), [completion("\\boxed{50\\%}")], strict=True)
-    assert group.scores["math_answer"][0].value == 1.0
+    assert group.components["math_answer"].scores[0].value == 1.0
 
 
 def test_a_missing_column_or_module_is_found_before_training() -> None:
@@ -467,6 +467,6 @@ def test_step_rewards_become_steps() -> None:
     def steps(completion):
         return StepRewards((1.0, -1.0), (0, 4)) if completion == "4" else StepRewards((), ())
 
-    first, second = judged(steps).scores["steps"]
+    first, second = judged(steps).components["steps"].scores
     assert first.steps == ((0, 1, 1.0), (1, 5, -1.0))
     assert second.steps == ()

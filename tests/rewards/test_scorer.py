@@ -104,9 +104,9 @@ def test_one_that_hangs_costs_its_own_samples_only(capsys) -> None:
         return 1.0
 
     group = judged(of(hangs, timeout=0.2), "a", "b", "c")
-    assert [s.status for s in group.scores["hangs"]] == ["ok", "infra_error", "ok"]
+    assert [s.status for s in group.components["hangs"].scores] == ["ok", "infra_error", "ok"]
     assert np.isnan(group.rewards[1])
-    assert "no answer within 0.2 s" in group.scores["hangs"][1].detail
+    assert "no answer within 0.2 s" in group.components["hangs"].scores[1].detail
     assert "reward hangs on problem p failed" in capsys.readouterr().err
 
 
@@ -151,7 +151,7 @@ def test_one_that_raises_is_shown_once_and_left_out(capsys) -> None:
     rewards = of(raises)
     for _ in range(2):
         group = judged(rewards, "a", "b")
-        score = group.scores["raises"][1]
+        score = group.components["raises"].scores[1]
         assert (score.value, score.status) == (None, "infra_error")
         assert re.fullmatch(r"KeyError: 'gold' \(test_scorer.py:\d+: raise KeyError.*\)", score.detail)
     assert capsys.readouterr().err.count("failed:") == 1
@@ -283,12 +283,12 @@ def test_an_isolated_function_can_hang_die_and_overflow(tmp_path: Path, capsys) 
     (tmp_path / "mine.py").write_text(ISOLATED)
     rewards = load_rewards(["mine.py:risky"], tmp_path)
     group = judged(rewards, "4", "hang", "5", "die", "hog", "raise", "rich", "leave")
-    found = [(s.value, s.status) for s in group.scores["risky"]]
+    found = [(s.value, s.status) for s in group.components["risky"].scores]
     assert found[:3] == [(1.0, "ok"), (0.0, "timeout"), (0.0, "ok")]
     assert [found[n] for n in (3, 4, 7)] == [(0.0, "crashed")] * 3, "what its text does is a completion's own"
     assert found[5] == (None, "infra_error")
-    assert group.scores["risky"][6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
-    assert "(mine.py:10: " in group.scores["risky"][5].detail
+    assert group.components["risky"].scores[6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
+    assert "(mine.py:10: " in group.components["risky"].scores[5].detail
 
 
 def test_an_isolated_function_that_dies_of_the_row_is_nobodys_zero(tmp_path: Path, capsys) -> None:
@@ -296,7 +296,7 @@ def test_an_isolated_function_that_dies_of_the_row_is_nobodys_zero(tmp_path: Pat
     rewards = load_rewards(["mine.py:risky"], tmp_path)
     row = Problem("p", "?", {**PROBLEM.columns, "answer": "die for all"})
     group = rewards.score_group(row, np.array([1]), [completion("a"), completion("die")])
-    assert [s.value for s in group.scores["risky"]] == [None, None]
+    assert [s.value for s in group.components["risky"].scores] == [None, None]
 
 
 def test_of_a_group_only_the_text_that_ends_the_process_is_zero(tmp_path: Path, capsys) -> None:
@@ -305,7 +305,7 @@ def test_of_a_group_only_the_text_that_ends_the_process_is_zero(tmp_path: Path, 
         "    if 'die' in completions: os._exit(1)\n    return [float(len(c)) for c in completions]\n"
     )
     group = judged(load_rewards(["mine.py:together"], tmp_path), "a", "die", "ccc")
-    assert [(s.value, s.status) for s in group.scores["together"]] == [
+    assert [(s.value, s.status) for s in group.components["together"].scores] == [
         (1.0, "ok"),
         (0.0, "crashed"),
         (3.0, "ok"),
@@ -316,7 +316,7 @@ def test_an_isolated_function_that_dies_of_nothing_is_the_users(tmp_path: Path) 
     """Paid with 0, all completions would tie, and nobody would be told why."""
     (tmp_path / "mine.py").write_text(ISOLATED.replace('if completion == "die"', "if True"))
     group = judged(load_rewards(["mine.py:risky"], tmp_path), "4")
-    assert [(s.value, s.status) for s in group.scores["risky"]] == [(None, "infra_error")]
+    assert [(s.value, s.status) for s in group.components["risky"].scores] == [(None, "infra_error")]
 
 
 RETURNS = """
@@ -360,7 +360,7 @@ def test_a_reward_means_the_same_wherever_it_is_judged(tmp_path: Path, place: st
     (tmp_path / "mine.py").write_text(RETURNS.format(place=place))
     names = [f"mine.py:{name}" for name in ("strict", "paid", "steps", "numbers")]
     rewards = load_rewards([{name: {"verdict": i == 0}} for i, name in enumerate(names)], tmp_path)
-    found = {name: own[0] for name, own in judged(rewards, "a").scores.items()}
+    found = {name: own.scores[0] for name, own in judged(rewards, "a").components.items()}
     assert [found[name].value for name in ("strict", "paid", "steps", "numbers")] == [0.0, 0.5, 0.5, 0.5]
     assert found["steps"].steps == ((0, 1, 1.0), (1, 3, -0.5))
     assert found["numbers"].metrics == {"n": 2.0}
@@ -370,7 +370,7 @@ def test_a_reward_means_the_same_wherever_it_is_judged(tmp_path: Path, place: st
 
 def test_a_group_that_hangs_is_late_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RETURNS.format(place="process"))
-    scores = judged(load_rewards(["mine.py:slow"], tmp_path), "a", "b").scores["slow"]
+    scores = judged(load_rewards(["mine.py:slow"], tmp_path), "a", "b").components["slow"].scores
     assert [(s.value, s.status) for s in scores] == [(0.0, "timeout")] * 2
 
 
@@ -381,19 +381,19 @@ def test_an_unreliable_judge_is_wrong_about_its_share_of_verdicts_and_steps() ->
     rewards = of(process)
     streams = range(400)
     half = with_label_noise(judged(rewards, *["half"] * 400), rewards, 0.3, streams)
-    steps = np.array([s.values for s in half.steps["process"]])
+    steps = np.array([s.values for s in half.components["process"].steps])
     turned = np.stack([half.rewards == 0.25, steps[:, 0] == -1.0, steps[:, 1] == 0.5])
     assert set(half.rewards) == {0.75, 0.25} and set(steps.flat) == {1.0, -1.0, -0.5, 0.5}
     assert (abs(turned.mean(1) - 0.3) < 0.1).all()
     assert (abs(np.corrcoef(turned)) < 0.2).sum() == 6, "each has a draw of its own"
-    parts = [s.metrics["flipped"] for s in half.scores["process"]]
+    parts = [s.metrics["flipped"] for s in half.components["process"].scores]
     np.testing.assert_allclose(parts, turned.mean(0))
     alone = with_label_noise(judged(rewards, "half"), rewards, 0.3, streams[7:8])
-    assert alone.scores["process"][0] == half.scores["process"][7]
+    assert alone.components["process"].scores[0] == half.components["process"].scores[7]
     far = with_label_noise(judged(rewards, *["far"] * 400), rewards, 0.3, streams)
     assert set(far.rewards) == {-3.0}
     lost = with_label_noise(judged(rewards, "lost", "half"), rewards, 0.3, streams[:2])
-    assert lost.scores["process"][0].value is None
+    assert lost.components["process"].scores[0].value is None
 
 
 def test_flipped_labels_open_and_shut_the_gates_of_others() -> None:

@@ -179,7 +179,7 @@ def test_step_rewards_of_all_functions_count_with_weight_and_gate() -> None:
     for order in itertools.permutations(specs):
         rewards = load_rewards(list(order), Path())
         group = rewards.score_group(problem, np.array([1]), [completion("4"), completion("5")])
-        assert group.steps == {
+        assert {name: c.steps for name, c in group.components.items() if c.steps} == {
             "lines": (StepRewards([1.0, -1.0], [1, 2]),) * 2,
             "whole": (StepRewards([4.0], [2]), StepRewards([0.0], [2])),
         }
@@ -228,9 +228,11 @@ def test_by_component_a_group_is_dead_only_where_each_reward_ties() -> None:
     assert credited(again, PRESETS["gdpo"].credit).dead
     measured = load_rewards([{first: {"weight": 2.0, "verdict": True}}, {second: 0.0}], Path())
     apart = measured.score_group(problem, np.array([1]), [completion("5", 3), completion("5", 3)])
-    apart = replace(apart, components={**apart.components, "second": np.array([0.0, 2.0])})
+    second = replace(apart.components["second"], values=np.array([0.0, 2.0]))
+    apart = replace(apart, components={**apart.components, "second": second})
     assert credited(apart, PRESETS["gdpo"].credit).dead, "what weighs nothing keeps no group alive"
-    assert not credited(replace(apart, weights={**apart.weights, "second": 1.0}), PRESETS["gdpo"].credit).dead
+    paid = replace(apart, components={**apart.components, "second": replace(second, weight=1.0)})
+    assert not credited(paid, PRESETS["gdpo"].credit).dead
 
 
 ANSWER_NAME = "exact_answer"
@@ -239,6 +241,7 @@ ANSWER_NAME = "exact_answer"
 def test_a_group_of_several_rewards_does_not_guess() -> None:
     rewards = load_rewards([ANSWER, "think_format"], Path())
     group = rewards.score_group(Problem("p", "2+2=", {"answer": "4"}), np.array([1]), [completion("4")])
-    assert group.verdict == ANSWER_NAME
+    assert [name for name, c in group.components.items() if c.verdict] == [ANSWER_NAME]
+    unmarked = {name: replace(c, verdict=False) for name, c in group.components.items()}
     with pytest.raises(AssertionError, match="which of"):
-        _ = replace(group, verdict="").correct
+        _ = replace(group, components=unmarked).correct

@@ -144,7 +144,7 @@ def test_a_group_is_judged_at_once_and_failures_are_left_out(
     group = asked(12, patience={"tries": 1, "rest": 0.0})
     judged = [n == 1 or n > 9 for n in range(12)]
     assert (group.rewards == 1.0).tolist() == judged and (~np.isnan(group.rewards)).tolist() == judged
-    assert {s.status for s in group.scores["judge"]} == {"ok", "infra_error"}
+    assert {s.status for s in group.components["judge"].scores} == {"ok", "infra_error"}
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert "judge.py" not in said, "nothing is wrong with its code"
@@ -172,8 +172,8 @@ def test_a_function_used_twice_pays_brevity_when_right_and_effort_when_wrong() -
         Completion(np.zeros(n, np.int64), np.zeros(n, np.float32), text, "stop") for text, n in texts.items()
     ]
     group = rewards.score_group(problem, np.zeros(1, np.int64), completions, strict=True)
-    assert group.components["cosine_length"].tolist() == [0.75, 0.0]
-    assert group.components["effort"].tolist() == [0.0, -0.5]
+    assert group.components["cosine_length"].values.tolist() == [0.75, 0.0]
+    assert group.components["effort"].values.tolist() == [0.0, -0.5]
     with pytest.raises(ConfigError, match="give one a `name:`"):
         load_rewards(["math_answer", "math_answer"], Path())
 
@@ -218,7 +218,7 @@ def test_steps_reach_the_group_as_token_ends() -> None:
         completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
     group = rewards.score_group(Problem("p", "?"), np.array([1]), completions)
     assert group.rewards.tolist() == [1.0, 0.0, 0.0]
-    (steps,) = group.steps.values()
+    (steps,) = [c.steps for c in group.components.values()]
     assert [list(s.values) for s in steps] == [[1, 1, 0], [1, -1, 0], []]
     assert steps[0].ends[-1] == len(completions[0].tokens) - 1
     assert steps[2] == StepRewards([], [])

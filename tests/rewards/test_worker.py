@@ -115,7 +115,7 @@ def judged(rewards: Rewards, *texts: str, strict: bool = False):
 def test_a_pattern_that_holds_the_interpreter_ends_at_its_timeout(project: Path, capsys) -> None:
     rewards = load(project, "pattern", timeout=1.0)
     begun = time.monotonic()
-    scores = judged(rewards, "aa", "a" * 40 + "b", "aaa").scores["pattern"]
+    scores = judged(rewards, "aa", "a" * 40 + "b", "aaa").components["pattern"].scores
     assert time.monotonic() - begun < 30, "such a match takes days"
     assert [(s.value, s.status) for s in scores] == [(1.0, "ok"), (None, "infra_error"), (1.0, "ok")]
     assert "no answer within 1 s" in scores[1].detail
@@ -123,7 +123,8 @@ def test_a_pattern_that_holds_the_interpreter_ends_at_its_timeout(project: Path,
 
 def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -> None:
     rewards = load(project, "leaves")
-    scores = judged(rewards, "a", "exit", "b", "segfault", "quit", "interrupt", "c").scores["leaves"]
+    group = judged(rewards, "a", "exit", "b", "segfault", "quit", "interrupt", "c")
+    scores = group.components["leaves"].scores
     assert [s.value for s in scores] == [1.0, None, 1.0, None, None, None, 1.0]
     assert scores[1].detail == "it ended its own process (exit code 0)"
     assert scores[3].detail == "it ended its own process (killed by SIGSEGV (Segmentation fault))"
@@ -152,9 +153,11 @@ def test_it_says_what_it_would_say_in_the_trainer(project: Path) -> None:
         groups.append(group.result())
         logged.append(scorer.stats.logged)
     ours, theirs = groups
-    assert ours.scores == theirs.scores
+    for name, component in ours.components.items():
+        assert component.scores == theirs.components[name].scores
+    rich = ours.components["rich"].scores[3]
     assert ours.rewards.tobytes() == theirs.rewards.tobytes()
-    assert ours.scores["rich"][3] == Score(0.5, "ambiguous", "it", {"length": 1 / 3}, ((0, 1, 0.7),), "why")
+    assert rich == Score(0.5, "ambiguous", "it", {"length": 1 / 3}, ((0, 1, 0.7),), "why")
     assert logged == [{"seen": [4.0]}] * 2
 
 
@@ -165,13 +168,13 @@ def test_async_and_concurrent_functions_run_together_there(project: Path) -> Non
 
 
 def test_an_async_function_that_hangs_costs_its_own_call_only(project: Path, capsys) -> None:
-    scores = judged(load(project, "never", timeout=0.5), "a", "hang", "b").scores["never"]
+    scores = judged(load(project, "never", timeout=0.5), "a", "hang", "b").components["never"].scores
     assert [s.value for s in scores] == [1.0, None, 1.0]
     assert "no answer within 0.5 s" in scores[1].detail
 
 
 def test_whoever_was_beside_one_that_ends_the_process_is_asked_again(project: Path, capsys) -> None:
-    scores = judged(load(project, "together"), "a", "exit").scores["together"]
+    scores = judged(load(project, "together"), "a", "exit").components["together"].scores
     assert scores[1].value is None and "exit code 3" in scores[1].detail
 
 

@@ -64,11 +64,11 @@ def agree(found: list[Sampled], requests: list[Request], passed: Mapping[int, Po
     """Each token's log-prob is that of the weights it is said to be of; the versions there were."""
     seen = set[int]()
     for r, _, c in found:
-        assert c.version == c.versions[0]
-        assert (np.diff(c.versions) >= 0).all()
-        for version in set(c.versions.tolist()):
+        assert c.provenance.version == c.provenance.versions[0]
+        assert (np.diff(c.provenance.versions) >= 0).all()
+        for version in set(c.provenance.versions.tolist()):
             seen.add(version)
-            own = c.versions == version
+            own = c.provenance.versions == version
             theirs = scored(passed[version], requests[r].prompt, c.tokens)[own]
             if passed[version].bit_exact:
                 assert (c.logprobs[own] == theirs).all(), "to the last bit"
@@ -86,7 +86,8 @@ def test_what_is_under_way_continues_under_new_weights(name: str, slots: int) ->
     found = list(sampler.sample(asked(), PARAMS))
     assert len({(x.request, x.sample) for x in found}) == len(found) == 12
     assert agree(found, asked(), training.passed) >= {0, 1, 3}
-    assert any(len(set(x.completion.versions.tolist())) > 1 for x in found), "some had begun before"
+    versions = [set(x.completion.provenance.versions.tolist()) for x in found]
+    assert any(len(own) > 1 for own in versions), "some had begun before"
 
 
 def test_without_new_weights_nothing_differs_from_the_trained_policy() -> None:
@@ -95,14 +96,14 @@ def test_without_new_weights_nothing_differs_from_the_trained_policy() -> None:
     for r, s, c in LocalSampler(snapshot(policy), lags=True).sample(asked(), PARAMS):
         assert (c.tokens == own[r, s].tokens).all()
         assert (c.logprobs == own[r, s].logprobs).all()
-        assert own[r, s].versions is None
-        assert set(c.versions.tolist()) == {0}
+        assert own[r, s].provenance.versions is None
+        assert set(c.provenance.versions.tolist()) == {0}
 
 
 def test_the_tokens_that_could_be_drawn_are_kept_across_a_change() -> None:
     training, params = Training(policy_of("qwen3")), SamplingParams(24, top_k=3)
     for _, _, c in Between(training, 5).sampler.sample(asked(), params):
-        assert c.versions.tolist() == [0] * 4 + [1] * (len(c.tokens) - 4) or len(c.tokens) < 5
+        assert c.provenance.versions.tolist() == [0] * 4 + [1] * (len(c.tokens) - 4) or len(c.tokens) < 5
         assert (np.diff(c.sampling_mask.ends, prepend=0) == 3).all()
         starts = np.concatenate([[0], c.sampling_mask.ends[:-1]])
         kept = [set(c.sampling_mask.ids[a : a + 3].tolist()) for a in starts]

@@ -90,7 +90,7 @@ def test_both_kinds_of_server_answer_and_follow_the_weights(
         moved(policy)
         made.sync(Version(1))
         second = list(made.sample(asked(), PARAMS))
-        assert {x.completion.version for x in second} == {1}
+        assert {x.completion.provenance.version for x in second} == {1}
         assert any((together(first)[k] != v).any() for k, v in together(second).items() if len(v) == 10)
         for stub in (one, two):
             for a, b in zip(stub.policy.model.parameters(), policy.model.parameters(), strict=True):
@@ -482,13 +482,13 @@ def test_completions_under_way_continue_under_new_weights(
                 made.sync(Trained(policy, len(passed) - 1))
         assert len(together(found)) == 8
         assert made.said == []
-        assert any(len(set(x.completion.versions.tolist())) > 1 for x in found)
+        assert any(len(set(x.completion.provenance.versions.tolist())) > 1 for x in found)
         for x in found:
             c, prompt = x.completion, asked(4, 2)[x.request].prompt
-            assert c.version == c.versions[0]
-            assert (np.diff(c.versions) >= 0).all()
-            for version in set(c.versions.tolist()):
-                own = c.versions == version
+            assert c.provenance.version == c.provenance.versions[0]
+            assert (np.diff(c.provenance.versions) >= 0).all()
+            for version in set(c.provenance.versions.tolist()):
+                own = c.provenance.versions == version
                 with torch.no_grad():
                     theirs = passed[version].score(pack([prompt], [[c.tokens]]), 1.0).logprobs.numpy()
                 np.testing.assert_allclose(c.logprobs[own], theirs[own], atol=1e-4)
@@ -512,7 +512,7 @@ def test_a_server_that_keeps_old_weights_is_noticed_in_the_middle_of_a_pass(
         assert "off those of version 1" in said
         with torch.no_grad():
             for x in found:
-                own, prompt = x.completion.versions == 1, asked(4, 2)[x.request].prompt
+                own, prompt = x.completion.provenance.versions == 1, asked(4, 2)[x.request].prompt
                 theirs = policy.score(pack([prompt], [[x.completion.tokens]]), 1.0).logprobs.numpy()
                 np.testing.assert_allclose(x.completion.logprobs[own], theirs[own], atol=1e-4)
 
@@ -532,7 +532,7 @@ def test_an_evaluation_may_be_sampled_beside_the_training(
         thread.join(60)
         assert len(together(found)) == 8
         assert len(together(evaluated)) == 4
-        assert {v for x in evaluated for v in x.completion.versions.tolist()} == {1}
+        assert {v for x in evaluated for v in x.completion.provenance.versions.tolist()} == {1}
 
 
 def test_a_server_that_computes_more_exactly_than_the_policy_takes_part(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fakes import group
+from tests.fakes import component, group
 from tests.objective.test_loss import made_inputs
 from tests.train.test_runs import start, varied
 
@@ -18,8 +18,6 @@ from covey.learner.advantage import with_advantages
 from covey.learner.batching import collate
 from covey.objective.algorithms import PRESETS
 from covey.objective.loss import policy_loss
-
-WEIGHTS = {"right": 1.0, "neat": 1.0}
 
 
 def v(*values: float) -> np.ndarray:
@@ -56,8 +54,9 @@ def test_rewards_in_other_units_give_the_same_run(tmp_path: Path) -> None:
 
 def test_a_sum_loses_what_normalising_each_reward_keeps() -> None:
     # Beside a failure, one success of two and two of two are the same to the z-score of the sum.
+    right = component(v(0, 1), verdict=True)
     half, both = (
-        replace(group([0, total]), components={"right": v(0, 1), "neat": v(0, neat)}, weights=WEIGHTS)
+        replace(group([0, total]), components={"right": right, "neat": component(v(0, neat))})
         for total, neat in ((1, 0), (2, 1))
     )
     apart = {

@@ -61,6 +61,13 @@ def test_an_update_that_is_not_finite_is_skipped_counted_and_kept(
     assert bool(about["parameters"]) == (fault == "grad.nan")
 
 
+def test_a_skipped_batch_is_kept_with_what_its_critic_learns_from(tmp_path: Path) -> None:
+    start(tmp_path / "run", options=failing("grad.nan@2"), algorithm="ppo")
+    (file,) = (tmp_path / "run" / "skipped").glob("*.safetensors")
+    batch = load_file(file)
+    assert batch["values"].shape == batch["targets"].shape == batch["returns"].shape == batch["mask"].shape
+
+
 def test_three_skipped_updates_in_a_row_end_the_run_and_keep_the_last_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -76,21 +76,27 @@ def log_probs(model: torch.nn.Module, prompt: np.ndarray, answer: np.ndarray) ->
     return scores.gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
-def with_reference(examples: list[Prompted], reference: Policy) -> Batch:
-    batch = given_batch(examples)
+def with_reference(examples: list[Prompted], reference: Policy) -> tuple[Batch, Tensor]:
+    """The batch of these examples, and the log-prob of each answer under a reference."""
     rows = [(e.tokens, a.tokens) for e in examples for a in e.answers]
     with torch.no_grad():
         sums = torch.stack([log_probs(reference.model, *row).sum() for row in rows])
-    return Batch(**{**vars(batch), "ref_sums": sums})
+    return given_batch(examples), sums
 
 
 def ours(
-    method: str, policy: Policy, batch: Batch, micro_tokens: int = 8192, point: float = 0.0, **settings: Any
+    method: str,
+    policy: Policy,
+    batch: Batch,
+    reference: Tensor | None = None,
+    micro_tokens: int = 8192,
+    point: float = 0.0,
+    **settings: Any,
 ) -> tuple[float, dict[str, Tensor], dict[str, float]]:
     """Loss, gradient by parameter and metrics of a step."""
     learner = Learner(policy, Train(tokens_per_micro_batch=micro_tokens))
     tokens = float(batch.mask[0::2].sum()) / batch.totals(1).prompts
-    objective = PreferenceObjective(bind(PREFERENCES[method], **settings), point, tokens)
+    objective = PreferenceObjective(bind(PREFERENCES[method], **settings), reference, point, tokens)
     seen = added(learner.forward_backward(batch, objective))
     names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
     gradient = {n: m.grad.clone() for n, m in zip(names, learner.optimizer.masters, strict=True)}
@@ -109,17 +115,17 @@ def test_any_split_into_micro_batches_is_the_same_step(method: str) -> None:
     policy, reference = policies()
     examples = pairs(*RAGGED)
     whole = [with_prompt_trained(e) for e in examples] if method == "orpo" else examples
-    batch = with_reference(whole, reference)
-    loss, gradient, seen = ours(method, policy, batch)
+    batch, known = with_reference(whole, reference)
+    loss, gradient, seen = ours(method, policy, batch, known)
     for tokens in (1, 20):
-        other = ours(method, policy, batch, tokens)
+        other = ours(method, policy, batch, known, tokens)
         assert other[0] == pytest.approx(loss, rel=1e-5)
         assert other[2] == pytest.approx(seen, rel=1e-4, abs=1e-6)
         close(gradient, other[1])
     rows = [(e.tokens, a.tokens) for e in examples for a in e.answers]
     sums = torch.stack([log_probs(policy.model, *row).sum() for row in rows]).detach()
     lengths = torch.tensor([len(a) for _, a in rows])
-    score = sums / lengths if method in ("orpo", "simpo") else sums - batch.ref_sums
+    score = sums / lengths if method in ("orpo", "simpo") else sums - known
     if method not in ("orpo", "simpo"):
         assert seen["preference/margin"] == pytest.approx(float((score[0::2] - score[1::2]).mean()), rel=1e-3)
     assert seen["preference/accuracy"] == pytest.approx(float((score[0::2] > score[1::2]).float().mean()))
@@ -198,7 +204,7 @@ def test_losses_and_gradients_are_those_of_trls_dpo_trainer(tmp_path: Path) -> N
             processing_class=policy.tokenizer,
         )
         expected = trainer._compute_loss(trainer.model, trl_inputs(examples), return_outputs=False)
-        loss, gradient, seen = ours(method, policy, with_reference(examples, reference), **settings)
+        loss, gradient, seen = ours(method, policy, *with_reference(examples, reference), **settings)
         assert loss == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-6), method
         close(gradient, gradient_of(expected, trainer.model))
         mode = "train" if trainer.model.training else "eval"
@@ -307,10 +313,10 @@ def test_losses_and_gradients_are_those_of_trls_kto_trainer(tmp_path: Path) -> N
         ]
     )
     expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
-    batch = with_reference(others, reference)
+    batch, known = with_reference(others, reference)
     learner = Learner(policy, Train())
-    point = ((learner.score(batch, 1.0).logprobs * batch.mask).sum(-1) - batch.ref_sums).mean()
-    loss, gradient, _ = ours("kto", policy, with_reference(given, reference), point=float(point), **settings)
+    point = ((learner.score(batch, 1.0).logprobs * batch.mask).sum(-1) - known).mean()
+    loss, gradient, _ = ours("kto", policy, *with_reference(given, reference), point=float(point), **settings)
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     close(gradient, gradient_of(expected, trainer.model))
 

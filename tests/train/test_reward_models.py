@@ -238,7 +238,7 @@ def test_heads_of_labels_and_of_steps(tmp_path: Path, kind: str) -> None:
     (run / "final").rename(tmp_path / "judge")
     if kind == "steps":
         group = judged(tmp_path, "process_reward_model", ["yes\n\nno\n\nyes"], "3=", split_by="paragraphs")
-        assert np.sign(next(iter(group.steps.values()))[0].values).tolist() == [1, -1, 1]
+        assert np.sign(next(iter(group.components.values())).steps[0].values).tolist() == [1, -1, 1]
 
 
 def test_held_out_steps_count_alike_however_many_a_row_has(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def command_report(
     :param run: Its folder, or that of a pipeline.
     :param output: The file.
     """
-    from covey.insight.report import write_report
+    from covey.insight.pages.report import write_report
 
     write_report(run, output)
     _print(as_json, {"report": str(output)}, [f"report  {output}"])

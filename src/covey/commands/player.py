@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey.rewards.scorer import completion_of
 from covey.sampling.tools.calls import ToolCall, as_message
-from covey.types import TAGS, Completion, Problem, Thoughts
+from covey.types import TAGS, Completion, Problem, Thoughts, Transcript
 from covey_verify.errors import CoveyError
 from covey_verify.stress import FORGED
 
@@ -82,7 +82,8 @@ def _said(*parts: object) -> Completion:
             role = "tool" if turns and "tool_calls" in turns[-1] else "assistant"
             turns.append({"role": role, "content": part})
     written = "".join(str(turn["content"]) for turn in turns if turn["role"] == "assistant")
-    return replace(completion_of(written, tokens=0), turns=tuple(turns) if len(turns) > 1 else ())
+    transcript = Transcript(tuple(turns) if len(turns) > 1 else ())
+    return replace(completion_of(written, tokens=0), transcript=transcript)
 
 
 def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
@@ -131,7 +132,7 @@ def _episode(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> C
             parts += [[call], toolbox.result(call, problem, episode)]
         end = None if episode is None else episode.end()
     except CoveyError as error:
-        return replace(_said(*parts, ""), fault=f"this would end the run: {error}")
+        return _ended(_said(*parts, ""), None, f"this would end the run: {error}")
     finally:
         if episode is not None:
             episode.close()
@@ -140,7 +141,12 @@ def _episode(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> C
         return said
     # An environment in its own process gives no state if it had to be killed.
     fault = end.fault or ("the environment hung or died" if end.state is None else "")
-    return replace(said, environment=end.state, fault=fault)
+    return _ended(said, end.state, fault)
+
+
+def _ended(said: Completion, state: Mapping[str, object] | None, fault: str) -> Completion:
+    """Return a conversation with the end of its environment."""
+    return replace(said, transcript=replace(said.transcript, environment=state, fault=fault))
 
 
 def _types(tool: Tool) -> dict[str, str]:

@@ -173,10 +173,10 @@ def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[
 
     params, scorer, begun = sampling_params(config.rollout), Scorer(parts.rewards), time.monotonic()
     score = partial(score_all, scorer=scorer, progress=lambda *_: None)
-    cut = with_segments(groups, settings, parts.sampler, params, parts.rewards.decode, stream, score)
+    cut, tokens = with_segments(groups, settings, parts.sampler, params, parts.rewards.decode, stream, score)
     count = sum(len(g.completions) for g in cut)
     took = (time.monotonic() - begun) / count
-    return cut, replace(found, continued=sum(g.continued for g in cut) / count, continuing=took)
+    return cut, replace(found, continued=tokens / count, continuing=took)
 
 
 def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
@@ -190,7 +190,7 @@ def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, 
 
     def add_gradient(chosen: Sequence[Group]) -> tuple[float, float, int]:
         begun = time.monotonic()
-        batch = with_signal(prepare_batch(chosen, coefficients=now, step=0))
+        batch = with_signal(prepare_batch(chosen, coefficients=now))
         _wait(learner.policy.device)
         prepared, tokens = time.monotonic() - begun, 0
         for minibatch in updates(batch, algorithm, config, old, step=0):

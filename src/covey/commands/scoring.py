@@ -178,7 +178,7 @@ def _all_in(file: str) -> list[str]:
 
 
 def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
-    scores = {name: found[0] for name, found in group.scores.items()}
+    scores = {name: component.scores[0] for name, component in group.components.items()}
     total = float(group.rewards[0])
     return record(row, scores) | {"reward": None if np.isnan(total) else total}
 

@@ -148,11 +148,10 @@ def _stumbled(
         found = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
         once = values.get(attack.repeats, 0.0)
         # One plausible call may change the environment in a way that deserves a reward.
-        honest = attack.completion.environment is not None and attack.name.endswith(", once")
-        if attack.completion.fault:
-            yield replace(
-                found, text=attack.completion.fault, attack=f"{attack.name} (the environment failed)"
-            )
+        played = attack.completion.transcript
+        honest = played.environment is not None and attack.name.endswith(", once")
+        if played.fault:
+            yield replace(found, text=played.fault, attack=f"{attack.name} (the environment failed)")
         elif found.status in STUCK[:1]:
             yield replace(found, attack=f"{attack.name} (the function failed)")
         elif values[attack.name] > once and not honest:
@@ -179,9 +178,9 @@ def _scored(
         except RewardError:  # it returned what no reward may return
             found.append(Score(None, "infra_error"))
             continue
-        value = float(group.components[reward.name][0])
-        score = group.scores[reward.name][0]
-        found.append(replace(score, value=None if np.isnan(value) else value))
+        component = group.components[reward.name]
+        value = float(component.values[0])
+        found.append(replace(component.scores[0], value=None if np.isnan(value) else value))
     return found
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from jinja2 import Environment
+from html import escape
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 26, 36
 """Margins around the axes of a panel, px."""
@@ -19,58 +18,24 @@ LIGHT = ("#0b69a3", "#b7550a", "#2d7d46", "#ba2525", "#6b46a3")
 DARK = ("#5fb0e5", "#f0a45b", "#6cc28a", "#f28b8b", "#b79be0")
 """Colours of the lines, on a light and on a dark page."""
 
-SVG = Environment(autoescape=True).from_string(
-    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" class="chart" role="img"
-     aria-label="{{ label }}" font-family="system-ui, sans-serif" font-size="11">
-<style>
-.chart .paper{fill:#fff} .chart text{fill:#52606d} .chart .head{fill:#1f2933;font-size:13px;font-weight:600}
-.chart .grid{stroke:#e4e7eb} .chart .bar{stroke:#8a9aa9;stroke-dasharray:3 4}
-.chart .grey{fill:#8a9aa9;stroke:#8a9aa9}
-{% for c in light %}.chart .c{{ loop.index0 }}{fill:{{ c }};stroke:{{ c }}}{% endfor %}
-.chart .line{fill:none;stroke-width:1.8;stroke-linejoin:round} .chart .band{opacity:.17;stroke:none}
-@media (prefers-color-scheme:dark){
-.chart .paper{fill:#14181d} .chart text{fill:#a9b4c0} .chart .head{fill:#e8ecf0}
-.chart .grid{stroke:#2b333c}
-{% for c in dark %}.chart .c{{ loop.index0 }}{fill:{{ c }};stroke:{{ c }}}{% endfor %}
-.chart .line{fill:none} .chart .band{opacity:.25;stroke:none}}
-</style>
-<rect class="paper" width="{{ width }}" height="{{ height }}"/>
-{%- for text in title %}
-<text class="head" x="16" y="{{ 22 + 17 * loop.index0 }}">{{ text }}</text>
-{%- endfor %}
-{%- for p in panels %}
-<g transform="translate({{ p.x }},{{ p.y }})">
-<text class="head" x="0" y="-10">{{ p.title }}</text>
-{%- for x, y, name, colour in p.legend %}
-<circle class="{{ colour }}" cx="{{ x + 4 }}" cy="{{ y - 4 }}" r="3"/>
-<text x="{{ x + 12 }}" y="{{ y }}">{{ name }}</text>
-{%- endfor %}
-{%- for y, text in p.rows %}
-<line class="grid" x1="0" x2="{{ wide }}" y1="{{ y }}" y2="{{ y }}"/>
-<text x="-7" y="{{ y + 4 }}" text-anchor="end">{{ text }}</text>
-{%- endfor %}
-{%- for x, text in p.columns %}
-<line class="grid" x1="{{ x }}" x2="{{ x }}" y1="{{ p.foot }}" y2="{{ p.foot + 4 }}"/>
-<text x="{{ x }}" y="{{ p.foot + 16 }}" text-anchor="middle">{{ text }}</text>
-{%- endfor %}
-<text x="{{ wide / 2 }}" y="{{ p.foot + 30 }}" text-anchor="middle">{{ p.x_label }}</text>
-{%- for y in p.bars %}
-<line class="bar" x1="0" x2="{{ wide }}" y1="{{ y }}" y2="{{ y }}"/>
-{%- endfor %}
-{%- for line in p.lines %}
-{%- if line.band %}
-<polygon class="{{ line.colour }} band" points="{{ line.band }}"/>
-{%- endif %}
-<polyline class="{{ line.colour }} line" points="{{ line.points }}"/>
-{%- for x, y in line.dots %}
-<circle class="{{ line.colour }}" cx="{{ x }}" cy="{{ y }}" r="2.6"/>
-{%- endfor %}
-{%- endfor %}
-</g>
-{%- endfor %}
-</svg>
+
+def _fills(colours: Sequence[str]) -> str:
+    return "".join(f".chart .c{n}{{fill:{c};stroke:{c}}}" for n, c in enumerate(colours))
+
+
+STYLE = f"""
+.chart .paper{{fill:#fff}} .chart text{{fill:#52606d}}
+.chart .head{{fill:#1f2933;font-size:13px;font-weight:600}}
+.chart .grid{{stroke:#e4e7eb}} .chart .bar{{stroke:#8a9aa9;stroke-dasharray:3 4}}
+.chart .grey{{fill:#8a9aa9;stroke:#8a9aa9}}
+{_fills(LIGHT)}
+.chart .line{{fill:none;stroke-width:1.8;stroke-linejoin:round}} .chart .band{{opacity:.17;stroke:none}}
+@media (prefers-color-scheme:dark){{
+.chart .paper{{fill:#14181d}} .chart text{{fill:#a9b4c0}} .chart .head{{fill:#e8ecf0}}
+.chart .grid{{stroke:#2b333c}}
+{_fills(DARK)}
+.chart .line{{fill:none}} .chart .band{{opacity:.25;stroke:none}}}}
 """
-)
 
 
 @dataclass(frozen=True)
@@ -114,8 +79,8 @@ def chart(
     panels: Sequence[Panel], label: str, *, across: int = 3, wide: int = 190, high: int = 110, title: str = ""
 ) -> str:
     """Return an SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
-    drawn = list[dict[str, object]]()
     heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 8.2))  # px of a letter in a wide font
+    drawn = [_element("text", text, class_="head", x=16, y=22 + 17 * n) for n, text in enumerate(heads)]
     y = 17 * len(heads) + (10 if heads else 0)
     every = [line for p in panels for line in p.lines]
     # With few names a name has the same colour in every panel; else colours repeat per panel.
@@ -127,12 +92,23 @@ def chart(
         # The tallest legend of a row of panels, so that their axes align.
         head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
         for place, (panel, legend, named) in enumerate(zip(row, legends, own, strict=True)):
-            corner = {"x": LEFT + (LEFT + wide + RIGHT) * place, "y": y + TOP, "foot": head + high}
-            drawn.append({**_panel(panel, named, wide, high, head), **corner, "legend": legend})
+            inside = [*_named(panel, legend), *_axes(panel, named, wide, high, head)]
+            x = LEFT + (LEFT + wide + RIGHT) * place
+            drawn.append(f'<g transform="translate({x},{y + TOP})">{"".join(inside)}</g>')
         y += TOP + head + high + BOTTOM
-    width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
-    sizes = {"width": width, "height": y + 4, "wide": wide}
-    return SVG.render(**sizes, label=label, title=heads, panels=drawn, light=LIGHT, dark=DARK)
+    width, height = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1)), y + 4
+    paper = _element("rect", class_="paper", width=width, height=height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="chart" role="img"'
+        f' aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">\n'
+        + "\n".join([f"<style>{STYLE}</style>", paper, *drawn, "</svg>"])
+    )
+
+
+def _element(kind: str, text: str = "", **attributes: object) -> str:
+    """Return an element; in the name of an attribute `_` is a hyphen, and nothing at the end."""
+    given = (f' {n.rstrip("_").replace("_", "-")}="{escape(str(v))}"' for n, v in attributes.items())
+    return f"<{kind}{''.join(given)}>{escape(text)}</{kind}>"
 
 
 def _colours(lines: Sequence[Line]) -> dict[str, str]:
@@ -142,8 +118,19 @@ def _colours(lines: Sequence[Line]) -> dict[str, str]:
     return colours | {line.name: "grey" for line in lines if line.background}
 
 
-def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> dict[str, object]:
-    """Return the parts of a panel, in px from the upper left corner of its legend of height ``head``."""
+def _named(panel: Panel, legend: Sequence[tuple[float, int, str, str]]) -> Iterator[str]:
+    """Yield the title of a panel and its legend."""
+    yield _element("text", panel.title, class_="head", x=0, y=-10)
+    for x, y, name, colour in legend:
+        yield _element("circle", class_=colour, cx=x + 4, cy=y - 4, r=3)
+        yield _element("text", name, x=x + 12, y=y)
+
+
+def _axes(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> Iterator[str]:
+    """Yield the axes of a panel and its lines, in px from the upper left corner of its legend.
+
+    ``head`` is the height of the legend.
+    """
     known = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
     least, most = panel.bounds or (min([0.0, *known, *panel.bars]), max([*known, *panel.bars], default=1.0))
     rows = round_ticks(least, most, 6)
@@ -153,6 +140,7 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
     below = list(zip(columns, tick_texts(columns), strict=True))
     if panel.marks:
         below = [(float(n), mark) for n, mark in enumerate(panel.marks)]
+    foot = head + high
 
     def place(x: float, y: float) -> tuple[float, float]:
         # y grows downwards in SVG.
@@ -161,23 +149,25 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
     def path(points: Sequence[tuple[float, float]]) -> str:
         return " ".join("{},{}".format(*place(*p)) for p in points)
 
-    return {
-        "title": panel.title,
-        "x_label": panel.x_label,
-        "rows": [(place(0, t)[1], text + panel.unit) for t, text in zip(rows, tick_texts(rows), strict=True)],
-        "columns": [(place(t, 0)[0], text) for t, text in below],
-        "bars": [place(0, bar)[1] for bar in panel.bars],
-        "lines": [
-            {
-                "colour": colours[line.name],
-                "points": path(line.points(line.y)),
-                # A polygon along the low ends and back along the high ones.
-                "band": path([*line.points(line.low), *line.points(line.high)[::-1]]) if line.low else "",
-                "dots": [place(*p) for p in line.points(line.y)] if len(line.x) <= DOTS else [],
-            }
-            for line in sorted(panel.lines, key=lambda line: not line.background)
-        ],
-    }
+    for tick, text in zip(rows, tick_texts(rows), strict=True):
+        y = place(0, tick)[1]
+        yield _element("line", class_="grid", x1=0, x2=wide, y1=y, y2=y)
+        yield _element("text", text + panel.unit, x=-7, y=y + 4, text_anchor="end")
+    for tick, text in below:
+        x = place(tick, 0)[0]
+        yield _element("line", class_="grid", x1=x, x2=x, y1=foot, y2=foot + 4)
+        yield _element("text", text, x=x, y=foot + 16, text_anchor="middle")
+    yield _element("text", panel.x_label, x=wide / 2, y=foot + 30, text_anchor="middle")
+    for y in (place(0, bar)[1] for bar in panel.bars):
+        yield _element("line", class_="bar", x1=0, x2=wide, y1=y, y2=y)
+    for line in sorted(panel.lines, key=lambda line: not line.background):
+        colour, points = colours[line.name], line.points(line.y)
+        if line.low:  # a polygon along the low ends and back along the high ones
+            ends = [*line.points(line.low), *line.points(line.high)[::-1]]
+            yield _element("polygon", class_=f"{colour} band", points=path(ends)) if ends else ""
+        yield _element("polyline", class_=f"{colour} line", points=path(points))
+        for x, y in (place(*p) for p in points if len(line.x) <= DOTS):
+            yield _element("circle", class_=colour, cx=x, cy=y, r=2.6)
 
 
 def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[float, int, str, str]]:

@@ -182,7 +182,11 @@ class Preview:
         if (share := np.isnan(rewards).mean()) <= 0.05:
             return None
         details = [
-            s.detail for g in self.measured.groups for own in g.scores.values() for s in own if s.detail
+            s.detail
+            for g in self.measured.groups
+            for component in g.components.values()
+            for s in component.scores
+            if s.detail
         ]
         last = f", the last with {details[-1]!r}" if details else ""
         return Advice(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
@@ -380,11 +384,10 @@ class Preview:
             stands = [f"{inside[f'text/reference{where}']:.0%}" for where in ("", "_elsewhere")]
             yield f"the right answer stands in {stands[0]} of the completions, another's in {stands[1]}"
         for name in self.measured.groups[0].components:
-            values = np.concatenate([g.components[name] for g in self.measured.groups])
+            parts = [g.components[name] for g in self.measured.groups]
+            values = np.concatenate([part.values for part in parts])
             known = values[~np.isnan(values)]
-            statuses = Counter(
-                s.status for g in self.measured.groups for s in g.scores[name] if s.status != "ok"
-            )
+            statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
             other = "".join(f", {n / len(values):.0%} {status}" for status, n in statuses.most_common())
             seconds = self.measured.reward_seconds.get(name)
             took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""

@@ -17,7 +17,7 @@ from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.sampling.tools.texts import calls_by_text
 from covey.tasks.source import load_problems
-from covey.types import Completion, Problem
+from covey.types import Completion, Problem, Transcript
 from covey_verify.errors import DataError
 
 GROUPS_SHOWN = 12
@@ -107,7 +107,7 @@ def rescore(
             old = np.array([log.rows[p]["reward"] for p in places], dtype=np.float64)
             new = group.result()
             judged = Counter[tuple[str, str]](
-                (name, s.status) for name, scores in new.scores.items() for s in scores
+                (name, s.status) for name, component in new.components.items() for s in component.scores
             )
             found.append(Rescored(step, number, problem.id, old, new.rewards, judged))
     return found
@@ -122,18 +122,14 @@ def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wordi
 
 def _completion(log: RolloutLog, place: int) -> Completion:
     row, arrays = log.rows[place], log.of_completion(place)
-    drawn, turns = arrays.get("sampled"), tuple(row.get("turns", ()))
-    text, finish = row["completion"], row["finish"]
-    environment = row.get("environment")
+    fault = str(row.get("environment_fault", ""))
     return Completion(
         arrays["tokens"],
         arrays["logprobs"],
-        text,
-        finish,
-        sampled=drawn,
-        turns=turns,
-        environment=environment,
-        fault=str(row.get("environment_fault", "")),
+        row["completion"],
+        row["finish"],
+        sampled=arrays.get("sampled"),
+        transcript=Transcript(tuple(row.get("turns", ())), row.get("environment"), fault),
     )
 
 

@@ -6,7 +6,6 @@ of the token rewards if the estimator reads these, or else a return-to-go that i
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.learner.batching import Batch
+from covey.learner.batching import Batch, ValueTargets
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData
 from covey.objective.penalties import bounded_value
-from covey.objective.value import value_targets
+from covey.objective.value import Critic, value_targets
 from covey.types import Group
 from covey_verify.errors import CoveyError, DataError
 from covey_verify.types import StepRewards
@@ -35,13 +34,19 @@ CENTRED = 1e-3
 
 
 def with_advantages(
-    batch: Batch, groups: Sequence[Group], algorithm: Algorithm, *, kl_coef: float | None = None
+    batch: Batch,
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    *,
+    kl_coef: float | None = None,
+    values: Tensor | None = None,
 ) -> Batch:
     """Compute (N, L) advantages from rewards: group by group, then across the batch.
 
     The rows of a group are in the order of its completions; those of other groups may lie between them.
     Unscored completions are left out of all statistics and get 0; those that are scored but not
-    trained count in their group's statistics and not in the batch's. ``kl_coef`` as for ``policy_loss``.
+    trained count in their group's statistics and not in the batch's. ``kl_coef`` as for ``policy_loss``;
+    ``values`` (N, L): a critic's, if the algorithm has one, whose targets are then computed too.
     """
     penalty = _kl_rewards(batch, algorithm, kl_coef)
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
@@ -52,7 +57,8 @@ def with_advantages(
         if batch.mask[rows].any():  # else nothing of it can be trained: unscored, or all empty
             _check_steps(group)
             of_group = _KLReward(penalty.response[rows], penalty.token[rows])
-            view = _group_view(group, batch.select(rows.tolist()), of_group)
+            known = None if values is None else values[rows]
+            view = _group_view(group, batch.select(rows.tolist()), of_group, known)
             own = _credited(algorithm.advantage, view, group)
             # The group is padded to its own longest completion, which may be shorter than L.
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
@@ -73,17 +79,20 @@ def with_advantages(
         )
         advantages[trained] = algorithm.whiten(whole)
     batch = replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
-    return batch if algorithm.critic is None else _with_targets(batch, paid, algorithm)
+    if algorithm.critic is None:
+        return batch
+    assert values is not None
+    return replace(batch, critic=_value_targets(values, paid, batch.mask, algorithm.critic, algorithm))
 
 
-def _with_targets(batch: Batch, paid: Tensor, algorithm: Algorithm) -> Batch:
-    """Add the critic's targets, with its own lambda and the discount of the advantages."""
-    assert algorithm.critic is not None and batch.values is not None
+def _value_targets(
+    values: Tensor, paid: Tensor, mask: Tensor, critic: Critic, algorithm: Algorithm
+) -> ValueTargets:
+    """Return the critic's targets, with its own lambda and the discount of the advantages."""
     gamma = float(algorithm.advantage.all_settings.get("gamma", 1.0))
-    values = batch.values.double()
-    targets = value_targets(paid, values, batch.mask, gamma=gamma, lam=algorithm.critic.lam)
-    returns = value_targets(paid, values, batch.mask, gamma=gamma, lam=1.0)
-    return replace(batch, targets=targets.float(), returns=returns.float())
+    targets = value_targets(paid, values.double(), mask, gamma=gamma, lam=critic.lam)
+    returns = value_targets(paid, values.double(), mask, gamma=gamma, lam=1.0)
+    return ValueTargets(values, targets.float(), returns.float())
 
 
 def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
@@ -141,8 +150,9 @@ def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | N
 
 def _check_steps(group: Group) -> None:
     """Raise DataError for a step that ends where its completion has no token, if steps are credited."""
-    for name, steps in group.steps.items() if group.credit == "step" else ():
-        for completion, given in zip(group.completions, steps, strict=True):
+    for name, component in group.components.items() if group.credit == "step" else ():
+        # A function that gives no steps has none of any completion.
+        for completion, given in zip(group.completions, component.steps, strict=False):
             wrong = [end for end in given.ends if not 0 <= end < len(completion.tokens)]
             if wrong:
                 raise DataError(
@@ -152,28 +162,29 @@ def _check_steps(group: Group) -> None:
                 )
 
 
-def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
+def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | None) -> GroupData:
     """Return one group's data for advantage functions, scorable completions only."""
     keep = group.scorable
-    # ``rows`` and ``penalty`` hold the scorable completions already; the group's arrays hold all.
-    rewards, means = torch.from_numpy(group.rewards[keep]) + penalty.response, group.running_mean
-    names = list(group.components)
-    components = np.array([group.components[n][keep] for n in names]).reshape(len(names), len(rows))
+    # ``rows``, ``penalty`` and ``values`` hold the scorable completions already; the group's arrays hold all.
+    rewards = torch.from_numpy(group.rewards[keep]) + penalty.response
+    baselines, old, parts = group.baselines, rows.old_distribution, list(group.components.values())
+    means = baselines.running_mean
+    components = np.array([part.values[keep] for part in parts]).reshape(len(parts), len(rows))
     return GroupData(
         rewards=rewards,
         components=torch.from_numpy(components),
-        weights=torch.tensor([group.weights[n] for n in names], dtype=torch.float64),
+        weights=torch.tensor([part.weight for part in parts], dtype=torch.float64),
         lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
         tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
-        steps=[[s for s, k in zip(group.steps.get(n, ()), keep, strict=False) if k] for n in names],
-        greedy_reward=math.nan if group.greedy_reward is None else group.greedy_reward,
+        steps=[[s for s, k in zip(part.steps, keep, strict=False) if k] for part in parts],
+        greedy_reward=baselines.greedy_reward,
         old_logprobs=rows.old_logprobs,
-        old_collision=rows.old_collision,
+        old_collision=None if old is None else old.collision,
         token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
-        values=None if rows.values is None else rows.values.double(),
+        values=None if values is None else values[:, : rows.mask.shape[1]].double(),
         running_mean=torch.zeros_like(rewards) if means is None else torch.from_numpy(means[keep]),
-        segments=[s for s, k in zip(group.segments or repeat(UNCUT), keep, strict=False) if k],
+        segments=[s for s, k in zip(baselines.segments or repeat(UNCUT), keep, strict=False) if k],
     )
 
 
@@ -184,12 +195,13 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     """
     # Every step reward moves from ``rest`` to the step's end; each row keeps its total.
     paid, rest = cost[:, : mask.shape[1]].clone(), rewards.clone()
-    for name, steps in group.steps.items() if group.credit in ("step", "token") else ():
-        own = [s for s, known in zip(steps, group.scorable, strict=True) if known]
+    for component in group.components.values() if group.credit in ("step", "token") else ():
+        # Empty for a function that gives no steps.
+        own = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]
         for row, given in enumerate(own):
             for value, end in zip(given.values, given.ends, strict=True):
-                paid[row, _trained_at(mask[row], end)] += group.weights[name] * value
-                rest[row] -= group.weights[name] * value
+                paid[row, _trained_at(mask[row], end)] += component.weight * value
+                rest[row] -= component.weight * value
     for row, value in enumerate(rest):
         paid[row, _trained_at(mask[row], mask.shape[1])] += value
     return paid * mask

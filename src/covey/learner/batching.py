@@ -8,8 +8,8 @@ totals of the optimizer step travel along, so nothing needs to be divisible by a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,24 @@ from covey.sampling.prompts import Prompted
 from covey.types import Completion, Group, SamplingMask
 
 
+class OldDistribution(NamedTuple):
+    """The policy's distribution at each token before the updates, (N, L) each."""
+
+    entropy: Tensor
+    collision: Tensor
+    """Probability that two draws agree, sum_v pi(v)^2."""
+
+
+class ValueTargets(NamedTuple):
+    """The data that a critic learns from, (N, L) each."""
+
+    values: Tensor
+    """Its value of the text before each token, before the updates."""
+    targets: Tensor
+    returns: Tensor
+    """The discounted return from each token on, which the values are compared with in the metrics."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """N completions, right-padded to L tokens."""
@@ -36,33 +54,26 @@ class Batch:
     """(N,) int64: the group of each completion."""
     rewards: Tensor
     """(N,) float64, NaN where unscored."""
+    correct: Tensor
+    """(N,) bool: the verdict."""
     mask: Tensor
     """(N, L) bool: the trained tokens."""
     sampler_logprobs: Tensor
     """(N, L) float32."""
     advantages: Tensor
     """(N, L) float32."""
-    old_logprobs: Tensor | None = None
-    """(N, L): log-probs at the start of the updates; None while the ratio is 1 by construction."""
-    old_entropy: Tensor | None = None
-    old_collision: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
-    """(N, L), like the three above: the critic's value of the text before each token, before the updates."""
-    targets: Tensor | None = None
-    """(N, L): the critic's targets."""
-    returns: Tensor | None = None
-    """(N, L): the discounted return from each token on, which the critic's values are compared with."""
-    selected: Tensor | None = None
-    noise: Tensor | None = None
-    ref_sums: Tensor | None = None
-    """(N,): log-prob of the whole completion under the reference."""
-    origin: Tensor | None = None
+    origin: Tensor
     """(N,) int64: each completion's place in the rollout batch."""
-    correct: Tensor | None = None
-    """(N,) bool: the verdict, if the algorithm asks for it."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,): the tokens that could be drawn at each place; None if all could."""
+    old_logprobs: Tensor | None = None
+    """(N, L): log-probs at the start of the updates; None while the ratio is 1 by construction."""
+    old_distribution: OldDistribution | None = None
+    ref_logprobs: Tensor | None = None
+    """(N, L): log-probs under the reference, if the algorithm has a KL to it."""
+    critic: ValueTargets | None = None
+    selected: Tensor | None = None
+    """(N, L) bool: the tokens of an optimizer step that ``algorithm.select_tokens`` singles out."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -71,15 +82,28 @@ class Batch:
         """Return the batch of some rows, in that order, padded to their longest completion."""
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
-        chosen: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            # Tuples and 1-d tensors hold one value per row; (N, L) tensors are narrowed to the longest row.
-            if isinstance(value, tuple):
-                chosen[f.name] = tuple(value[i] for i in rows)
-            elif isinstance(value, Tensor):
-                chosen[f.name] = value[index] if value.ndim == 1 else value[index, :longest]
-        return Batch(**chosen)
+
+        def part(values: Tensor) -> Tensor:
+            return values[index, :longest]
+
+        masks, old, critic = self.sampling_masks, self.old_distribution, self.critic
+        return Batch(
+            prompts=tuple(self.prompts[i] for i in rows),
+            tokens=tuple(self.tokens[i] for i in rows),
+            group=self.group[index],
+            rewards=self.rewards[index],
+            correct=self.correct[index],
+            mask=part(self.mask),
+            sampler_logprobs=part(self.sampler_logprobs),
+            advantages=part(self.advantages),
+            origin=self.origin[index],
+            sampling_masks=None if masks is None else tuple(masks[i] for i in rows),
+            old_logprobs=None if self.old_logprobs is None else part(self.old_logprobs),
+            old_distribution=None if old is None else OldDistribution(*map(part, old)),
+            ref_logprobs=None if self.ref_logprobs is None else part(self.ref_logprobs),
+            critic=None if critic is None else ValueTargets(*map(part, critic)),
+            selected=None if self.selected is None else part(self.selected),
+        )
 
     @property
     def group_tokens(self) -> Tensor:
@@ -98,7 +122,7 @@ class Batch:
             prompts=len(self.group[trained].unique()),
             max_tokens=max_tokens,
             rows=len(self),
-            correct_tokens=0 if self.correct is None else int((self.mask & self.correct[:, None]).sum()),
+            correct_tokens=int((self.mask & self.correct[:, None]).sum()),
         )
 
 
@@ -129,6 +153,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         tokens=tuple(c.tokens for _, c in completions),
         group=torch.tensor([g for g, _ in completions], dtype=torch.int64),
         rewards=rewards,
+        correct=torch.tensor([c for g in groups for c in g.correct.tolist()], dtype=torch.bool),
         mask=mask,
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
@@ -145,10 +170,23 @@ def with_signal(batch: Batch) -> Batch:
     return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
-def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor]) -> Batch:
-    """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out."""
-    # The fields of SelectionData are a subset of Batch's, by name.
-    data = SelectionData(**{f.name: getattr(batch, f.name) for f in fields(SelectionData)})
+def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor], noise: Tensor | None = None) -> Batch:
+    """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out.
+
+    ``noise`` is that of the whole rollout batch, uniform in [0, 1), if the function asks for it.
+    """
+    old = batch.old_distribution
+    data = SelectionData(
+        advantages=batch.advantages,
+        mask=batch.mask,
+        rewards=batch.rewards,
+        group=batch.group,
+        sampler_logprobs=batch.sampler_logprobs,
+        old_logprobs=batch.old_logprobs,
+        old_entropy=None if old is None else old.entropy,
+        old_collision=None if old is None else old.collision,
+        noise=None if noise is None else noise[batch.origin, : batch.mask.shape[1]],
+    )
     return replace(batch, selected=choose(data))
 
 
@@ -185,11 +223,11 @@ class MicroBatch:
             group_tokens=self.group_tokens.to(device),
             # Without old log-probs the ratio is exp(x - sg(x)): exactly 1, with its gradient.
             old_logprobs=logprobs.detach() if old is None else old,
-            sampler_logprobs=move(self.rows.sampler_logprobs),
+            sampler_logprobs=self.rows.sampler_logprobs.to(device),
             ref_logprobs=move(self.rows.ref_logprobs),
             selected=move(self.rows.selected),
-            correct=move(self.rows.correct),
-            group=move(self.rows.group),
+            correct=self.rows.correct.to(device),
+            group=self.rows.group.to(device),
         )
 
 

@@ -233,14 +233,17 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "length/incorrect": _mean(lengths[~correct]),
         "length/truncated": float(truncated.mean()),
     }
-    components = {name: np.concatenate([g.components[name] for g in groups]) for name in groups[0].components}
-    for name, values in components.items():
+    components: dict[str, np.ndarray] = {}
+    for name, first in groups[0].components.items():
+        parts = [g.components[name].values for g in groups]
+        values = np.concatenate(parts)
+        components[name] = values
         metrics[f"reward/{name}/mean"] = _mean(values)
         metrics[f"reward/{name}/std"] = _std(values)
-        metrics[f"reward/{name}/stderr"] = standard_error([g.components[name] for g in groups])
+        metrics[f"reward/{name}/stderr"] = standard_error(parts)
         agree = agreement(groups, name)
         # A single reward, and the verdict itself, would only be compared with themselves.
-        if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
+        if len(groups[0].components) > 1 and not first.verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
     of_texts = answers_inside(groups) | text_metrics(texts, correct)
@@ -297,7 +300,7 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
     sizes = []
     longest = []
     # Each is the steps of one completion under one function.
-    for own in (s for g in groups for of_function in g.steps.values() for s in of_function if s.ends):
+    for own in (s for g in groups for c in g.components.values() for s in c.steps if s.ends):
         # Ends are the last tokens of steps, so the first step starts after -1.
         lengths = np.diff(own.ends, prepend=-1)
         counts.append(len(lengths))
@@ -318,7 +321,7 @@ def agreement(groups: Sequence[Group], name: str) -> float:
     """
     ranked = list[np.ndarray]()
     for group in groups:
-        values = group.components[name]
+        values = group.components[name].values
         known = ~np.isnan(values)
         good, bad = values[known & group.correct], values[known & ~group.correct]
         # (correct, incorrect): every pair of the group.
@@ -331,8 +334,8 @@ def agreement(groups: Sequence[Group], name: str) -> float:
 def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return fractions of each reward's statuses other than `ok`, means of its metrics and of users' logs."""
     metrics: dict[str, float] = {}
-    for name in groups[0].scores:
-        scores = [score for group in groups for score in group.scores[name]]
+    for name in groups[0].components:
+        scores = [score for group in groups for score in group.components[name].scores]
         statuses = Counter(s.status for s in scores if s.status != "ok")
         metrics |= {f"reward/{name}/{status}": n / len(scores) for status, n in sorted(statuses.items())}
         for metric in sorted({m for s in scores for m in s.metrics}):

@@ -31,6 +31,7 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
     tied = [g for g in groups if g.dead and g.scorable.any() and not g.correct.all()]
     collapsed = [g for g in tied if _collapsed(g)]
     ended = [len(c.tokens) for g in groups for c in g.completions if c.finish == "stop"]
+    judged_by_step = any(component.steps for component in groups[0].components.values())
     return {
         "groups/collapsed": len(collapsed) / len(groups),
         "groups/cliff": (len(tied) - len(collapsed)) / len(groups),
@@ -39,13 +40,13 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
         "reward/inconsistent": _disagreeing(groups, _by_completion),
         # Truncated after an answer could be extracted: the text continued beyond it.
         "length/truncated_done": _fraction(
-            any(own[i].extracted is not None for own in g.scores.values())
+            any(own.scores[i].extracted is not None for own in g.components.values())
             for g in groups
             for i, c in enumerate(g.completions)
             if c.finish == "length"
         ),
         **({"length/ended_q90": float(np.quantile(ended, 0.9))} if ended else {}),
-        **({"steps/inconsistent": _disagreeing(groups, _by_step)} if groups[0].steps else {}),
+        **({"steps/inconsistent": _disagreeing(groups, _by_step)} if judged_by_step else {}),
     }
 
 
@@ -149,8 +150,9 @@ def _by_completion(group: Group) -> Iterable[tuple[bytes, float]]:
 
 def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
     """Yield the tokens up to the end of each reasoning step with its reward, for each function."""
-    for name, steps in group.steps.items():
-        for completion, own in zip(group.completions, steps, strict=True):
+    for name, component in group.components.items():
+        # A function that gives no steps has none of any completion.
+        for completion, own in zip(group.completions, component.steps, strict=False):
             for end, value in zip(own.ends, own.values, strict=True):
                 yield name.encode() + b"\0" + completion.tokens[: end + 1].tobytes(), value
 

@@ -80,7 +80,7 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             sampled = next(rollouts.after(0, Position(), run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
-            parts = (run.learner, algorithm, config, old, now, 0, run.critic)
+            parts = (run.learner, algorithm, config, old, now, run.critic)
             batch = prepare(groups, *parts)
             if not batch.advantages.any():
                 console.say(

@@ -30,9 +30,10 @@ def told_apart(groups: Sequence[Group]) -> list[Group]:
 
 def _in_turns(group: Group) -> Group:
     paid = (np.arange(len(group.completions)) % 2 == 0).astype(np.float64)
-    components = dict.fromkeys(group.components, paid)
-    weights = sum(group.weights.get(name, 1.0) for name in components) if components else 1.0
-    return replace(group, rewards=weights * paid, components=components, steps={}, segments=())
+    components = {name: replace(c, values=paid, steps=()) for name, c in group.components.items()}
+    weights = sum(c.weight for c in components.values()) if components else 1.0
+    baselines = replace(group.baselines, segments=())
+    return replace(group, rewards=weights * paid, components=components, baselines=baselines)
 
 
 def against(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> float:

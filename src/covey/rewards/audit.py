@@ -16,7 +16,7 @@ import numpy as np
 
 from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
-from covey.types import TAGS, Group, Problem
+from covey.types import TAGS, Group, Problem, Transcript
 from covey_verify.contract import FULL, PROVIDED, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
 
@@ -94,7 +94,8 @@ def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, objec
                 f"reward {reward.name} asks for the completion's environment, and there is none: set "
                 "rollout.tools.environment"
             )
-    canned = [replace(completion_of(t), environment=environment) for t in ("", "<answer>0</answer>")]
+    begun = Transcript(environment=environment)
+    canned = [replace(completion_of(t), transcript=begun) for t in ("", "<answer>0</answer>")]
     return rewards.score_group(problem, canned[0].tokens, canned, strict=True)
 
 
@@ -107,8 +108,9 @@ def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
     splits = [r for r in rewards if "token_ends" in r.parameters]
     may = [r for r in splits if "split_by" not in r.parameters or _setting(r, "split_by") is not None]
     # NaN for every canned completion: the reward did not apply, so it has not shown whether it gives steps.
-    unknown = any(np.isnan(values).all() for values in tried.components.values())
-    if not (tried.steps or may or unknown):
+    unknown = any(np.isnan(c.values).all() for c in tried.components.values())
+    gave = any(c.steps for c in tried.components.values())
+    if not (gave or may or unknown):
         raise ConfigError(
             f"algorithm.advantage {advantage} credits the steps of a completion, and no reward judges steps "
             f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "
@@ -199,7 +201,8 @@ def count_failures(
     """
     unknown = [(g, int(i)) for g in groups for i in np.flatnonzero(~g.scorable)]
     # A completion is also unscorable when no reward applied to it; only those with an infra_error count.
-    reasons = [[s[i] for s in g.scores.values() if s[i].status == "infra_error"] for g, i in unknown]
+    scores = [[c.scores[i] for c in g.components.values()] for g, i in unknown]
+    reasons = [[s for s in own if s.status == "infra_error"] for own in scores]
     failures = [own[0] for own in reasons if own]
     count = sum(len(g.completions) for g in groups)
     recent = [*before, (len(failures), count)][-window:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -141,11 +141,15 @@ class Reward(RewardFunction):
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
-            made[state] = lambda c, _: None if c.environment is None else Attributes(**c.environment)
+            made[state] = lambda c, _: _attributes(c.transcript.environment)
         pairs = list(zip(completions, read, strict=True))
         asked = {n: [make(*pair) for pair in pairs] for n, make in made.items() if n in self.parameters}
         # A function of one completion gets a value, a function of a group a list.
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
+
+
+def _attributes(environment: Mapping[str, object] | None) -> Attributes | None:
+    return None if environment is None else Attributes(**environment)
 
 
 def verdict_of(rewards: Sequence[Reward]) -> Reward:

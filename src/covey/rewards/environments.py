@@ -21,7 +21,7 @@ def lacks_environment(reward: Reward, problem: Problem, completion: Completion) 
     """
     name = "environment" if reward.per_sample else "environments"
     parameter = reward.parameters.get(name)
-    if completion.environment is not None or parameter is None or parameter.default is None:
+    if completion.transcript.environment is not None or parameter is None or parameter.default is None:
         return False
     # A column or a setting of that name replaces the environment.
     return name not in problem.columns and name not in reward.settings

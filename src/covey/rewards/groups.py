@@ -10,7 +10,7 @@ import numpy as np
 
 from covey.rewards.contract import LARGEST_REWARD, Reward
 from covey.rng import key, uniforms
-from covey.types import Completion, Credit, Group, Problem
+from covey.types import Completion, Component, Credit, Group, Problem
 from covey_verify.errors import RewardError
 from covey_verify.types import Score, StepRewards
 
@@ -34,7 +34,7 @@ def assemble(
     # Reward name -> G factors, 1 where its gate is open and 0 where it is closed.
     counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(len(completions))] for r in rewards}
     # Reward name -> (G,) float64, NaN where the reward gave no value.
-    components = {
+    values = {
         name: np.array(
             [np.nan if s.value is None else s.value * c for s, c in zip(own, counts[name], strict=True)]
         )
@@ -45,11 +45,12 @@ def assemble(
         for name, own in scores.items()
         if any(s.steps is not None for s in own)
     }
+    verdict = next((r.name for r in rewards if r.verdict), "")
     # NaN has two meanings: a value of None alone does not apply and is left out of the sum, a lost score
     # makes the whole sum unknown.
     unknown = [any(_lost(r, scores, i) for r in rewards) for i in range(len(completions))]
-    totals = np.where(unknown, np.nan, combine(components, weights))
-    scored = ~(np.isnan(np.stack(list(components.values()))).all(0) | unknown)
+    totals = np.where(unknown, np.nan, combine(values, weights))
+    scored = ~(np.isnan(np.stack(list(values.values()))).all(0) | unknown)
     if not (np.abs(totals[scored]) <= LARGEST_REWARD).all():
         raise RewardError(
             f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
@@ -60,11 +61,10 @@ def assemble(
         prompt,
         tuple(completions),
         totals,
-        components,
-        weights,
-        steps,
-        scores={name: tuple(own) for name, own in scores.items()},
-        verdict=next((r.name for r in rewards if r.verdict), ""),
+        {
+            name: Component(values[name], weights[name], tuple(own), steps.get(name, ()), name == verdict)
+            for name, own in scores.items()
+        },
     )
 
 
@@ -105,14 +105,20 @@ def credited(group: Group, credit: Credit) -> Group:
 
     If steps are credited, the value of a function that gives steps is their sum.
     """
-    sums = {name: np.array([s.total for s in own]) for name, own in group.steps.items()}
-    # Component name -> (G,): the sum of its steps, or its own value if it gives none; NaN stays NaN.
-    values = {n: np.where(np.isnan(v), v, sums.get(n, v)) for n, v in group.components.items()}
-    counts = credit in ("step", "token") and bool(sums)
-    if not counts:
+    components = group.components
+    if credit not in ("step", "token") or not any(c.steps for c in components.values()):
         return replace(group, credit=credit)
-    totals = np.where(group.scorable, combine(values, group.weights), np.nan)
-    return replace(group, credit=credit, rewards=totals)
+    weights = {name: component.weight for name, component in components.items()}
+    sums = combine({name: _sums_of_steps(component) for name, component in components.items()}, weights)
+    return replace(group, credit=credit, rewards=np.where(group.scorable, sums, np.nan))
+
+
+def _sums_of_steps(component: Component) -> np.ndarray:
+    """Return the sum of each completion's steps, (G,); its value if there are none, NaN if that is NaN."""
+    if not component.steps:
+        return component.values
+    sums = np.array([steps.total for steps in component.steps])
+    return np.where(np.isnan(component.values), component.values, sums)
 
 
 def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
@@ -140,8 +146,8 @@ def with_label_noise(group: Group, rewards: Sequence[Reward], noise: float, stre
     step has a draw of its own, keyed by the completion's stream (G,) and the reward's name.
     """
     scores = {
-        name: [_flipped(s, key(t, "noise", name), noise) for s, t in zip(own, streams, strict=True)]
-        for name, own in group.scores.items()
+        name: [_flipped(s, key(t, "noise", name), noise) for s, t in zip(own.scores, streams, strict=True)]
+        for name, own in group.components.items()
     }
     return assemble(group.problem, group.prompt, group.completions, rewards, scores)
 

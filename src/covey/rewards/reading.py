@@ -62,13 +62,13 @@ def said_in_tags(completion: Completion, marks: Thoughts, decode: Callable[[Sequ
     """Return a completion with thoughts in tags, including those that a prompt opened."""
     if marks == TAGS:
         return Said(Tagged(completion.text))
-    if not completion.turns:
+    if not completion.transcript.turns:
         return Said(in_tags(completion.text, marks))
     # A tool's answer is followed by the header of the next turn, which may open thoughts as the prompt does.
     inserted = [decode(ids.tolist()) for drawn, ids in completion.parts if not drawn]
     begun = iter([marks.begun, *(text.rstrip().endswith(marks.open) for text in inserted)])
     turns, opened = list[dict[str, object]](), marks.begun
-    for turn in completion.turns:
+    for turn in completion.transcript.turns:
         if turn["role"] == "assistant":
             opened = next(begun, False)
             turns.append(
@@ -87,7 +87,7 @@ def turns_of(
     completion: Completion, text: str, problem: Problem, calls: CallReader
 ) -> list[dict[str, object]]:
     """Return the turns of model and tools in order; without tools, ``text`` as one turn with its calls."""
-    if completion.turns:
-        return [dict(turn) for turn in completion.turns]
+    if completion.transcript.turns:
+        return [dict(turn) for turn in completion.transcript.turns]
     called = list(calls(problem, completion))
     return [{"role": "assistant", "content": text, **({"tool_calls": called} if called else {})}]

@@ -15,7 +15,7 @@ from covey.objective.data import FilterData
 from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import Scorer
 from covey.rollouts.draw import PendingGroup
-from covey.types import Credit, Group
+from covey.types import Baselines, Credit, Group
 from covey_verify.errors import CoveyError, DataError
 
 
@@ -29,7 +29,7 @@ def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
     if rewards.noise:
         group = with_label_noise(group, rewards.rewards, rewards.noise, pending.request.streams)
     if greedy is not None:
-        group = replace(group, greedy_reward=float(greedy.rewards[0]))
+        group = replace(group, baselines=Baselines(greedy_reward=float(greedy.rewards[0])))
     return credited(group, credit)
 
 
@@ -73,5 +73,6 @@ def with_running_means(
         # Groups are visited in the order of sampling, which the running means depend on.
         role = "" if by is None else str(group.problem.columns[by])
         before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
-        found.append(replace(group, running_mean=before.numpy()))
+        baselines = replace(group.baselines, running_mean=before.numpy())
+        found.append(replace(group, baselines=baselines))
     return found, now

@@ -25,7 +25,7 @@ from covey.rollouts.choose import Choice, Chooser
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
 from covey.rollouts.groups import Progress, of_all, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
-from covey.rollouts.metrics import continued_tokens, kept_tokens, staleness
+from covey.rollouts.metrics import kept_tokens, staleness
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
@@ -48,6 +48,8 @@ class StepGroups:
     used: int = 0
     """Places of the data that the step has used."""
     rounds: int = 0
+    continued: int = 0
+    """Tokens sampled in continuations, for the values of segments."""
 
 
 class Rollouts:
@@ -141,7 +143,11 @@ class Rollouts:
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
             **kept_tokens(groups),
-            **continued_tokens(groups),
+            **(
+                {"rollout/continued_tokens": float(found.continued)}
+                if "segments" in self.algorithm.needs
+                else {}
+            ),
             **(tool_metrics(groups) if self.rollout.tools is not None else {}),
             **elsewhere,
             **(difficulty.metrics() if self.chooser.remembers else {}),
@@ -180,7 +186,8 @@ class Rollouts:
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
             groups = of_all(prompted, partial(self._judged, draw, scorer))
             if cutting is not None:
-                groups = self._with_segments(step, chosen.choices, groups, cutting, scorer, progress)
+                groups, tokens = self._with_segments(step, chosen.choices, groups, cutting, scorer, progress)
+                found.continued += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
                 found.by_problem[choice.problem] = group
                 passes = passes_filter(group, self.algorithm)
@@ -242,8 +249,8 @@ class Rollouts:
         cutting: Mapping[str, Any],
         scorer: Scorer,
         progress: Progress,
-    ) -> list[Group]:
-        """Return groups with the value of each segment of their completions."""
+    ) -> tuple[list[Group], int]:
+        """Return groups with the value of each segment of their completions, and the tokens it took."""
         pairs = zip(choices, groups, strict=True)
         requests = [self._request(choice, len(group.completions), step) for choice, group in pairs]
 

@@ -24,11 +24,6 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
 
 
-def continued_tokens(groups: Sequence[Group]) -> dict[str, float]:
-    """Count the tokens of continuations, if the estimator asks for values of segments."""
-    return {"rollout/continued_tokens": float(sum(g.continued for g in groups))} if groups[0].segments else {}
-
-
 def kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
     """Return how many tokens could be drawn on average, if top_p or top_k excluded some."""
     masked = [

@@ -99,7 +99,7 @@ class PrefixSampler:
             tokens = np.concatenate([whole.tokens[: end + 1], tail.tokens])
             logprobs = np.concatenate([whole.logprobs[: end + 1], tail.logprobs])
             text = self.decode(tokens.tolist())
-            yield Sampled(request, sample, Completion(tokens, logprobs, text, tail.finish, tail.version))
+            yield Sampled(request, sample, Completion(tokens, logprobs, text, tail.finish))
 
 
 def with_segments(
@@ -110,8 +110,10 @@ def with_segments(
     decode: Decode,
     stream: Callable[[Cut, int], int],
     score: ScoreAll,
-) -> list[Group]:
+) -> tuple[list[Group], int]:
     """Return groups with the value after each segment but the last of every completion.
+
+    The number is that of the tokens sampled in continuations.
 
     ``settings`` are those of ``credit.segment_difference``; ``stream`` gives the key of a continuation by
     place and number. Places whose continuations could not be judged are left out.
@@ -129,7 +131,7 @@ def with_segments(
         together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
     # (group, sample) -> last token of a segment -> value after it.
     found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-    tokens = [0] * len(groups)
+    tokens = 0
     # Longest limits first, in an order that is the same on all processes.
     for band in sorted(together, reverse=True):
         alike, problems, requests, begun = together[band], [], [], {}
@@ -145,18 +147,15 @@ def with_segments(
         judged = score(problems, requests, PrefixSampler(sampler, begun, decode), limit)
         for cut, group in zip(alike, judged, strict=True):
             # Without the kept prefix, which was not sampled again.
-            tokens[cut.group] += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
+            tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 value = float(group.rewards[group.scorable].mean())
                 found[cut.group, cut.sample][cut.end] = value
-    return [
-        replace(
-            group,
-            segments=tuple(_segments(found[g, s]) for s in range(len(group.completions))),
-            continued=tokens[g],
-        )
-        for g, group in enumerate(groups)
-    ]
+    valued = []
+    for g, group in enumerate(groups):
+        segments = tuple(_segments(found[g, s]) for s in range(len(group.completions)))
+        valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
+    return valued, tokens
 
 
 def part_size(limit: int, most: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from covey.runs.atomic import append_whole, discard, make_folder
 from covey.runs.folder import checkpoints
 from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.types import Completion, SamplingMask
+from covey.types import Completion, Provenance, SamplingMask, Transcript
 
 PENDING = "pending"
 FILE = re.compile(r"(\d{8,})\.jsonl")
@@ -63,17 +63,18 @@ class CompletionFiles:
             arrays |= {"ids": c.sampling_mask.ids, "ends": c.sampling_mask.ends}
         if c.sampled is not None:
             arrays["sampled"] = c.sampled
+        said = c.transcript
         packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
         name = _name(request, done.sample, params)
-        said = {
+        texts = {
             "name": name,
             "text": c.text,
             "finish": c.finish,
-            "turns": json.dumps(list(map(dict, c.turns))),
-            "environment": json.dumps(c.environment),
-            "fault": c.fault,
+            "turns": json.dumps(list(map(dict, said.turns))),
+            "environment": json.dumps(said.environment),
+            "fault": said.fault,
         }
-        record = json.dumps({**said, **packed}).encode()
+        record = json.dumps({**texts, **packed}).encode()
         append_whole(self._path(ticket), b"\n" + _check(record) + b" " + record + b"\n")
 
     def passed(self, step: int, cursor: int) -> None:
@@ -123,7 +124,14 @@ def _completion(record: Mapping[str, str]) -> Completion:
     # frombuffer gives read-only views of the bytes; the trainer needs arrays that it can write to.
     tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
     version = int(versions[0]) if len(versions) else 0
-    drawn, turns = arrays.get("sampled"), tuple(json.loads(record["turns"]))
-    state = json.loads(record["environment"])
-    ended = (turns, state, record["fault"])
-    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, *ended)
+    turns = tuple(json.loads(record["turns"]))
+    return Completion(
+        tokens,
+        logprobs,
+        record["text"],
+        finish,
+        Provenance(version, versions),
+        arrays.get("sampled"),
+        mask,
+        Transcript(turns, json.loads(record["environment"]), record["fault"]),
+    )

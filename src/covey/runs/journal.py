@@ -93,10 +93,9 @@ class Journal:
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
         """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
-        values = (
-            {} if batch.values is None else {"values": np.concatenate(by_completion(batch, batch.values))}
-        )
-        advantages = by_completion(batch, batch.advantages)
+        advantages, values = by_completion(batch, batch.advantages), {}
+        if batch.critic is not None:
+            values["values"] = np.concatenate(by_completion(batch, batch.critic.values))
         self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
         groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
@@ -112,7 +111,12 @@ class Journal:
             return
         folder = self.folder.path / SKIPPED
         folder.mkdir(exist_ok=True)
-        tensors = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
+        parts = {**vars(batch)}
+        if batch.old_distribution is not None:
+            parts |= {f"old_{name}": v for name, v in batch.old_distribution._asdict().items()}
+        if batch.critic is not None:
+            parts |= batch.critic._asdict()
+        tensors = {name: v.clone() for name, v in parts.items() if isinstance(v, Tensor)}
         for i, (prompt, tokens) in enumerate(zip(batch.prompts, batch.tokens, strict=True)):
             tensors |= {f"prompt.{i}": torch.tensor(prompt), f"tokens.{i}": torch.tensor(tokens)}
         for i, mask in enumerate(batch.sampling_masks or ()):

@@ -246,7 +246,7 @@ def rollout_arrays(
     completions = [c for g in groups for c in g.completions]
     masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
     kept = SamplingMask.join(masks)
-    lags = any(c.versions is not None for c in completions)
+    lags = any(c.provenance.versions is not None for c in completions)
     all_drawn = all(c.sampled is None for c in completions)
     return _npz(
         prompt_tokens=np.concatenate([g.prompt for g in groups]),
@@ -273,26 +273,28 @@ def _mean(advantage: np.ndarray, completion: Completion) -> float:
 
 def _row(group: Group, sample: int) -> dict[str, object]:
     """Return the log's fields for one completion."""
-    completion = group.completions[sample]
-    extra = {k: dict(v[sample].extra) for k, v in group.scores.items() if v[sample].extra}
+    completion, components = group.completions[sample], group.components
+    scores = {name: component.scores[sample] for name, component in components.items()}
+    extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
+    said = completion.transcript
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
         "completion": completion.text,
-        **({"turns": list(map(dict, completion.turns))} if completion.turns else {}),
-        **({} if completion.environment is None else {"environment": dict(completion.environment)}),
-        **({"environment_fault": completion.fault} if completion.fault else {}),
+        **({"turns": list(map(dict, said.turns))} if said.turns else {}),
+        **({} if said.environment is None else {"environment": dict(said.environment)}),
+        **({"environment_fault": said.fault} if said.fault else {}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
-        "version": completion.version,
+        "version": completion.provenance.version,
         "reward": or_null(float(group.rewards[sample])),
-        "components": {k: or_null(float(v[sample])) for k, v in group.components.items()},
-        "weights": dict(group.weights),
-        "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
-        "greedy_reward": or_null(group.greedy_reward),
+        "components": {name: or_null(float(c.values[sample])) for name, c in components.items()},
+        "weights": {name: c.weight for name, c in components.items()},
+        "steps": {name: _steps(c.steps[sample]) for name, c in components.items() if c.steps},
+        "greedy_reward": or_null(group.baselines.greedy_reward),
         **_for_estimators(group, sample),
-        "status": {k: v[sample].status for k, v in group.scores.items()},
-        "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
+        "status": {name: score.status for name, score in scores.items()},
+        "extracted": {name: score.extracted for name, score in scores.items()},
         **({"extra": extra} if extra else {}),
     }
 
@@ -300,12 +302,13 @@ def _row(group: Group, sample: int) -> dict[str, object]:
 def _for_estimators(group: Group, sample: int) -> dict[str, object]:
     """Return the verdict, and the values with which some estimators compare a reward."""
     found: dict[str, object] = {}
-    if group.verdict or len(group.components) < 2:
+    baselines = group.baselines
+    if group.has_verdict:
         found["correct"] = bool(group.correct[sample])
-    if group.running_mean is not None:
-        found["running_mean"] = float(group.running_mean[sample])
-    if group.segments:
-        own = group.segments[sample]
+    if baselines.running_mean is not None:
+        found["running_mean"] = float(baselines.running_mean[sample])
+    if baselines.segments:
+        own = baselines.segments[sample]
         found["segments"] = [[end, value] for end, value in zip(own.ends, own.values, strict=True)]
     return found
 

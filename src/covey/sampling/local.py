@@ -31,7 +31,7 @@ from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
 from covey.sampling.modules import ModulesEngine, check_sampling
 from covey.system.fault_injection import Faults
-from covey.types import Completion, SamplingMask
+from covey.types import Completion, Provenance, SamplingMask
 
 Engine = CacheEngine | ModulesEngine
 Owner = tuple[int, int]
@@ -306,8 +306,8 @@ class _Running:
             text = self.policy.decode(tokens.tolist())
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
             # ``version`` is that of the first token, the oldest.
-            of_tokens, first = versions if by_token else None, int(versions[0])
-            done = Completion(tokens, logprobs, text, ended[slot], first, mask, versions=of_tokens)
+            provenance = Provenance(int(versions[0]), versions if by_token else None)
+            done = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
             found.append(Sampled(*self.owners[slot], done))
         return found
 

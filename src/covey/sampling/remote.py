@@ -45,7 +45,7 @@ from covey.sampling.servers import (
     timed_out,
 )
 from covey.system.processes import by_first
-from covey.types import Completion
+from covey.types import Completion, Provenance
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask, reason_of
 
@@ -184,8 +184,8 @@ class RemoteSampler:
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
         versions = np.full(len(tokens), version) if self.lags else None
-        mask = one.sampling_mask
-        own = Completion(tokens, logprobs, "", one.finish, version, mask, versions=versions, server=url)
+        provenance = Provenance(version, versions, url)
+        own = Completion(tokens, logprobs, "", one.finish, provenance, sampling_mask=one.sampling_mask)
         whole = own if begun is None else begun.then(own)
         # The text is the tokens', whatever the server's own detokenizer made of them.
         return replace(whole, text=self.policy.decode(whole.tokens.tolist()))

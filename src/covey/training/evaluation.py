@@ -104,4 +104,4 @@ def _answer(
     said = said_in_tags(completion, problem.thoughts, decode)
     # A verdict of the user's own may have a setting of that name with other values.
     chosen: Rule = next((known for known in get_args(Rule) if known == rule), "whole")
-    return extract(said.whole.text, chosen, said.turns or completion.turns)
+    return extract(said.whole.text, chosen, said.turns or completion.transcript.turns)

@@ -57,6 +57,7 @@ def step_metrics(
     """Return everything that is logged of a step, by name; the config alone determines it."""
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups, advantages = [*rollout.groups, *rollout.filtered], by_completion(batch, batch.advantages)
+    critic = batch.critic
     # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]
     metrics = {
@@ -66,7 +67,7 @@ def step_metrics(
         **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in advantages])),
         **gradient_signs(rollout.groups, advantages),
         **token_metrics(done.stats, algorithm),
-        **(value_metrics(batch.values, batch.returns, batch.mask) if algorithm.critic else {}),
+        **(value_metrics(critic.values, critic.returns, batch.mask) if critic is not None else {}),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
         "update/coverage": covered(batch, groups, algorithm.skips_idle),

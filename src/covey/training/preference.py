@@ -47,20 +47,18 @@ def train(run: Run) -> None:
     every = [*examples, *others]
     sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
 
-    def batch_of(numbers: Sequence[int], first: int = 0) -> Batch:
-        chosen = [every[first + i] for i in numbers]
-        refs = torch.cat([sums[first + i] for i in numbers]) if sums else None
-        return replace(given_batch(chosen), ref_sums=refs)
-
     def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         point = 0.0
         if others:
-            batch = batch_of(rows, first=len(examples))
-            assert batch.ref_sums is not None
+            unrelated = [len(examples) + i for i in rows]
+            batch = given_batch([every[i] for i in unrelated])
+            refs = torch.cat([sums[i] for i in unrelated])
             # Before the update and over the whole step, so that all micro-batches compare with one number.
-            point = float((summed(run.learner, batch) - batch.ref_sums).mean())
-        batch = batch_of(rows)
-        return batch, PreferenceObjective(loss, point, float(batch.mask[0::2].sum()) / len(rows))
+            point = float((summed(run.learner, batch) - refs).mean())
+        batch = given_batch([every[i] for i in rows])
+        reference = torch.cat([sums[i] for i in rows]) if sums else None
+        tokens = float(batch.mask[0::2].sum()) / len(rows)
+        return batch, PreferenceObjective(loss, reference, point, tokens)
 
     given.train(run, lesson)
 
@@ -75,6 +73,8 @@ class PreferenceObjective:
     """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
 
     loss: AnyBound
+    reference: Tensor | None = None
+    """(N,): log-prob of each whole answer of the step under the reference; None without one."""
     reference_point: float = 0.0
     """Mean KL of prompts with answers to other prompts, which KTO compares with."""
     tokens: float = 1.0
@@ -95,21 +95,28 @@ class PreferenceObjective:
         nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
         labels = batch.rewards.to(sums.device) > 0.5
         # Without a reference an answer's implicit reward is its mean log-prob.
-        reward = sums / lengths if batch.ref_sums is None else sums - batch.ref_sums.to(sums)
-        losses = self.loss(self._data(batch, sums, lengths, labels, reward, nll))
+        reference = None if self.reference is None else self.reference[list(micro.numbers)].to(sums)
+        reward = sums / lengths if reference is None else sums - reference
+        losses = self.loss(self._data(sums, reference, lengths, labels, reward, nll))
         assert isinstance(losses, Tensor)
         loss = losses.sum() / count
         return loss, {"loss": float(loss.detach()), **self._metrics(reward.detach(), labels, count)}
 
     def _data(
-        self, batch: Batch, sums: Tensor, lengths: Tensor, labels: Tensor, reward: Tensor, nll: Tensor
+        self,
+        sums: Tensor,
+        reference: Tensor | None,
+        lengths: Tensor,
+        labels: Tensor,
+        reward: Tensor,
+        nll: Tensor,
     ) -> PreferenceData:
         if "desirable" in self.loss.needs:
             return PreferenceData(
                 log_ratio=reward, desirable=labels, reference_point=sums.new_tensor(self.reference_point)
             )
         assert bool(labels[0::2].all()) and not bool(labels[1::2].any()), "chosen and rejected take turns"
-        names = {"": sums, "ref_": None if batch.ref_sums is None else batch.ref_sums.to(sums)}
+        names = {"": sums, "ref_": reference}
         # chosen, rejected, ref_chosen, ref_rejected: rows 0, 2, 4, ... and 1, 3, 5, ...
         parts = {f"{ref}{who}": values[n::2] for ref, values in names.items() if values is not None
                  for n, who in enumerate(("chosen", "rejected"))}  # fmt: skip

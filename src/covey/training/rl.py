@@ -7,13 +7,12 @@ from contextlib import closing
 from dataclasses import replace
 from math import isfinite
 
-import numpy as np
 import torch
 
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.learner.advantage import with_advantages
-from covey.learner.batching import Batch, collate, minibatches, select_tokens
+from covey.learner.batching import Batch, OldDistribution, collate, minibatches, select_tokens
 from covey.learner.learner import Learner, Objective
 from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
@@ -44,7 +43,7 @@ def train(run: Run) -> None:
             journal.console.doing("updating")
             now = run.state.coefficients
             with journal.clock("prepare"):
-                batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
+                batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, run.critic)
             with journal.clock("update"):
                 before, done = run.learner.version, update(run, batch, old, step)  # version first
             run.sampler.sync(run.learner)
@@ -106,34 +105,24 @@ def prepare(
     config: Config,
     old: OldLogprobs,
     coefficients: Coefficients,
-    step: int,
     critic: Learner[ValueModel] | None = None,
 ) -> Batch:
     """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
     batch, temperature = collate(groups, config.rollout.mask_truncated), config.rollout.temperature
+    values = None
     if algorithm.critic is not None:
-        batch = replace(batch, values=(critic or learner).score(batch, temperature).values)
+        values = (critic or learner).score(batch, temperature).values
     if old is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
         scores = learner.score(batch, temperature)
-        batch = replace(
-            batch,
-            old_logprobs=scores.logprobs,
-            old_entropy=scores.entropy,
-            old_collision=scores.collision,
-        )
+        distribution = OldDistribution(scores.entropy, scores.collision)
+        batch = replace(batch, old_logprobs=scores.logprobs, old_distribution=distribution)
     # After the forward pass, whose log-probs it overrides: the pass may be for entropy alone.
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
             batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
-    if algorithm.nll:
-        correct = np.concatenate([np.zeros(0, dtype=bool), *(g.correct for g in groups)])
-        batch = replace(batch, correct=torch.from_numpy(correct))
-    if "noise" in algorithm.needs:
-        draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
-        batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))
-    return with_advantages(batch, groups, algorithm, kl_coef=coefficients.kl)
+    return with_advantages(batch, groups, algorithm, kl_coef=coefficients.kl, values=values)
 
 
 def updates(
@@ -142,10 +131,14 @@ def updates(
     """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     # Before the first update the current policy is the old policy, so every ratio is exactly 1.
     unmoved, choose = old.starts_at_one, algorithm.select_tokens
+    noise = None
+    if "noise" in algorithm.needs:
+        draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
+        noise = torch.from_numpy(draws).view(batch.mask.shape)
     for epoch in range(config.train.inner_epochs):
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
         for minibatch in minibatches(batch, config.train.updates_per_batch, order):
-            ready = minibatch if choose is None else select_tokens(minibatch, choose)
+            ready = minibatch if choose is None else select_tokens(minibatch, choose, noise)
             yield replace(ready, old_logprobs=None) if unmoved else ready
             unmoved = False
 

@@ -43,7 +43,7 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
             continue
         for place, trained, values in zip(s.origin.tolist(), s.mask.numpy(), s.mismatch.numpy(), strict=True):
             number, completion = rows[place]
-            if place in seen or not completion.server:  # later the policy has moved
+            if place in seen or not completion.provenance.server:  # later the policy has moved
                 continue
             seen.add(place)
             # Tokens of older versions differ for a good reason: they were drawn by other weights.
@@ -51,9 +51,10 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
             off[number] += float(np.abs(values[: len(own)][own]).sum())
             tokens[number] += own.sum()
     mean = off / np.maximum(tokens, 1)
+    servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
     found = [
-        Stranger(group.problem.id, tuple(sorted({c.server for c in group.completions})), float(nats))
-        for group, nats in zip(groups, mean, strict=True)
+        Stranger(group.problem.id, tuple(own), float(nats))
+        for group, own, nats in zip(groups, servers, mean, strict=True)
         if nats > STRANGE
     ]
     return sorted(found, key=lambda stranger: -stranger.nats)

@@ -205,7 +205,7 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         moved(trained)
         made.sync(Version(3))
         found = list(made.sample(asked(1), SamplingParams(4)))
-        assert {x.completion.version for x in found} == {3}
+        assert {x.completion.provenance.version for x in found} == {3}
         assert ask(f"{url}/info")["version"] == 3
         save_policy(policy, outside)
         (tmp_path / "sync" / "link").symlink_to(outside)

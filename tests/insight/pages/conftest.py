@@ -18,7 +18,7 @@ from covey.insight.pages.server import PromptProtocol, TokenGate, build_site
 from covey.runs.atomic import write_file
 from covey.runs.folder import RunFolder
 from covey.types import Group, Problem
-from tests.fakes import completion
+from tests.fakes import completion, component
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TOKEN = "right"
@@ -27,9 +27,7 @@ TOKEN = "right"
 def made_group(rewards: list[float], texts: list[str], prompt: str = "2 + 2 = ?", name: str = "p") -> Group:
     values = np.array(rewards, dtype=np.float64)
     completions = tuple(completion(t, 4 + i, first=10 + i) for i, t in enumerate(texts))
-    return Group(
-        Problem(name, prompt), np.array([1, 2]), completions, values, {"answer": values}, {"answer": 1.0}
-    )
+    return Group(Problem(name, prompt), np.array([1, 2]), completions, values, {"answer": component(values)})
 
 
 def log_step(folder: RunFolder, step: int, groups: list[Group], **metrics: float) -> None:

@@ -40,7 +40,7 @@ from covey.sampling.tools.turns import TurnSampler
 from covey.sampling.tools.use import beginning, with_schemas
 from covey.system.signals import Stopped
 from covey.tasks.source import Source
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import ConfigError, DataError, RewardError
 from covey_verify.sandbox.wire import Attributes, decode_value, encode_value
 from covey_verify.types import Score
@@ -323,7 +323,8 @@ def test_a_reward_that_fails_after_a_call_costs_its_completion_alone(
 def test_so_many_failures_are_not_the_models() -> None:
     def group(faults: int) -> Group:
         none = np.zeros(1, np.int64)
-        each = (replace(fakes.completion("a"), fault="raised" * (n < faults)) for n in range(4))
+        ends = (Transcript(fault="raised" * (n < faults)) for n in range(4))
+        each = (replace(fakes.completion("a"), transcript=end) for end in ends)
         return Group(ROW, none, tuple(each), np.zeros(4))
 
     assert tool_metrics([group(2)])["tools/broken"] == 0.5
@@ -427,13 +428,13 @@ def test_completions_end_with_what_their_environments_have_become(
     found = sampled()
     assert sorted(found) == [(r, s) for r in range(3) for s in range(4)]
     for (_, sample), c in found.items():
-        assert sum(t["role"] == "tool" for t in c.turns) == answered[sample]
+        assert sum(t["role"] == "tool" for t in c.transcript.turns) == answered[sample]
         assert c.finish == ("length" if answered[sample] < min(sample, 2) else "stop")
-        assert c.environment is not None
+        assert c.transcript.environment is not None
         # Two counts for each call, of that too whose answer had no room.
-        assert c.environment["total"] == 5 + 2 * min(sample, 2)
+        assert c.transcript.environment["total"] == 5 + 2 * min(sample, 2)
     again = sampled()
-    assert all(again[owner].environment == c.environment for owner, c in found.items())
+    assert all(again[owner].transcript.environment == c.transcript.environment for owner, c in found.items())
 
 
 @pytest.mark.usefixtures("calling")
@@ -511,7 +512,7 @@ def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Pat
 
 
 def completion(state: dict[str, object] | None) -> Completion:
-    return Completion(np.array([1]), np.zeros(1), "x", "stop", environment=state)
+    return Completion(np.array([1]), np.zeros(1), "x", "stop", transcript=Transcript(environment=state))
 
 
 def one(completion: str, environment: Attributes) -> float:
@@ -566,11 +567,11 @@ def test_an_environment_that_is_gone_costs_its_own_completion_alone(tmp_path: Pa
     states = [{"total": 2}, None, {"total": 3}]
     scored = rewards.score_group(ROW, np.zeros(1, np.int64), [completion(s) for s in states])
     assert scored.rewards.tolist() == [0, 0, 1]
-    assert {n: [s.status for s in own] for n, own in scored.scores.items()} == {
+    assert {n: [s.status for s in own.scores] for n, own in scored.components.items()} == {
         "group": ["ok", "crashed", "ok"], "single": ["ok", "crashed", "ok"], "knows": ["ok"] * 3,
     }  # fmt: skip
-    assert scored.components["single"].tolist() == [2, 0, 3]
-    assert scored.components["knows"].tolist() == [1, 0.5, 1]
+    assert scored.components["single"].values.tolist() == [2, 0, 3]
+    assert scored.components["knows"].values.tolist() == [1, 0.5, 1]
     lost = rewards.score_group(ROW, np.zeros(1, np.int64), [completion(None)] * 2)
     assert lost.rewards.tolist() == [0, 0]
 
@@ -604,4 +605,4 @@ def kept_again(run: Path, state: dict[str, object] | None) -> Iterator[Completio
 @pytest.mark.parametrize("state", [None, {"total": 3, "cells": [1, {"a": None}]}])
 def test_what_was_sampled_ahead_keeps_its_state(tmp_path: Path, state: dict[str, object] | None) -> None:
     (again,) = kept_again(tmp_path, state)
-    assert again is not None and again.environment == state
+    assert again is not None and again.transcript.environment == state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from covey.models.policy import Policy
 from covey.rewards.base import load_rewards
 from covey.sampling.tools.forms import CALL_FORMS, calls_by
 from covey.sampling.tools.texts import calls_by_text
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Group, Problem, Transcript
 from tests.conftest import policy_of
 from tests.sampling.tools.test_forms import SCHEMA
 
@@ -51,7 +52,8 @@ def judged(problem: Problem, texts: list[str], policy: Policy | None = None, tur
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] if policy else [1]
         tokens = np.array([*ids, 2])
         plain = policy.decode(ids) if policy else text
-        completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), plain, "stop", turns=turns))
+        one = Completion(tokens, np.zeros(len(tokens), np.float32), plain, "stop")
+        completions.append(replace(one, transcript=Transcript(turns)))
     return rewards.score_group(problem, np.array([1]), completions, strict=True)
 
 
@@ -85,14 +87,14 @@ def test_calls_that_were_answered_count_turn_by_turn() -> None:
     group = judged(
         problem, ["text"], turns=(said("assistant", call, broken), said("tool"), said("assistant"))
     )
-    (score,) = group.scores["tool_calls"]
+    (score,) = group.components["tool_calls"].scores
     assert (score.value, score.status, score.detail) == (0.0, "unparsable", "this is no JSON")
 
 
 def test_a_call_in_reasoning_that_never_ended_is_none(policy: Policy) -> None:
     text = "<think>so " + RIGHT["tags"][1]
     for group in (judged(Problem("c", ASKED, {"tool_calls": WANTED}), [text], policy),):
-        assert group.scores["tool_calls"][0].status == "no_answer"
+        assert group.components["tool_calls"].scores[0].status == "no_answer"
         assert group.rewards.tolist() == [0.0]
 
 

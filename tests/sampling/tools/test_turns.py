@@ -166,7 +166,7 @@ def test_a_tag_inside_of_a_text_ends_no_call_in_plain_text(policy: Policy, box: 
     whole, inner = talk(policy, box, TEXT, *pieces_of(TOLD), "so be it", end=False)
     assert len(inner.asked) == 3
     assert whole.text == TOLD + "so be it"
-    (turn, answer, _) = whole.turns
+    (turn, answer, _) = whole.transcript.turns
     assert turn["content"] == TOLD
     assert turn["tool_calls"] == [
         {
@@ -185,7 +185,7 @@ def test_a_turn_of_nothing_but_tags_ends(policy: Policy, box: Toolbox) -> None:
     lines = [begun + "</tool_call>", *["</tool_call>"] * turns.MOST_ADDED, "it was none"]
     whole, inner = talk(policy, box, TEXT, *lines, end=False)
     assert len(inner.asked) == len(lines)
-    assert [t["role"] for t in whole.turns] == ["assistant", "tool", "assistant"]
+    assert [t["role"] for t in whole.transcript.turns] == ["assistant", "tool", "assistant"]
 
 
 def test_siblings_continue_with_their_own_streams(policy: Policy, box: Toolbox) -> None:
@@ -198,7 +198,7 @@ def test_siblings_continue_with_their_own_streams(policy: Policy, box: Toolbox) 
 def test_results_follow_in_the_order_of_their_calls(policy: Policy, box: Toolbox) -> None:
     several = "".join(WRITTEN.replace("6*7", f"{n}+0") for n in (3, 1, 2))
     whole, _ = talk(policy, box, CHAT, several, "done")
-    assert [t["content"] for t in whole.turns if t["role"] == "tool"] == ["3", "1", "2"]
+    assert [t["content"] for t in whole.transcript.turns if t["role"] == "tool"] == ["3", "1", "2"]
     written = policy.decode(whole.tokens[~whole.drawn].tolist())
     assert written.index("3") < written.index("1") < written.index("2")
 
@@ -206,14 +206,14 @@ def test_results_follow_in_the_order_of_their_calls(policy: Policy, box: Toolbox
 def test_each_turn_is_told_as_it_was_said(policy: Policy, box: Toolbox) -> None:
     other = WRITTEN.replace("6*7", "1+1")
     whole, _ = talk(policy, box, CHAT, WRITTEN, other, "both")
-    assert [t["content"] for t in whole.turns] == [WRITTEN, "42", other, "2", "both"]
+    assert [t["content"] for t in whole.transcript.turns] == [WRITTEN, "42", other, "2", "both"]
 
 
 def test_calls_beyond_those_of_a_turn_are_not_run(policy: Policy, tmp_path: Path) -> None:
     use = ToolUse(functions=("calculate",), calls_per_turn=2, result_tokens=90)
     few = Toolbox(use, tmp_path, Sandbox())
     whole, _ = talk(policy, few, CHAT, WRITTEN * 4, "done", max_tokens=2000)
-    said = [t["content"] for t in whole.turns if t["role"] == "tool"]
+    said = [t["content"] for t in whole.transcript.turns if t["role"] == "tool"]
     assert said == ["42", "42", *["error: not run: only the first 2 calls of a turn are"] * 2]
 
 
@@ -247,12 +247,12 @@ def test_calls_that_hang_cost_their_completion_and_their_batch_the_seconds_for_t
     made = TurnSampler(inner, policy, box)
     asked = [Request(np.array([5, 6]), [11, 12, 13], problem=CHAT)]
     found = [s.completion for s in made.sample(asked, SamplingParams(9000))]
-    said = [str(t["content"]) for c in found for t in c.turns if t["role"] == "tool"]
+    said = [str(t["content"]) for c in found for t in c.transcript.turns if t["role"] == "tool"]
     assert len(said) == 120
     skipped = sum("not run: the 0.5 s for tools are used up" in answer for answer in said)
     assert skipped > 20 or kind == "environment", "which answers no more after the first that hangs"
     assert 0.2 < made.waited < 60, "not 120 times 0.2 s, one after another, and never 600 s"
-    assert [c.environment for c in found] == [None] * 3
+    assert [c.transcript.environment for c in found] == [None] * 3
 
 
 def test_in_plain_text_a_call_ends_the_turn(policy: Policy, box: Toolbox) -> None:

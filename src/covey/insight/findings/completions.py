@@ -24,7 +24,7 @@ def first_of_dead(group: Group, i: int) -> float:
 
 def of_status(*statuses: str) -> Strength:
     """Return a score that is 1 for a completion to which a reward gave one of these statuses."""
-    return lambda group, i: float(any(own[i].status in statuses for own in group.scores.values()))
+    return lambda group, i: float(any(own.scores[i].status in statuses for own in group.components.values()))
 
 
 def reward_of(group: Group, i: int) -> float:

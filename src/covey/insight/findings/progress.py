@@ -94,7 +94,8 @@ def groups_tie_over_mixed_answers(run: RunView) -> str | None:
 def every_advantage_is_zero(run: RunView) -> str | None:
     """Nothing was trained although at least half of the groups have different rewards."""
     waits = run.late("optimizer/updates") == 0  # for a critic that learns first
-    moving = waits or run.late("optimizer/grad_norm") > 0 or run.late("optimizer/skipped") > 0
+    # Stages that only collect completions have no gradient.
+    moving = waits or run.late("optimizer/grad_norm") != 0 or run.late("optimizer/skipped") > 0
     alike = run.late("reward/std") == 0  # groups that a critic gives advantages by token are never dead
     if not run.late("groups/dead") < 0.5 or moving or alike:
         return None

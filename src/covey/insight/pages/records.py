@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -14,18 +14,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from covey.config.algorithm import describe
-from covey.config.rows import schema_rows
+from covey.config.load import flatten
 from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
+from covey.insight.pages.settings import algorithm_rows, recorded_values, written
 from covey.insight.pages.thinning import Curve
 from covey.insight.show import why_pushed
 from covey.insight.verdict import recorded_verdict
-from covey.objective.algorithms import PRESETS
-from covey.objective.penalties import KL
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
-from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of
+from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.system.console import duration
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
@@ -66,6 +64,13 @@ class Runs:
             raise ConfigError(f"{name}: no run of that name in {self.root}")
         return found
 
+    def page(self, name: str) -> Record:
+        """Return the page of a run, with the names of the stages of its pipeline. Raises ConfigError."""
+        folder = self.folder(name)
+        stages = stages_in(folder.parent) if folder.name.partition("-")[0].isdecimal() else []
+        beside = {path: other for other, path in self.folders().items()}
+        return run_page(name, folder) | {"stages": [beside[s] for s in stages if s in beside]}
+
     def _below(self, folder: Path, depth: int) -> Iterator[Path]:
         with suppress(PermissionError):  # somebody else's
             if (folder / "config.yaml").is_file():
@@ -100,7 +105,16 @@ class Tail:
         self.at += len(whole) + 1 if whole else 0
         found = [stream_record(line) for line in whole.split(b"\n") if line.strip()]  # a resume blanks lines
         self.unreadable += found.count(None)
-        return [record for record in found if record is not None]
+        return [record | _thirds(record) for record in found if record is not None]
+
+
+def _thirds(record: Mapping[str, Any]) -> Record:
+    """Return a curriculum's ten buckets of pass rates as three: hard, frontier, easy."""
+    buckets = [v for k, v in record.items() if k.startswith("difficulty/pass_rate")]
+    if len(buckets) != 10 or not all(isinstance(v, float | int) for v in buckets):
+        return {}
+    parts = {"hard": buckets[:2], "frontier": buckets[2:8], "easy": buckets[8:]}
+    return {f"difficulty/{name}": sum(part) for name, part in parts.items()}
 
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
@@ -158,7 +172,7 @@ def _known(folder: Path) -> Record:
     streams = tuple((path.name, path.stat().st_size if path.exists() else 0) for path in paths)
     return _facts(folder, streams) | {
         "method": settings["method"],
-        "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
+        "algorithm": next(algorithm_rows(settings))["value"] if settings["method"] == "rl" else "",
         "model": str(settings.get("model")),
         "steps": 0 if settings["method"] == "filter" else settings["train"].get("steps"),
     }
@@ -200,6 +214,8 @@ class Reading:
         self.tails = tails(self.folder)
         self.curves = {name: Curve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
+        self.spent = defaultdict[str, float](float)
+        """Phase, as `seconds/rollout` or `tokens/rollout` -> total of all steps."""
         self.refused: dict[str, str] = {}
         """Stream -> why it is not read: it is a link, a pipe, or too large."""
 
@@ -224,8 +240,18 @@ class Reading:
             self.refused.pop(name, None)
             if name in self.curves:
                 self.curves[name].add(record for record in new if "step" in record)
+                self._count(new)
             else:
                 self.lists[name] += new
+
+    def _count(self, records: Iterable[Record]) -> None:
+        for record in records:
+            for name, value in record.items():
+                kind, _, phase = name.partition("/")
+                if kind == "seconds" and isinstance(value, float | int):
+                    rate = record.get(f"tokens_per_second/{phase}")
+                    self.spent[name] += value
+                    self.spent[f"tokens/{phase}"] += value * rate if isinstance(rate, float | int) else 0
 
 
 @lru_cache(maxsize=16)
@@ -249,9 +275,10 @@ def run_page(name: str, folder: Path) -> Record:
     notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
     with suppress(CoveyError):  # of a damaged result, or of what was refused
         notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
-    settings: list[Record] = []
+    settings, environment = list[Record](), list[tuple[str, str]]()
     try:
-        settings = differing_settings(folder)
+        settings = recorded_values(folder)
+        environment = [(k, written(v)) for k, v in flatten(read_environment(folder) or {})]
     except CoveyError as error:
         notes.append(str(error))
     remarks: list[Record] = []
@@ -271,6 +298,8 @@ def run_page(name: str, folder: Path) -> Record:
         "folder": str(folder),
         "state": now,
         "settings": settings,
+        "environment": environment,
+        "spent": dict(known.spent),
         "verdict": verdict,
         "duration": duration(seconds),
         "remarks": remarks,
@@ -282,8 +311,8 @@ def run_page(name: str, folder: Path) -> Record:
 
 
 def news(read: Mapping[str, list[Record]]) -> Record:
-    """Return records for the page: evaluations come without the outcome of every problem."""
-    evals = [{k: v for k, v in e.items() if k != "outcome"} for e in read["evals"]]
+    """Return records for the page: evaluations come without the outcome and the hash of every problem."""
+    evals = [{k: v for k, v in e.items() if k not in ("outcome", "basis")} for e in read["evals"]]
     return {**read, "evals": evals}
 
 
@@ -293,60 +322,21 @@ def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
     return [step for step in steps if rollout_file(folder, step).is_file()]
 
 
-def differing_settings(folder: Path) -> list[Record]:
-    """Return the settings of a run that differ from their defaults, or have none. Raises ConfigError."""
-    recorded: Mapping[str, Any] = recorded_yaml(folder)
-    found = []
-    for row in schema_rows():
-        value: Any = recorded
-        for part in row.key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        default = list(row.default) if isinstance(row.default, tuple) else row.default
-        changed = value is not None and value != default and str(value) != str(default)
-        if changed and row.key not in ("output", "algorithm"):
-            found.append({"setting": row.key, "value": _written(value), "says": row.setting.effect})
-    return [*found, *(_of_algorithm(recorded) if recorded.get("method") == "rl" else ())]
-
-
-def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
-    """Yield the preset nearest to a run's algorithm, and the settings in which they differ."""
-    axes = recorded.get("algorithm") or {}
-    most = (recorded.get("rollout") or {}).get("max_tokens")
-    known = {name: describe(preset, most) for name, preset in PRESETS.items()}
-    name = min(
-        known, key=lambda n: sum(_flat(axes.get(axis)) != _flat(own) for axis, own in known[n].items())
-    )
-    yield {"setting": "algorithm.name", "value": name, "says": PRESETS[name].paper}
-    preset = PRESETS[name]
-    # Compare a KL that the user added with the default KL, so that only its changed settings show.
-    if axes.get("kl") and preset.kl is None:
-        preset = replace(preset, kl=KL())
-    given, own = _flat(axes), _flat(describe(preset, most))
-    for key in (k for k, v in given.items() if v != own.get(k)):
-        yield {"setting": f"algorithm.{key}", "value": _written(given[key]), "says": ""}
-
-
-def _flat(value: object, path: str = "") -> dict[str, object]:
-    """Return a nested mapping as one with dotted keys."""
-    if not isinstance(value, Mapping):
-        return {path: list(value) if isinstance(value, tuple) else value}
-    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{path}.{key}".strip(".")).items()}
-
-
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
 # --- a step of the rollout log ----------------------------------------------------------------------
 
 
 def step_page(folder: Path, number: int) -> Record:
     """Return the groups of a step: trained and live ones first, by the spread of their rewards."""
-    log = read_rollouts(folder, number)
+    return step_of(folder, number, read_rollouts(folder, number))
+
+
+def step_of(folder: Path, number: int, log: RolloutLog) -> Record:
+    """Return the page of a step whose log was read."""
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
     why = why_pushed(folder, log.rows)
-    return {"step": number, "logged": recorded_steps(folder), "why_pushed": why, "groups": groups}
+    logged = recorded_steps(folder)
+    return {"step": number, "logged": logged, "of": len(groups), "why_pushed": why, "groups": groups}
 
 
 def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
@@ -379,11 +369,16 @@ def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
 def group_page(folder: Path, number: int, which: int) -> Record:
     """Return a group: its completions with the results of all rewards."""
     log = read_rollouts(folder, number)
-    places = log.groups.get(which)
-    if places is None:
+    if which not in log.groups:
         raise ConfigError(f"{folder}: step {number} has no group {which}")
+    order = [g["group"] for g in step_of(folder, number, log)["groups"]]
+    return {**group_of(folder, number, log, which), "order": order}
+
+
+def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
+    """Return the page of a group of a log, without the order of the step's groups."""
+    places = log.groups[which]
     rows = [dict(log.rows[i]) for i in places]
-    order = [g["group"] for g in step_page(folder, number)["groups"]]
     return {
         **_group_row(log, which, places),
         "step": number,
@@ -392,7 +387,6 @@ def group_page(folder: Path, number: int, which: int) -> Record:
         "greedy_reward": rows[0]["greedy_reward"],
         "why_pushed": why_pushed(folder, rows),
         "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
-        "order": order,
     }
 
 

@@ -38,7 +38,6 @@ from covey.insight.pages.records import (
     listed_runs,
     newly_logged,
     news,
-    run_page,
     run_state,
     step_page,
     tails,
@@ -170,7 +169,7 @@ def build_site(root: Path | None) -> Starlette:
             runs.folder(q.query_params.get("a", "")), runs.folder(q.query_params.get("b", ""))
         ),
         "lab": lambda _: lab_contents(),
-        "run": lambda q: run_page(q.query_params.get("run", ""), folder(q)),
+        "run": lambda q: runs.page(q.query_params.get("run", "")),
         "step": lambda q: step_page(folder(q), number(q, "step")),
         "group": lambda q: group_page(folder(q), number(q, "step"), number(q, "group")),
         "tokens": lambda q: token_page(folder(q), number(q, "step"), number(q, "group"), number(q, "sample")),

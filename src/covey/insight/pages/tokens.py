@@ -39,9 +39,14 @@ TOKENIZER_BYTES = 256 << 20
 def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
     """Return the page of one completion of the rollout log."""
     log = read_rollouts(folder, step)
-    places = log.groups.get(group, [])
-    if not 0 <= sample < len(places):
+    if not 0 <= sample < len(log.groups.get(group, [])):
         raise ConfigError(f"{folder}: step {step} has no completion {sample} of group {group}")
+    return tokens_of(folder, log, group, sample)
+
+
+def tokens_of(folder: Path, log: RolloutLog, group: int, sample: int) -> Record:
+    """Return the page of one completion of a log that was read."""
+    places = log.groups[group]
     row, arrays = log.rows[places[sample]], log.of_completion(places[sample])
     tokenizer, ids = tokenizer_of(folder), arrays["tokens"].tolist()
     drawn = arrays.get("sampled", np.ones(len(ids), bool))

@@ -20,8 +20,9 @@ def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
     completions = [c for g in groups for c in g.completions]
     # Parts of a completion are drawn or inserted; there is one inserted part per answered turn.
     answered = [sum(not drawn for drawn, _ in c.parts) for c in completions]
-    answers = [str(turn["content"]) for c in completions for turn in c.turns if turn["role"] == "tool"]
-    faults = [c.fault for c in completions if c.fault]
+    turns = [turn for c in completions for turn in c.transcript.turns]
+    answers = [str(turn["content"]) for turn in turns if turn["role"] == "tool"]
+    faults = [c.transcript.fault for c in completions if c.transcript.fault]
     if len(faults) > MOST_FAULTS * len(completions):
         raise RewardError(
             f"rollout.tools.environment: the environments of {len(faults)} of {len(completions)} completions "

@@ -25,7 +25,7 @@ from covey.sampling.tools.environments import Ending, Episode
 from covey.sampling.tools.forms import reader_of
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
 from covey.sampling.tools.running import Toolbox
-from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
+from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask, Transcript
 from covey_verify.texts.structured import CLOSE_CALL
 from covey_verify.threads import Call
 
@@ -127,7 +127,7 @@ class TurnSampler:
                 del turns[owner]
                 calls = self._calls(request, turn, before)
                 said = _with_calls(turn, calls)
-                whole = turn if before is None else before.then(replace(turn, turns=(said,)))
+                whole = turn if before is None else before.then(replace(turn, transcript=Transcript((said,))))
                 if calls:
                     results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
                     called.append(Called(owner, whole, calls, results))
@@ -190,6 +190,7 @@ class TurnSampler:
         closed = int(begun.tokens[-1]) in self.policy.end_ids
         ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
         tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
+        drawn = begun.provenance.versions
         # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
         # ``sampled`` is False on all of them (no zero is above 0).
         inserted = Completion(
@@ -197,15 +198,14 @@ class TurnSampler:
             nothing,
             "",
             "stop",
-            begun.version,
-            SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None,
+            replace(begun.provenance, versions=None if drawn is None else np.full(len(ids), drawn[-1])),
             sampled=nothing > 0,
-            versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
-            turns=tuple(_said("tool", result) for result in results),
+            sampling_mask=SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None,
+            transcript=Transcript(tuple(_said("tool", result) for result in results)),
         )
-        opening = _with_calls(begun, called.calls)
-        first = begun if begun.turns else replace(begun, turns=(opening,))
-        return first.then(inserted)
+        if not begun.transcript.turns:
+            begun = replace(begun, transcript=Transcript((_with_calls(begun, called.calls),)))
+        return begun.then(inserted)
 
 
 def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
@@ -232,8 +232,9 @@ def _as_they_ended(
 
 
 def _ended(sampled: Sampled, call: Call[Ending]) -> Sampled:
-    end = call.result()
-    return sampled._replace(completion=replace(sampled.completion, environment=end.state, fault=end.fault))
+    end, done = call.result(), sampled.completion
+    transcript = replace(done.transcript, environment=end.state, fault=end.fault)
+    return sampled._replace(completion=replace(done, transcript=transcript))
 
 
 def seconds_waited(sampler: Sampler) -> float:

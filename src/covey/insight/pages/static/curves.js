@@ -1,6 +1,6 @@
 // Curves of runs, drawn by uPlot; they follow what comes in.
 
-import { fmt, h, percent, places } from "./dom.js";
+import { fmt, h, label, percent, places } from "./dom.js";
 
 const COLOURS = ["a", "b", "c", "d", "e", "f"];
 const known = (name, text) => [name, text];
@@ -19,7 +19,9 @@ const CHARTS = [
   ["Importance ratio", [known("ratio/q01", "1 %"), known("ratio/q50", "median"), known("ratio/q99", "99 %")]],
   ["Gradient by pass rate of the problem", /^gradient_share\/pass_rate_/, percent],
   ["Gradient moved elsewhere", [known("gradient_share/overweight", "to very easy or hard prompts, by the std"), known("gradient_share/shared_prefix", "blame on what good siblings say too")], percent],
-  ["Problems by pass rate", /^(difficulty|curriculum)\//],
+  ["KL to the reference, nats per completion", [known("kl/completion_k1", "k1")]],
+  ["Problems by pass rate", [known("difficulty/hard", "below 20 %"), known("difficulty/frontier", "20 to 80 %"), known("difficulty/easy", "above 80 %")], percent],
+  ["Problems", [known("difficulty/tried", "tried"), known("difficulty/solved", "solved")], percent],
   ["Gradient norm", [known("optimizer/grad_norm", "norm")]],
   ["Tools, per completion", [known("tools/turns", "turns answered"), known("tools/used", "completions that used any")]],
   ["Answers of tools that report an error", [known("tools/failed", "of all answers")], percent],
@@ -62,7 +64,7 @@ export function curves(source) {
   const grid = h("div", { class: "charts" });
   const zero = h("p", { class: "muted small" }), more = h("select", { "aria-label": "Any other metric" });
   let plots = [], extra = null, drawn = "";
-  const sync = window.uPlot?.sync("steps");
+  const sync = window.uPlot?.sync(source.run ?? "two runs");
 
   function wanted(data) {
     const names = [...new Set(data.flatMap((d) => [...d.keys()]))];
@@ -88,18 +90,18 @@ export function curves(source) {
       for (const p of plots) p.destroy();
       plots = [];
       grid.replaceChildren();
-      more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, n)));
+      more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, label(n))));
     }
     chosen.forEach(([title, series, show], i) => {
-      const [values, made] = table(data, series, colours, show);
+      const { values, made, bands } = table(data, series, colours, show);
       if (shape === drawn) { plots[i].setData(values); return; }
-      const host = h("figure", { class: "chart" }, h("figcaption", {}, title));
+      const host = h("figure", { class: "chart" }, h("figcaption", {}, label(title)));
       grid.append(host);
       plots.push(new window.uPlot({
         width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
         scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(...spread(low ?? 0, high ?? low ?? 0), 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
         axes: [axis(colours, (v) => (Number.isInteger(v) ? fmt(v, 0) : ""), 30), axis(colours, show ? (v, step) => percent(v, places(100 * step)) : (v, step) => fmt(v, places(step)), 56)],
-        series: [{ label: "step" }, ...made],
+        series: [{ label: "step" }, ...made], bands,
       }, values, host));
     });
     drawn = shape;
@@ -107,16 +109,28 @@ export function curves(source) {
 
   function table(data, series, colours, show) {
     const lines = data.flatMap((d, r) => series.map(([name, text], k) => ({ points: d.get(name) ?? new Map(), name, text: source.compare ? `${runs[r].name}: ${text}` : text, r, k }))).filter((l) => l.points.size || !source.compare);
-    const xs = [...new Set(lines.flatMap((l) => [...l.points.keys()]))].sort((p, q) => p - q);
+    const colour = (l, i) => colours.lines[(source.compare ? l.r : i) % COLOURS.length];
     const made = lines.map((l, i) => {
       const few = l.points.size < 60;
       return {
-        label: l.text, stroke: colours.lines[(source.compare ? l.r : i) % COLOURS.length], width: 1.75, spanGaps: true,
+        label: label(l.text), stroke: colour(l, i), width: 1.75, spanGaps: true,
         dash: source.compare && l.k ? [5, 4] : undefined, points: { show: l.name.startsWith("held-out:") || (few && l.points.size < 2), size: 6 },
         value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
       };
     });
-    return [[xs, ...lines.map((l) => xs.map((x) => l.points.get(x) ?? null))], made];
+    // The ends of an estimate's interval are lines that are not seen, with a band between them.
+    const bands = [];
+    lines.forEach((l, i) => {
+      const [low, high] = ["low", "high"].map((end) => data[l.r].get(`${l.name}/${end}`));
+      if (source.compare || !low || !high) return;
+      bands.push({ series: [made.length + 2, made.length + 1], fill: `color-mix(in srgb, ${colour(l, i)} 14%, transparent)` });
+      for (const points of [low, high]) {
+        made.push({ class: "end", width: 0, spanGaps: true, points: { show: false } });
+        lines.push({ points });
+      }
+    });
+    const xs = [...new Set(lines.flatMap((l) => [...l.points.keys()]))].sort((p, q) => p - q);
+    return { values: [xs, ...lines.map((l) => xs.map((x) => l.points.get(x) ?? null))], made, bands };
   }
 
   const again = () => { drawn = ""; draw(); };

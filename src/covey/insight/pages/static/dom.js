@@ -75,6 +75,9 @@ export function written(text) {
   return parts;
 }
 
+// The same where elements cannot be: in the labels of curves and the options of a list.
+export const label = (text) => written(text).map((part) => (typeof part === "string" ? part : `[${part.title}]`)).join("");
+
 export const prose = (text, attributes = {}) => h("div", { dir: "auto", ...attributes, class: `prose ${attributes.class ?? ""}` }, written(text));
 
 // --- questions --------------------------------------------------------------------------------------
@@ -82,6 +85,7 @@ export const prose = (text, attributes = {}) => h("div", { dir: "auto", ...attri
 const answers = () => document.getElementById("answers");
 export const isStatic = () => answers() !== null;
 let stored = null;
+const storedAnswers = () => (stored ??= JSON.parse(answers().textContent));
 
 export const keyOf = (path, query = {}) =>
   `${path}?${Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => `${k}=${v}`).sort().join("&")}`;
@@ -103,10 +107,9 @@ export const withToken = (query) => new URLSearchParams({ ...query, token });
 
 export async function ask(path, query = {}) {
   if (isStatic()) {
-    stored ??= JSON.parse(answers().textContent);
-    const found = stored[keyOf(path, query)];
-    if (found === undefined) throw new Error("This copy of the lab holds its worked examples. Run `covey lab` for every other value.");
-    return found;
+    const found = storedAnswers()[keyOf(path, query)];
+    if (found === undefined) throw new Error(answers().dataset.refusal);
+    return structuredClone(found); // a page may change what it shows
   }
   const kept = Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "");
   const response = await fetch(`api/${path}?${new URLSearchParams(kept)}`, { headers: { accept: "application/json", "x-covey-token": token } });
@@ -121,6 +124,27 @@ export const failure = (error) => h("div", { class: "note bad", role: "alert" },
 
 export const link = (href, ...children) => h("a", { href }, ...children);
 export const at = (...parts) => `#/${parts.map((p) => encodeURIComponent(p)).join("/")}`;
+
+// Where a page of a run lies: {run, step, group, sample, token}, as far down as it goes.
+const LEVELS = [["run", "run"], ["step", "step"], ["group", "group"], ["sample", "token"], ["token", "at"]];
+const QUESTIONS = ["run", "step", "group", "tokens"];
+const levels = (place) => LEVELS.slice(0, [...LEVELS, [""]].findIndex(([name]) => (place[name] ?? null) === null));
+const addressOf = (place) => at(...levels(place).flatMap(([name, word]) => [word, place[name]]));
+
+// Whether a page can be asked for: a report does not have all of them.
+export function holds(place) {
+  const { token, ...page } = place, names = levels(page).map(([name]) => name);
+  return !isStatic() || keyOf(QUESTIONS[names.length - 1], Object.fromEntries(names.map((n) => [n, page[n]]))) in storedAnswers();
+}
+
+export const pageLink = (place, attributes, ...children) => (holds(place) ? h("a", { ...attributes, href: addressOf(place) }, ...children) : h("span", attributes, ...children));
+
+export function trail(place) {
+  const words = { run: place.run, step: `step ${place.step}`, group: `group ${place.group}`, sample: `completion ${place.sample}` };
+  const way = levels(place).map(([name]) => name);
+  const upTo = (i) => Object.fromEntries(way.slice(0, i + 1).map((name) => [name, place[name]]));
+  return crumbs(link("#/", isStatic() ? "Report" : "Runs"), ...way.map((name, i) => (i + 1 < way.length ? pageLink(upTo(i), {}, written(words[name])) : h("span", {}, written(words[name])))));
+}
 
 export const crumbs = (...parts) =>
   h("nav", { class: "crumbs", "aria-label": "Where you are" }, parts.flatMap((p, i) => (i ? [h("span", { "aria-hidden": "true" }, "›"), p] : [p])));

@@ -1,24 +1,32 @@
 // One run: what it came to, what stands out, its curves while it writes, and the way into its steps.
 
-import { ask, at, crumbs, fmt, h, link, num, percent, withToken, written } from "./dom.js";
+import { ask, failure, fmt, h, holds, isStatic, link, num, pageLink, percent, seconds, trail, withToken, written } from "./dom.js";
 import { curves } from "./curves.js";
-import { statePill, verdictPill } from "./runs.js";
+import { completion, prompt } from "./step.js";
 
-export async function runPage(name) {
+const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
+
+export const verdictPill = (verdict) => (verdict ? h("span", { class: `pill ${WORDS[verdict.word]}` }, verdict.word) : null);
+export const statePill = (state) => h("span", { class: `pill state ${state}` }, state);
+
+// `part`: whether the page is one of several in a document.
+export async function runPage(name, part = false) {
   const run = await ask("run", { run: name });
   const charts = curves(run);
-  const head = h("div"), tiles = h("div", { class: "tiles" }), found = h("section"), steps = h("section");
+  const head = h("div"), tiles = h("div", { class: "tiles" }), found = h("section"), held = h("section"), steps = h("section"), shown = h("section");
   const last = (key) => run.metrics.findLast((m) => typeof m[key] === "number")?.[key];
   const first = (key) => run.metrics.find((m) => typeof m[key] === "number")?.[key];
+  const setting = (key) => run.settings.find((s) => s.setting === key)?.value;
 
   function redraw() {
-    const total = run.settings.find((s) => s.setting === "train.steps")?.value;
+    const total = setting("train.steps");
     const done = run.metrics.length ? run.metrics.at(-1).step + 1 : 0;
-    head.replaceChildren(
-      crumbs(link("#/", "Runs"), h("span", {}, written(name))),
-      h("div", { class: "title" }, h("h1", {}, written(name)), statePill(run.state), verdictPill(run.verdict)),
+    head.replaceChildren(...[
+      part ? null : trail({ run: name }),
+      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state), verdictPill(run.verdict), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), setting("model")].filter(Boolean).join(" · ")))),
       run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(run.verdict.sentence.replaceAll("->", "→"))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No verdict: held-out problems were not measured before the first step and after the last." : "No verdict yet: held-out problems are measured before the first step and after the last."),
-      ...run.notes.map((n) => h("div", { class: "note" }, written(n))));
+      run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
+      ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
     const tile = (title, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, title), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
     const share = (key) => [percent(last(key)), first(key) === undefined ? null : `began at ${percent(first(key))}`];
     tiles.replaceChildren(...[
@@ -26,19 +34,72 @@ export async function runPage(name) {
       ...(last("reward/mean") === undefined ? [tile("loss", fmt(last("loss"), 3), `began at ${fmt(first("loss"), 3)}`)] : [
         tile("reward", fmt(last("reward/mean"), 3), `began at ${fmt(first("reward/mean"), 3)}`),
         tile("correct", ...share("accuracy")), tile("dead groups", ...share("groups/dead")), tile("truncated", ...share("length/truncated")),
-        tile("entropy", fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
+        tile("entropy", last("entropy/sampled") === undefined ? undefined : fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
     ].filter(Boolean));
     found.replaceChildren(...findings(run, name));
+    held.replaceChildren(...evaluations(run.evals));
     steps.replaceChildren(...stepStrip(run, name));
     charts.draw();
   }
 
   redraw();
-  const settings = h("details", { class: "settings" }, h("summary", {}, `Settings that differ from the defaults (${run.settings.length})`),
-    h("div", { class: "wide" }, h("table", {}, h("tbody", {}, run.settings.map((s) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, s.setting)), h("td", {}, h("code", {}, written(s.value))), h("td", { class: "muted" }, s.says)))))));
-  const node = h("div", {}, head, tiles, found, steps, h("section", {}, h("h2", {}, "Curves"), charts.node), h("section", {}, settings, h("p", { class: "muted path" }, written(run.folder))));
-  const source = follow(run, name, redraw);
+  examples(run, name).then((nodes) => shown.replaceChildren(...nodes));
+  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, steps, h("section", {}, h("h2", {}, "Curves"), charts.node), held, shown,
+    h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
+  const source = isStatic() ? null : follow(run, name, redraw);
   return { title: name, node, shown: charts.draw, leave: () => { charts.leave(); source?.close(); } };
+}
+
+const lastPart = (name) => name.split("/").at(-1);
+const table = (heads, rows, rest = "") => h("div", { class: `wide ${rest}` }, h("table", {}, heads.length ? h("thead", {}, h("tr", {}, heads.map((t) => h("th", {}, t)))) : null, h("tbody", {}, rows)));
+
+// Every estimate with its 95 % interval: a record has its ends under /low and /high.
+function evaluations(evals) {
+  const names = [...new Set(evals.flatMap((e) => Object.keys(e)))].filter((n) => evals.some((e) => `${n}/low` in e));
+  if (!names.length) return [];
+  const said = (e, name) => {
+    const [value, low, high] = ["", "/low", "/high"].map((end) => e[name + end]);
+    if (typeof value !== "number") return "–";
+    const show = name === "reward" ? (v) => fmt(v, 3) : (v) => fmt(100 * v, 0);
+    return `${show(value)}${name === "reward" ? "" : " %"} [${show(low)}, ${show(high)}]`;
+  };
+  return [h("h2", {}, "Held-out problems"), h("p", { class: "muted" }, `${evals.length} evaluations of ${evals.at(-1).problems ?? "some"} problems, with ${evals.at(-1).samples ?? "some"} samples of each and 95 % intervals.`),
+    table(["step", ...names.map((n) => written(n))], evals.map((e) => h("tr", {}, h("th", { scope: "row", class: "num" }, fmt(e.step, 0)), names.map((n) => h("td", { class: "num" }, said(e, n))))), "scroll")];
+}
+
+// Of the first and of the last step the group that teaches most: its best and its worst completion.
+async function examples(run, name) {
+  const steps = [...new Set([run.logged[0], run.logged.at(-1)])].filter((s) => s !== undefined && holds({ run: name, step: s }));
+  const nodes = await Promise.all(steps.map(async (step) => {
+    try {
+      const { groups } = await ask("step", { run: name, step });
+      const g = await ask("group", { run: name, step, group: groups[0].group });
+      const order = g.completions.filter((c) => c.reward !== null).sort((a, b) => b.reward - a.reward);
+      const two = [...order.slice(0, 1), ...order.slice(1).slice(-1)];
+      return h("article", { class: "example" }, h("h3", {}, pageLink({ run: name, step, group: g.group }, {}, `Step ${step}, group ${g.group}`)), prompt(g.prompt), h("div", { class: "completions" }, two.map((c) => completion(name, step, g, c))));
+    } catch (error) {
+      return failure(error);
+    }
+  }));
+  return nodes.length ? [h("h2", {}, "Best and worst completions"), ...nodes] : [];
+}
+
+function facts(run) {
+  const part = (title, ...body) => h("details", {}, h("summary", {}, title), body);
+  const pair = (key, value, says) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, written(key))), h("td", {}, h("code", {}, written(value))), says === undefined ? null : h("td", { class: "muted" }, says));
+  const differing = run.settings.filter((s) => s.differs), others = run.settings.filter((s) => !s.differs);
+  const phases = Object.keys(run.spent).filter((name) => name.startsWith("seconds/")).map((name) => [name.slice(8), run.spent[name]]);
+  const whole = phases.reduce((sum, [, s]) => sum + s, 0), most = Math.max(...run.timings.map((t) => t["memory/peak_mib"] ?? 0));
+  const spent = phases.sort(([, a], [, b]) => b - a).map(([phase, s]) => {
+    const tokens = run.spent[`tokens/${phase}`];
+    return h("tr", {}, h("th", { scope: "row" }, written(phase)), [s < 60 ? `${fmt(s, 1)} s` : seconds(s), percent(whole ? s / whole : 0), tokens ? fmt(Math.round(tokens), 0) : "–", tokens ? fmt(Math.round(tokens / s), 0) : "–"].map((t) => h("td", { class: "num" }, t)));
+  });
+  return [
+    part(`Settings that differ from the defaults (${differing.length})`, table([], differing.map((s) => pair(s.setting, s.value, s.says)))),
+    part(`All other settings, which are as by default or by the preset (${others.length})`, table([], others.map((s) => pair(s.setting, s.value)), "scroll")),
+    spent.length ? part("Time and memory", table(["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(most), 0)} MiB at most.`)) : null,
+    run.environment.length ? part("Environment: versions, machine, files", table([], run.environment.map(([key, value]) => pair(key, value)), "scroll")) : null,
+  ];
 }
 
 function follow(run, name, redraw) {
@@ -68,19 +129,15 @@ function findings(run, name) {
 
 // Evidence points to a step, to a group in it, to a completion of that, to a token of that.
 function evidenceLink(run, name, { step, evidence }) {
-  const place = evidence && typeof evidence === "object" ? evidence : {};
-  const of = place.step ?? step;
-  if (!run.logged.includes(of)) return null;
-  const parts = ["run", name, "step", of];
-  const known = (key) => place[key] !== undefined && place[key] !== null;
-  if (known("group")) parts.push("group", place.group);
-  if (known("group") && known("completion")) parts.push("token", place.completion);
-  if (known("group") && known("completion") && known("token")) parts.push("at", place.token);
-  return [" · ", link(at(...parts), "look at the evidence")];
+  const { completion: sample, ...place } = evidence && typeof evidence === "object" ? evidence : {};
+  const page = { step, ...place, run: name, sample };
+  const held = [page, { ...page, sample: null }, { ...page, group: null }].find(holds);
+  return run.logged.includes(page.step) && held ? [" · ", pageLink(held, {}, "look at the evidence")] : null;
 }
 
 function stepStrip(run, name) {
   if (!run.logged.length) return [];
+  if (isStatic()) return [h("h2", {}, "Look into a step"), h("p", {}, run.logged.filter((s) => holds({ run: name, step: s })).map((s, i) => [i ? " · " : "", pageLink({ run: name, step: s }, {}, `Step ${s}`)]))];
   const dead = new Map(run.metrics.map((m) => [m.step, m["groups/dead"]]));
   const every = Math.max(1, Math.ceil(run.logged.length / 240));
   const shown = run.logged.filter((s, i) => i % every === 0 || s === run.logged.at(-1));
@@ -88,6 +145,6 @@ function stepStrip(run, name) {
     h("p", { class: "muted" }, "Each cell is a step; the taller it is filled, the more of its groups had something to teach."),
     h("div", { class: "strip" }, shown.map((s) => {
       const live = 1 - (dead.get(s) ?? 1);
-      return h("a", { href: at("run", name, "step", s), title: `step ${s}: ${percent(live)} of the groups teach`, "aria-label": `Step ${s}, ${percent(live)} of the groups teach` }, h("i", { vars: { "--part": live } }));
+      return pageLink({ run: name, step: s }, { title: `step ${s}: ${percent(live)} of the groups teach`, "aria-label": `Step ${s}, ${percent(live)} of the groups teach` }, h("i", { vars: { "--part": live } }));
     }))];
 }

@@ -3,11 +3,7 @@
 import { ask, at, crumbs, fmt, h, link, num, percent, seconds, written } from "./dom.js";
 import { curves } from "./curves.js";
 import { spark } from "./plot.js";
-
-const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
-
-export const verdictPill = (verdict) => (verdict ? h("span", { class: `pill ${WORDS[verdict.word]}` }, verdict.word) : null);
-export const statePill = (state) => h("span", { class: `pill state ${state}` }, state);
+import { statePill, verdictPill } from "./run.js";
 
 export async function runList() {
   const { root, runs } = await ask("runs");

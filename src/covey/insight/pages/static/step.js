@@ -1,28 +1,28 @@
 // A step as a grid of its groups, and a group as its completions side by side.
 
-import { ask, at, crumbs, fmt, h, link, num, percent, prose, written } from "./dom.js";
+import { ask, fmt, h, holds, isStatic, num, pageLink, prose, trail, written } from "./dom.js";
 import { bar } from "./plot.js";
 
 const tie = (g) => (g.rewards.every((r) => r === null) ? "nothing scored" : `all ${fmt(g.mean, 2)}`);
 export const why = (g) => (g.texts === 1 ? "the same text every time" : `${g.texts} different texts, the same reward`);
 
-function place(run, step, logged) {
-  const i = logged.indexOf(step);
-  const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : h("a", { href: at("run", run, "step", to), "aria-label": label }, text));
+function place(run, step, all) {
+  const logged = all.filter((s) => holds({ run, step: s })), i = logged.indexOf(step);
+  const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : pageLink({ run, step: to }, { "aria-label": label }, text));
   return h("span", { class: "pager" }, go(logged[i - 1], "‹ earlier", "The step before"), go(logged[i + 1], "later ›", "The next step"));
 }
 
 export async function stepPage(run, number) {
-  const { groups, logged, why_pushed: whyPushed } = await ask("step", { run, step: number });
+  const { groups, of, logged, why_pushed: whyPushed } = await ask("step", { run, step: number });
   const rewards = groups.flatMap((g) => g.rewards).filter((r) => r !== null);
   const low = Math.min(...rewards, 0), high = Math.max(...rewards, 1);
   const mixed = groups.filter((g) => !g.dead && g.trained), tied = groups.filter((g) => g.dead), left = groups.filter((g) => !g.dead && !g.trained);
   const part = (title, says, list) => (list.length ? h("section", {}, h("h2", {}, title, h("span", { class: "count num" }, list.length)), h("p", { class: "muted" }, says),
     h("div", { class: "groups" }, list.map((g) => tile(run, number, g, low, high)))) : null);
   const node = h("div", {},
-    crumbs(link("#/", "Runs"), link(at("run", run), written(run)), `step ${number}`),
+    trail({ run, step: number }),
     h("div", { class: "title" }, h("h1", {}, `Step ${number}`), h("span", { class: "space" }), place(run, number, logged)),
-    h("p", { class: "lead" }, `${groups.length} groups: ${mixed.length} teach, ${tied.length} ${tied.length === 1 ? "is" : "are"} dead${left.length ? `, ${left.length} left out by the filter` : ""}.`),
+    h("p", { class: "lead" }, `${of > groups.length ? `${groups.length} of ${of}` : of} groups: ${mixed.length} teach, ${tied.length} ${tied.length === 1 ? "is" : "are"} dead${left.length ? `, ${left.length} left out by the filter` : ""}.`),
     part("Groups that teach", "The widest spread of rewards first.", mixed),
     part("Dead groups", whyPushed ? `Their rewards are equal. ${whyPushed}` : "Their rewards are equal, so every advantage is 0: nothing was learned from these.", tied),
     part("Left out by the filter", "They have a signal, but the algorithm did not train on them.", left));
@@ -31,7 +31,7 @@ export async function stepPage(run, number) {
 
 function tile(run, step, g, low, high) {
   return h("article", { class: `group ${g.dead ? "dead" : ""}` },
-    h("a", { class: "cover", href: at("run", run, "step", step, "group", g.group), "aria-label": `Group ${g.group}, ${g.dead ? "dead" : `mean reward ${fmt(g.mean, 2)}`}` }, h("bdi", {}, written(lastLine(g.prompt)))),
+    pageLink({ run, step, group: g.group }, { class: "cover", "aria-label": `Group ${g.group}, ${g.dead ? "dead" : `mean reward ${fmt(g.mean, 2)}`}` }, h("bdi", {}, written(lastLine(g.prompt)))),
     h("div", { class: "cells", "aria-hidden": "true" }, g.rewards.map((r) => h("i", { class: r === null ? "none" : "", title: r === null ? "not scored" : fmt(r, 2), vars: { "--part": r === null ? 0 : (r - low) / (high - low || 1) } }))),
     h("footer", {}, g.dead ? h("span", { class: "pill tied" }, tie(g)) : h("span", {}, "mean ", num(g.mean, 2), " ± ", num(g.spread, 2)),
       h("span", { class: "muted" }, g.dead ? why(g) : [g.truncated ? `${g.truncated} truncated` : "", g.texts < g.rewards.length ? `${g.texts} texts` : ""].filter(Boolean).join(", "))));
@@ -45,28 +45,28 @@ const lastLine = (text) => {
 
 export async function groupPage(run, step, number) {
   const g = await ask("group", { run, step, group: number });
-  const i = g.order.indexOf(number);
-  const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : h("a", { href: at("run", run, "step", step, "group", to), "aria-label": label }, text));
-  const largest = Math.max(...g.completions.map((c) => Math.abs(c.advantage)), 1e-12);
+  const order = g.order.filter((n) => holds({ run, step, group: n })), i = order.indexOf(number);
+  const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : pageLink({ run, step, group: to }, { "aria-label": label }, text));
   const bench = `#/lab/bench?rewards=${g.rewards.map((r) => r ?? 0).join(",")}&lengths=${g.lengths.map((n) => Math.max(n, 1)).join(",")}`;
   const node = h("div", {},
-    crumbs(link("#/", "Runs"), link(at("run", run), written(run)), link(at("run", run, "step", step), `step ${step}`), `group ${number}`),
-    h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(g.order[i - 1], "‹ before", "The group before"), go(g.order[i + 1], "next ›", "The next group"))),
+    trail({ run, step, group: number }),
+    h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(order[i - 1], "‹ before", "The group before"), go(order[i + 1], "next ›", "The next group"))),
     g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.why_pushed ? `. ${g.why_pushed}` : ", so every advantage is 0."}`)
       : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
     h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
-    h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length)), h("span", { class: "space" }), g.completions.length > 1 && g.completions.length <= 64 ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),
-      h("div", { class: "completions" }, g.completions.map((c) => completion(run, step, g, c, largest)))));
+    h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length < g.rewards.length ? `${g.completions.length} of ${g.rewards.length}` : g.rewards.length)), h("span", { class: "space" }), g.rewards.length > 1 && g.rewards.length <= 64 && !isStatic() ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),
+      h("div", { class: "completions" }, g.completions.map((c) => completion(run, step, g, c)))));
   return { title: `${run}, step ${step}, group ${number}`, node };
 }
 
 export const prompt = (given) => (typeof given === "string" ? prose(given, { class: "prompt" })
   : h("div", { class: "chat" }, given.map((m) => h("div", { class: "message" }, h("span", { class: "role" }, written(String(m.role))), prose(typeof m.content === "string" ? m.content : JSON.stringify(m.content))))));
 
-function completion(run, step, g, c, largest) {
+export function completion(run, step, g, c) {
+  const largest = Math.max(...g.completions.map((x) => Math.abs(x.advantage)), 1e-12);
   const components = Object.entries(c.components);
   return h("article", { class: "completion" },
-    h("header", {}, h("a", { href: at("run", run, "step", step, "group", g.group, "token", c.sample) }, `Completion ${c.sample}`),
+    h("header", {}, pageLink({ run, step, group: g.group, sample: c.sample }, {}, `Completion ${c.sample}`),
       h("span", { class: "muted num" }, `${c.tokens} tokens`), c.finish === "length" ? h("span", { class: "pill bad" }, "truncated") : null),
     h("div", { class: "score" }, h("div", {}, h("span", { class: "label" }, "reward"), c.reward === null ? h("strong", {}, "not scored") : h("strong", {}, num(c.reward, 2))),
       h("div", {}, h("span", { class: "label" }, "advantage"), h("strong", {}, num(c.advantage, 3, true)), bar(c.advantage, largest))),

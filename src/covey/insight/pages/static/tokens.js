@@ -1,6 +1,6 @@
 // One completion, token by token: each coloured by a quantity, every number at hand by mouse and by keyboard.
 
-import { ask, at, choice, crumbs, fmt, h, link, num, prose, written } from "./dom.js";
+import { ask, choice, fmt, h, num, pageLink, trail, written } from "./dom.js";
 import { lines } from "./plot.js";
 import { prompt } from "./step.js";
 
@@ -86,9 +86,9 @@ export async function tokenPage(run, step, group, sample, focus) {
     spans[current].scrollIntoView({ block: "nearest" });
   }
 
-  const go = (to, words) => (to < 0 || to >= found.siblings ? h("span", { class: "muted" }, words) : link(at("run", run, "step", step, "group", group, "token", to), words));
+  const go = (to, words) => (to < 0 || to >= found.siblings ? h("span", { class: "muted" }, words) : pageLink({ run, step, group, sample: to }, {}, words));
   const node = h("div", {},
-    crumbs(link("#/", "Runs"), link(at("run", run), written(run)), link(at("run", run, "step", step), `step ${step}`), link(at("run", run, "step", step, "group", group), `group ${group}`), `completion ${sample}`),
+    trail({ run, step, group, sample }),
     h("div", { class: "title" }, h("h1", {}, `Completion ${sample}`), h("span", { class: "space" }), h("span", { class: "pager" }, go(sample - 1, "‹ sibling"), go(sample + 1, "sibling ›"))),
     h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), `, ${row.tokens} tokens, ${row.finish === "length" ? "truncated" : "ended by itself"}.`),
     h("details", {}, h("summary", {}, "Prompt"), prompt(found.prompt)),
