@@ -17,7 +17,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "packages" / "verify" / "src")]
 from covey.models.kernels.compiler import LEVELS, built, c_sources  # noqa: E402
 
 CROSS = "{machine}-linux-gnu-gcc"

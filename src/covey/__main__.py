@@ -13,7 +13,6 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 import time
 
 from covey.system.parent import (
@@ -44,7 +43,9 @@ def main() -> int:
         signal.signal(number, _stop_at_once)
     # Removed from the environment, so that processes of the command do not take it for their own parent.
     if launcher := os.environ.pop(LAUNCHER, ""):
-        _die_with(int(launcher))
+        from covey_verify.children import die_with
+
+        die_with(int(launcher))
     parent = os.getpid()
     # Only the child returns from here on its own path, after the import of everything else.
     if (child := fork()) == 0:
@@ -59,7 +60,9 @@ def main() -> int:
 def _command(parent: int) -> int:
     with contextlib.suppress(ValueError, RuntimeError, OSError):  # there may be no standard error
         faulthandler.enable()
-    _die_with(parent)
+    from covey_verify.children import die_with
+
+    die_with(parent)
     from covey.cli import main as command
 
     code = command(sys.argv[1:])
@@ -91,43 +94,20 @@ class _Forwarding:
             os.kill(self.child, number)
 
 
-def _die_with(parent: int) -> None:
-    """Make the child die with its parent, so that `kill -9` of the parent ends both."""
-    if sys.platform == "linux":
-        import ctypes
-
-        # PR_SET_PDEATHSIG of prctl(2): the kernel sends SIGKILL here when the parent dies.
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it has died before it was asked for
-            os._exit(CRASHED)
-    else:
-        # Without prctl: an orphan gets another parent, which a thread looks for twice a second.
-        threading.Thread(target=_follow, args=(parent,), name="parent", daemon=True).start()
-
-
-def _follow(parent: int, seconds: float = 0.5) -> None:
-    while os.getppid() == parent:
-        time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _without_result(status: int, where: str) -> int:
     """Report how the child ended, on the console and in the run's folder. Return the exit code."""
     import json
     from pathlib import Path
 
     from covey.errors import record_exit, resume_command
+    from covey_verify.children import CRASHES, how_ended
     from covey_verify.errors import CoveyError
 
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number:
-        named = {int(one): one.name for one in signal.Signals}  # those of real time have no name
-        how = f"was killed by {named.get(number, f'signal {number}')} ({signal.strsignal(number)})"
-    else:
-        how = f"was ended from within, with exit code {os.waitstatus_to_exitcode(status)},"
+    code = os.waitstatus_to_exitcode(status)
+    number = max(0, -code)
+    how = f"was {how_ended(code)}" if number else f"was ended from within, with {how_ended(code)},"
     # No signal means that something called os._exit; SIGKILL or SIGTERM came from outside.
-    crashed = number in (0, *_CRASHES)
+    crashed = number in (0, *CRASHES)
     why = (
         "something that it ran, a reward or a library, called os._exit or crashed; a trace, if any, is above"
         if crashed
@@ -151,17 +131,6 @@ def _without_result(status: int, where: str) -> int:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     return error.code
-
-
-_CRASHES = (
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGILL,
-    signal.SIGFPE,
-    signal.SIGABRT,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-)
 
 
 if __name__ == "__main__":

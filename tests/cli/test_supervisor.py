@@ -191,11 +191,6 @@ def test_who_kills_the_parent_kills_the_command() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_where_the_system_does_not_see_to_that_the_child_does() -> None:
-    code = "from covey.__main__ import _follow; _follow(parent=-1)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-
-
 def test_a_kill_of_the_child_is_seen_and_said() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND.format(work=WAITS)], stdout=-1, stderr=-1, text=True

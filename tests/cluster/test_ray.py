@@ -21,7 +21,7 @@ needs_ray = pytest.mark.skipif(
 REWARDS = """
 import os, pathlib
 def varied(completion):
-    pathlib.Path({folder!r}, os.environ.get("RAY_RAYLET_PID", "none")).touch()
+    pathlib.Path(__file__).with_name("seen").joinpath(os.environ.get("RAY_RAYLET_PID", "none")).touch()
     return len(completion) + sum(map(ord, completion)) % 7
 """
 RUN: dict[str, Any] = {
@@ -43,7 +43,7 @@ def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
 
 def write(folder: Path, **settings: Any) -> Path:
     (folder / "seen").mkdir(parents=True)
-    (folder / "rewards.py").write_text(REWARDS.format(folder=str(folder / "seen")))
+    (folder / "rewards.py").write_text(REWARDS)
     (folder / "run.yaml").write_text(yaml.safe_dump({**RUN, **settings}))
     return folder / "run.yaml"
 
@@ -96,5 +96,5 @@ def test_trainers_on_both_nodes_begin_again_when_one_is_killed(nodes: TwoNodes, 
     nodes.tell("add")
     said, _ = run.communicate(timeout=600)
     assert run.returncode in (0, 1), said
-    assert "going on from the last checkpoint (restart 1 of 3)" in said
+    assert "continuing from the last checkpoint (restart 1 of 3)" in said
     assert fingerprint(output) == fingerprint(tmp_path / "whole/run")

@@ -126,8 +126,8 @@ def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -
     group = judged(rewards, "a", "exit", "b", "segfault", "quit", "interrupt", "c")
     scores = group.components["leaves"].scores
     assert [s.value for s in scores] == [1.0, None, 1.0, None, None, None, 1.0]
-    assert scores[1].detail == "it ended its own process (exit status 0)"
-    assert scores[3].detail == "it ended its own process (exit status -11)"
+    assert scores[1].detail == "it ended its own process (exit code 0)"
+    assert scores[3].detail == "it ended its own process (killed by SIGSEGV (Segmentation fault))"
     assert scores[4].detail.startswith("SystemExit: 0") and scores[5].detail.startswith("KeyboardInterrupt")
     with pytest.raises(RewardError, match="ended its own process"):
         count_failures([], [judged(rewards, "exit", "exit")], max_infra=0.2)
@@ -175,7 +175,7 @@ def test_an_async_function_that_hangs_costs_its_own_call_only(project: Path, cap
 
 def test_whoever_was_beside_one_that_ends_the_process_is_asked_again(project: Path, capsys) -> None:
     scores = judged(load(project, "together"), "a", "exit").components["together"].scores
-    assert scores[1].value is None and "exit status 3" in scores[1].detail
+    assert scores[1].value is None and "exit code 3" in scores[1].detail
 
 
 def test_one_that_raises_shows_the_line_of_the_users_file(project: Path, capsys) -> None:

@@ -13,6 +13,7 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -27,6 +28,7 @@ from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
+from covey.sampling.restart import restart
 from covey.sampling.servers import Asking
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
@@ -215,6 +217,20 @@ def test_a_restart_command_is_the_way_out(policy: Policy, tmp_path: Path) -> Non
         made.sync(Version(1))
         assert len(list(made.sample(asked(), PARAMS))) == 15
         assert "restarting it" in made.said[0]
+
+
+def test_a_restart_command_may_leave_a_server_behind(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no answer"):
+        restart(f"sleep 100 & echo $! > {tmp_path}/pid", "http://127.0.0.1:9", tmp_path, 1.0)
+    psutil.Process(int((tmp_path / "pid").read_text())).kill()
+
+
+def test_a_restart_command_that_hangs_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="did not return"):
+        restart(f"sleep 100 & echo $! > {tmp_path}/pid; wait", "http://127.0.0.1:9", tmp_path, 1.0)
+    pid = int((tmp_path / "pid").read_text())
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)
 
 
 Change = Callable[[list], list]

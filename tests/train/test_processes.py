@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,16 @@ from tests.cluster.serving.test_serve import serving
 from tests.fakes import group
 from tests.train.test_runs import fingerprint, metrics_of, start
 
-from covey.cluster.launcher import _code_of, has_died
+from covey.cluster import launcher
+from covey.cluster.launcher import cause_of, has_died
 from covey.config.load import load_config
 from covey.errors import OutOfRoom, PeersLost
 from covey.learner.batching import collate, micro_batches
 from covey.models.load import load_policy
 from covey.models.sharded import own, take, whole
 from covey.rewards.scorer import ScoringStats
-from covey.system.processes import _portable, gather, interleaved, together
+from covey.system.processes import _portable, gather, interleaved, peers_lost, together
+from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -98,11 +101,11 @@ def test_what_scorers_took_adds_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"),
-    [((0, 0), 0), ((PeersLost.code, -9), 137), ((6, 6), 6), ((PeersLost.code, 8), 8), ((10, 10), 10)],
+    ("codes", "rank"),
+    [({0: 0, 1: 0}, None), ({0: 10, 1: -9}, 1), ({1: 6, 0: 6}, 1), ({0: 10, 1: 8}, 1), ({1: 10, 0: 10}, 1)],
 )
-def test_the_exit_code_is_that_of_the_cause(codes: tuple[int, int], code: int) -> None:
-    assert _code_of(codes) == code
+def test_the_cause_is_the_first_failure_that_is_no_lost_peer(codes: dict[int, int], rank: int | None) -> None:
+    assert cause_of(codes) == rank
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,61 @@ def test_all_begin_again_where_one_was_lost_not_where_something_is_wrong(
     codes: tuple[int, int], again: bool
 ) -> None:
     assert has_died(codes) is again
+
+
+class Ended:
+    """A process that has ended with a code, or that runs until it is killed (None)."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "starts", "last"),
+    [
+        ((0, 0), 0, 1, ""),
+        ((3, None), 3, 1, ""),  # its killing is not what decides
+        ((-9, None), 137, 3, "process 0 of 2: killed by SIGKILL (Killed): the system does that"),
+        ((10, 5), 5, 3, "process 1 of 2: exit code 5; continuing from the last checkpoint (restart 2 of 2)"),
+    ],
+)
+def test_a_launched_command_ends_as_the_process_that_failed_first(
+    tmp_path: Path, monkeypatch, capsys, ends: tuple[int | None, ...], code: int, starts: int, last: str
+) -> None:
+    started: list[list[Ended]] = []
+
+    def local(*_: object) -> list[Ended]:
+        started.append([Ended(code) for code in ends])
+        return started[-1]
+
+    monkeypatch.setattr(launcher, "_local", local)
+    monkeypatch.setattr(launcher, "LAST_WORDS", 0.1)
+    settings = SimpleNamespace(processes=2, restarts=2, ray=None)
+    error = None
+    try:
+        ended = launcher.launch(SimpleNamespace(launch=settings, output=tmp_path))
+    except CoveyError as lost:
+        error, ended = lost, lost.code
+    assert ended == code
+    assert len(started) == starts
+    assert all(process.code is not None for job in started for process in job), "none is left running"
+    said = [*capsys.readouterr().err.splitlines(), *([] if error is None else [str(error)])]
+    assert (said[-1] if said else "").startswith(last)
+    assert (tmp_path / "exit.json").exists() == (code == 137)
+
+
+def test_an_error_of_the_transport_is_the_loss_of_a_process_only_where_there_are_several(monkeypatch) -> None:
+    reset = RuntimeError("gloo/transport/tcp/pair.cc: Connection reset by peer")
+    assert peers_lost(reset) is reset
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert isinstance(peers_lost(reset), PeersLost)
+    assert not isinstance(peers_lost(RuntimeError("shapes differ")), PeersLost)
 
 
 # --- with one --------------------------------------------------------------------------------------
@@ -264,7 +322,8 @@ def test_whoever_is_killed_the_run_ends_with_the_same_bits(tmp_path: Path, rank:
             worker(run, rank).kill()
         said = run.communicate(timeout=400)[1]
         assert run.returncode in (0, 1), said
-    assert "going on from the last checkpoint (restart 1 of 3)" in said
+    how = f"process {rank} of 2: killed by SIGKILL (Killed)"
+    assert f"{how}; continuing from the last checkpoint (restart 1 of 3)" in said
     assert fingerprint(tmp_path / "calm") == fingerprint(tmp_path / "killed")
 
 
@@ -281,6 +340,23 @@ def test_where_all_are_lost_at_once_the_last_line_says_how_to_continue(tmp_path:
     assert f"covey resume {folder}" in said.splitlines()[-1]
     assert json.loads((folder / "exit.json").read_text())["go_on"] == f"covey resume {folder}"
     assert not psutil.wait_procs(started, timeout=20)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_last_line_names_the_process_that_was_lost(tmp_path: Path, rank: int) -> None:
+    """Its parent is killed, too, so that it cannot say that itself."""
+    folder = tmp_path / "run"
+    several = ("--launch.processes", "2", "--launch.restarts", "0")
+    run = covey("train", str(config(tmp_path)), "--output", str(folder), *several)
+    when(folder, 1, run)
+    worker(run, rank).parent().kill()
+    said = run.communicate(timeout=120)[1]
+    assert run.returncode == 137
+    assert said.splitlines()[-1].startswith(f"error: process {rank} of 2: killed by SIGKILL (Killed)")
+    assert "a bug in covey" not in said
+    assert json.loads((folder / "exit.json").read_text())["exit_code"] == 137
 
 
 @pytest.mark.slow

@@ -8,22 +8,24 @@ config, a guard, a stop), the command ends with its exit code.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from covey.cluster.connect import release
-from covey.cluster.ranks import PlacedRank, place_ranks
-from covey.errors import PeersLost
+from covey.cluster.ranks import PlacedRank, environment_of, place_ranks
+from covey.errors import PeersLost, record_exit, resume_command
 from covey.system.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals, works_in
 from covey.system.processes import STORE
+from covey_verify.children import Child, how_ended
+from covey_verify.errors import CoveyError
 
 if TYPE_CHECKING:
     from covey.config.schema import Config
@@ -35,28 +37,44 @@ TICK = 0.05
 
 
 def launch(config: Config, as_json: bool = False) -> int:
-    """Run this command in several processes. -> its exit code."""
+    """Run this command in several processes. -> its exit code. Raises CoveyError if one was killed."""
     restarts = config.launch.restarts
     works_in(config.output)
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         for attempt in range(restarts + 1):
             # Each attempt has its own file to meet at: an old one holds addresses of processes that are gone.
             job = _Job(config, Path(folder) / f"store-{attempt}")
-            code = job.run()
-            if job.stopping or not job.died or attempt == restarts:
-                return code
-            if not as_json:
+            codes = job.run()
+            cause = cause_of(codes)
+            if cause is None:
+                return 0
+            code = codes[cause]
+            how = f"process {cause} of {len(codes)}: {how_ended(code)}"
+            if job.stopping or not has_died(list(codes.values())):
+                break
+            if attempt < restarts and not as_json:
                 left = f"restart {attempt + 1} of {restarts}"
-                print(f"a process has died: going on from the last checkpoint ({left})", file=sys.stderr)
-    raise AssertionError
+                print(f"{how}; continuing from the last checkpoint ({left})", file=sys.stderr)
+    killed = code < 0
+    code = 128 - code if killed else code  # Popen reports signal n as -n, a shell as 128 + n
+    if not killed or job.stopping:
+        return code
+    error = CoveyError(
+        f"{how}: the system does that when memory runs out, or somebody did. Continue from the last "
+        f"checkpoint with: {resume_command(config.output)}"
+    )
+    error.code = code
+    if config.output.is_dir():
+        record_exit(config.output, error)
+    raise error
 
 
 class _Job:
     """One attempt: the processes, from their start to their end."""
 
     def __init__(self, config: Config, store: Path) -> None:
-        self.processes: Sequence[subprocess.Popen[bytes] | PlacedRank] = []
-        self.stopping = self.died = False
+        self.processes: Sequence[Child | PlacedRank] = []
+        self.stopping = False
         self.last = -TOGETHER
         # Before the processes start, so that a signal meanwhile is not lost.
         self.before = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
@@ -66,19 +84,20 @@ class _Job:
         else:
             self.processes = place_ranks(config, command)
 
-    def run(self) -> int:
-        """Wait for all of them. -> the exit code of the first that failed, 0 if none did."""
-        # Number of a process -> its exit code, in the order in which they were seen to end.
+    def run(self) -> dict[int, int]:
+        """Wait for all of them. -> their exit codes by rank, in the order in which they ended."""
         codes: dict[int, int] = {}
-        since = 0.0
+        since = math.inf  # when the first failure was seen
+        late = False
         try:
             while len(codes) < len(self.processes):
                 for n, process in enumerate(self.processes):
                     if n not in codes and (code := process.poll()) is not None:
-                        codes[n] = code
-                        # When the first failure was seen; 0 while there is none.
-                        since = since or time.monotonic() * bool(code)
-                if since and time.monotonic() - since > LAST_WORDS:
+                        # One that is killed here has not failed itself: that decides on a restart.
+                        codes[n] = PeersLost.code if late and code < 0 else code
+                        since = min(since, time.monotonic()) if code else since
+                if not late and time.monotonic() - since > LAST_WORDS:
+                    late = True
                     self._kill()
                 time.sleep(TICK)
         finally:
@@ -86,8 +105,7 @@ class _Job:
             release()
             for number, handler in self.before.items():
                 signal.signal(number, handler)
-        self.died = has_died(list(codes.values()))
-        return _code_of(list(codes.values()))
+        return codes
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
         now, before, self.last = time.monotonic(), self.last, time.monotonic()
@@ -114,29 +132,16 @@ def has_died(codes: Sequence[int]) -> bool:
     return killed or (PeersLost.code in codes and set(codes) <= {0, PeersLost.code, CRASHED})
 
 
-def _local(count: int, store: Path, command: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+def cause_of(codes: Mapping[int, int]) -> int | None:
+    """Return the rank of the first process that failed and not for lost peers; None if all ended well."""
+    failed = [rank for rank, code in codes.items() if code]
+    alone = [rank for rank in failed if codes[rank] != PeersLost.code]
+    return next(iter(alone or failed), None)
+
+
+def _local(count: int, store: Path, command: Sequence[str]) -> list[Child]:
     """Start the command ``count`` times on this machine."""
-    shared = {
-        **os.environ,
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        STORE: str(store),
-        LAUNCHER: str(os.getpid()),
-    }
+    shared = {**os.environ, STORE: str(store), LAUNCHER: str(os.getpid())}
     if sys.platform == "linux":  # not to be reached from elsewhere
         shared = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **shared}
-    return [
-        # In a session of its own: Ctrl-C reaches it once, through this process.
-        subprocess.Popen(  # noqa: S603 - the command that the user gave
-            command, env={**shared, "RANK": str(n), "LOCAL_RANK": str(n)}, start_new_session=True
-        )
-        for n in range(count)
-    ]
-
-
-def _code_of(codes: Sequence[int]) -> int:
-    """Return the command's exit code: the first cause, rather than the loss of peers that followed."""
-    # Popen reports signal n as -n, a shell as 128 + n.
-    failed = [128 - code if code < 0 else code for code in codes if code]
-    said = [code for code in failed if code != PeersLost.code]
-    return next(iter(said or failed), 0)
+    return [Child(command, env={**shared, **environment_of(n, count, n, count)}) for n in range(count)]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import IO, TYPE_CHECKING
 
 from covey.cluster.connect import connect_ray, end, keep, said
 from covey.config.schema import Config
 from covey.system.parent import LAUNCHER
+from covey_verify.children import Child
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class RankHost:
     """The actor: it holds one process, its output and its exit code."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Child | None = None
         self.printed: tuple[list[bytes], list[bytes]] = ([], [])
         self.readers: list[threading.Thread] = []
 
@@ -46,14 +47,7 @@ class RankHost:
         # Ray sets this per actor; the environment of the run would name the GPUs of another machine.
         own = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
         told = {**environment, **own, LAUNCHER: str(os.getpid())}
-        self.process = subprocess.Popen(  # noqa: S603 - the command that the user gave
-            command,
-            cwd=folder,
-            env=told,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self.process = Child(command, cwd=folder, env=told, stdout=PIPE, stderr=PIPE)
         for stream, into in zip((self.process.stdout, self.process.stderr), self.printed, strict=True):
             assert stream is not None
             self.readers.append(threading.Thread(target=self._read, args=(stream, into), daemon=True))
@@ -82,7 +76,7 @@ class RankHost:
 
 
 class PlacedRank:
-    """The interface of ``subprocess.Popen`` for a process that an actor holds; its output is printed here."""
+    """The interface of ``Child`` for a process that an actor holds; its output is printed here."""
 
     def __init__(self, actor: ActorHandle) -> None:
         self.actor = actor
@@ -115,6 +109,12 @@ class PlacedRank:
         end(self.actor)
 
 
+def environment_of(rank: int, ranks: int, local_rank: int, local_ranks: int) -> dict[str, str]:
+    """Return torchrun's variables for a process: its number of all, and its number on its machine."""
+    numbers = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_ranks}
+    return {name: str(value) for name, value in numbers.items()}
+
+
 def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     """Start the command once per training process. Raises ConfigError if there is no room."""
     import ray
@@ -139,12 +139,12 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
         ) from None
     # Rank 0 listens there; the others meet at its address.
     address, port = places[0]
-    shared = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    shared = {**os.environ, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
     # Processes per node, and how many of each node's have a local rank already.
     on_node, seen = Counter(ip for ip, _ in places), Counter[str]()
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(seen[ip]), "LOCAL_WORLD_SIZE": str(on_node[ip])}
+        own = environment_of(rank, count, seen[ip], on_node[ip])
         seen[ip] += 1
         ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **own}))
     return [PlacedRank(actor) for actor in actors]

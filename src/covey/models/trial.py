@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 from covey.models import trying
 from covey.system.opening import load_json, read_regular
 from covey_verify.errors import CoveyError
+from covey_verify.sandbox.client import ForkServer
+from covey_verify.sandbox.confine import Limits
 
 CONFIG_BYTES, TEXT_BYTES = 16 << 20, 256 << 20
 """Most bytes of a JSON file with settings, and of a file with a vocabulary."""
@@ -20,8 +20,10 @@ LONGEST_TOKEN = 1 << 16
 LONG_STRING = re.compile(rb'"[^"]{%d,}"' % LONGEST_TOKEN)
 MOST_ENDS = 1000
 """Largest number of end-of-sequence tokens that a model may have."""
-SECONDS, PATIENCE, MEMORY = 10, 120, 3 << 30
-"""Limits of a trial: seconds of CPU time, seconds until it is killed, and bytes of memory."""
+PATIENCE, SECONDS, MEMORY = 120.0, 10, 3 << 30
+"""Limits of the trial of a file: seconds until it is killed, seconds of CPU time, and bytes of memory."""
+TRYING = str(trying.__file__)
+TRIED = ("tokenizer.json", *trying.WITH_TEMPLATES)
 
 
 def refuse_unusable(folder: Path) -> None:
@@ -41,11 +43,11 @@ def refuse_unusable(folder: Path) -> None:
 
 
 def try_texts(folder: Path) -> None:
-    """Use the tokenizer and templates of a folder once in a child process; unchanged files are tried once.
+    """Use the tokenizer and templates of a folder once, each file in a child process.
 
-    Raises ValueError that names the file that the child failed on.
+    Files that have not changed are not tried again. Raises ValueError that names a file that cannot be used.
     """
-    _try(folder, _texts(folder))
+    _try(_texts(folder))
 
 
 def _texts(folder: Path) -> tuple[tuple[Path, int, int], ...]:
@@ -62,25 +64,19 @@ def _check_ends(config: object) -> None:
 
 
 @cache
-def _try(folder: Path, _files: tuple[tuple[Path, int, int], ...]) -> None:
-    # -I: neither the working folder nor the user's environment may put modules into the child.
-    command = [sys.executable, "-I", str(trying.__file__), str(folder), str(SECONDS), str(MEMORY)]
+def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
+    limits = Limits(wall=PATIENCE, cpu=SECONDS, memory=MEMORY)
+    server = ForkServer(preload=[TRYING], landlock=False, syscalls=False)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)  # noqa: S603 - ours
-    except subprocess.TimeoutExpired as late:
-        _give_up(folder, late.stdout or b"", f"it takes more than {PATIENCE} s")
-        return
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"code {done.returncode}"]
-        # A negative code is a signal: SIGXCPU or SIGKILL from the limit on CPU time.
-        why = f"it takes more than {SECONDS} s" if done.returncode < 0 else said[0][:200]
-        _give_up(folder, done.stdout, why)
-
-
-def _give_up(folder: Path, tried: bytes, why: str) -> None:
-    # The child prints each file's name before it tries it, so the last name is the file to blame.
-    name = (tried.decode(errors="replace").splitlines() or ["its files"])[-1]
-    raise ValueError(
-        f"{folder / name} cannot be used: {why}. It was tried in a process of its own with {SECONDS} s and "
-        f"{MEMORY >> 30} GB"
-    )
+        for path, _, _ in texts:
+            if path.suffix == ".jinja" or path.name in TRIED:
+                tried = server.call(f"{TRYING}:use", str(path.absolute()), limits=limits)
+                if tried.kind == "lost":
+                    raise OSError(tried.text)
+                if tried.kind != "ok":
+                    raise ValueError(
+                        f"{path} cannot be used: {tried.text[:200]}. It was tried in a process of its own "
+                        f"with {SECONDS} s and {MEMORY >> 30} GB"
+                    )
+    finally:
+        server.close()

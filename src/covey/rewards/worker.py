@@ -12,10 +12,8 @@ import itertools
 import json
 import math
 import os
-import socket
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -341,15 +339,12 @@ class Link:
 
     def _end(self) -> str:
         # The channel is closed, so the child has to exit within GRACE.
-        self.child.deadline = time.monotonic() + GRACE
-        return f"it ended its own process ({self.child.ended().text or 'exit status 0'})"
+        return f"it ended its own process ({self.child.without_reply(GRACE).text})"
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
         self.gone = self.gone or why
-        for connection in (self.child.status, self.child.channel):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # the thread that reads it wakes up and closes it
+        self.child.close()  # the thread that reads its replies wakes up
         for future in list(self.waiting.values()):
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(Failed(self.gone))

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from covey_verify.children import how_ended, run
 from covey_verify.web import ask
 
 
@@ -19,13 +20,12 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     ends = time.monotonic() + timeout
     told = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
-        done = subprocess.run(  # noqa: S602  the user's own command, from the config
-            command, shell=True, env=told, timeout=timeout, stdin=subprocess.DEVNULL, check=False
-        )
+        # Its output goes where ours goes, and the server that it leaves in the background is not ended.
+        done = run(command, timeout, shell=True, env=told, stdout=None, stderr=None)  # noqa: S604
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
     if done.returncode:
-        raise OSError(f"rollout.sampler.restart ended with exit code {done.returncode}")
+        raise OSError(f"rollout.sampler.restart failed: {how_ended(done.returncode)}")
     while not _answers(url):
         if time.monotonic() > ends:
             raise OSError(f"no answer within {timeout:g} s after rollout.sampler.restart")

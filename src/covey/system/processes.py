@@ -119,15 +119,20 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
         if error.code not in (CoveyError.code, PeersLost.code):  # a bug, or what follows from a lost process
             tell_end(error.code)
         raise
-    except RuntimeError as error:  # of torch.distributed; the errors of covey are none
-        if not _of_peers(error):
-            raise
-        raise PeersLost(
-            "another process of this run has ended or does not answer, so this one ends too; what it said is "
-            f"above, if it could ({str(error).strip().splitlines()[0][:200]})"
-        ) from None
+    except RuntimeError as error:
+        raise peers_lost(error) from None
     finally:
         _here = _Place()
+
+
+def peers_lost(error: Exception) -> Exception:
+    """Return PeersLost for an error of torch.distributed which says that another process is gone."""
+    if not started_together() or not isinstance(error, RuntimeError) or not _of_peers(error):
+        return error
+    return PeersLost(
+        "another process of this run has ended or does not answer, so this one ends too; what it said is "
+        f"above, if it could ({str(error).strip().splitlines()[0][:200]})"
+    )
 
 
 def tell_end(code: int) -> None:

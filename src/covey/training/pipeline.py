@@ -40,7 +40,7 @@ from covey.runs.reader import recorded_settings, stage_method, stage_number, sta
 from covey.system.console import RunConsole, duration
 from covey.system.integrity import damage, digest_of, sealed
 from covey.system.parent import works_in
-from covey.system.processes import by_first, environment_rank, said_by_another
+from covey.system.processes import by_first, environment_rank, peers_lost, said_by_another
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
@@ -105,7 +105,7 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
     try:
         results = run_pipeline(loaded, console, stop, options)
     except Exception as error:
-        known = as_error(error)
+        known = as_error(peers_lost(error))
         # Config errors and busy folders say nothing of the run; another process may have recorded it
         # already.
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):

@@ -240,7 +240,7 @@ def test_reset_may_ask_for_all_columns(folder: Path) -> None:
     assert state is not None and state["columns"] == {"start": 5, "answer": "6"}
 
 
-@pytest.mark.parametrize(("method", "words"), [("hang", "no answer within 0.5 s"), ("die", "exit status 3")])
+@pytest.mark.parametrize(("method", "words"), [("hang", "no answer within 0.5 s"), ("die", "exit code 3")])
 def test_one_that_hangs_or_dies_costs_its_own_completion(folder: Path, method: str, words: str) -> None:
     box = toolbox(folder, timeout=0.5 if method == "hang" else 20.0)
     lost, other = episode(box), episode(box)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from test_children import gone
 
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.programs.code import code_tests
@@ -217,9 +218,20 @@ print(sandbox.server.process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    pid = int(done.stdout)
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    pytest.fail("the server is still there")
+    assert gone(int(done.stdout))
+
+
+def test_a_server_ends_with_its_parent_in_an_import_that_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("open('/dev/fd/2', 'w').write('hangs')\nwhile True: pass\n")
+    program = f"""
+import os, threading, time
+from covey_verify.sandbox.client import ForkServer
+server = ForkServer(preload=[{str(tmp_path / "hangs.py")!r}], landlock=False, syscalls=False)
+threading.Thread(target=server.start, daemon=True).start()
+while server.process is None or "hangs" not in open(f"/proc/{{server.process.pid}}/fd/2").read():
+    time.sleep(0.01)
+print(server.process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert gone(int(done.stdout)), done.stderr

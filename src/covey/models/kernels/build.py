@@ -10,7 +10,6 @@ import mmap
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,11 +30,10 @@ from covey.models.kernels.kept import (
     tell_damaged,
 )
 from covey.system.integrity import sealed, unsealed
+from covey_verify.children import CRASHES, how_ended, run
 
 OFF = "COVEY_KERNELS"
 """Environment variable: 0 means no compiled operations, a path means that library, unchecked."""
-FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
-"""Signals that end a process whose library does not fit the processor."""
 WHEEL = Path(__file__).with_name("prebuilt")
 """Folder of the libraries in a wheel, one for each of `compiler.LEVELS`."""
 TILES = b"permit_tiles"
@@ -43,7 +41,8 @@ TILES = b"permit_tiles"
 TRIAL_SECONDS = 120
 """Seconds until a trial is given up."""
 TRIAL = (
-    "import runpy, sys; sys.path[:] = sys.argv[1:]; "
+    "import runpy, sys; sys.path[:] = sys.argv[2:]; "
+    "from covey_verify.children import die_with; die_with(int(sys.argv[1])); "
     "runpy.run_module('covey.models.kernels.trial', run_name='__main__')"
 )
 """Code of the child, with this process's paths: under `python -m` torch would import a `random.py` of the
@@ -190,7 +189,7 @@ def _why(failed: Exception) -> str:
         return f"no answer within {failed.timeout:.0f} seconds"
     if isinstance(failed, subprocess.CalledProcessError):
         lines = failed.stderr.decode(errors="replace").strip().splitlines()
-        lines = lines or [f"exit code {failed.returncode}"]
+        lines = lines or [how_ended(failed.returncode)]
         return next((line for line in lines if "error:" in line), lines[-1])[:200]
     return str(failed)[:200]
 
@@ -228,16 +227,16 @@ def _tried(content: bytes, path: Path) -> Trial:
     except subprocess.TimeoutExpired:
         trial, lasts = Trial(problem=f"no result within {TRIAL_SECONDS} seconds"), False
     except ValueError:
-        last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or how_ended(done.returncode)
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
-        lasts = -done.returncode in FAULTS  # anything else, as a lack of memory, may pass
+        lasts = -done.returncode in CRASHES  # anything else, as a lack of memory, may pass
     if lasts:
         with contextlib.suppress(OSError):
             keep_file(kept, sealed(vars(trial)).encode())
     return trial
 
 
-def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
+def _run_trial(content: bytes) -> subprocess.CompletedProcess[bytes]:
     """Run a trial of these bytes in a child process, and return its output."""
     handle = _in_memory(content)
     with tempfile.TemporaryDirectory() as scratch:
@@ -247,16 +246,11 @@ def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
             place = Path(scratch) / "kernels.so"
             place.write_bytes(content)
         try:
-            return subprocess.run(
-                [sys.executable, "-P", "-c", TRIAL, *sys.path],
+            return run(
+                [sys.executable, "-P", "-c", TRIAL, str(os.getpid()), *sys.path],
+                TRIAL_SECONDS,
                 env={**os.environ, OFF: str(place), "OMP_NUM_THREADS": "1"},
                 pass_fds=() if handle is None else (handle,),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TRIAL_SECONDS,
-                check=False,
-                start_new_session=True,
             )
         finally:
             if handle is not None:
@@ -331,16 +325,8 @@ def _in_memory(content: bytes) -> int | None:
 
 
 @cache
-def _version(compiler: str) -> str:
-    return subprocess.run(
-        [compiler, "--version"],
-        capture_output=True,
-        text=True,
-        errors="replace",  # of a language other than this process's
-        timeout=20,
-        check=False,
-        start_new_session=True,
-    ).stdout
+def _version(compiler: str) -> bytes:
+    return run([compiler, "--version"], 20).stdout
 
 
 def processor() -> str:

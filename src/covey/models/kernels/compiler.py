@@ -1,22 +1,25 @@
 """Compilation of the kernels, for this processor or for the processors that a wheel serves.
 
-This file imports nothing of covey, because the build of a wheel imports it (`hatch_build.py`).
+This file imports only what needs no other package, as the build of a wheel imports it (`hatch_build.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 import platform
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from covey_verify.children import run
+
 SOURCES = ("vector.h", "units.h", "tiles.h", "ops.c", "attention.c", "gemm.c", "rows.c", "team.c")
 # -ffp-contract=fast may fuse products into sums; `bits` tests that sampling and training agree all the same.
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w", "-pthread"]
 NATIVE, WITHOUT_TILES = "-march=native", "-mno-amx-bf16"
+COMPILE_SECONDS = 120
+"""Seconds for the compilation of one file."""
 
 
 class Level(NamedTuple):
@@ -67,17 +70,9 @@ def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> by
         for source, extra in parts:
             objects.append(str(folder / f"{source}{len(objects)}.o"))
             command = [compiler, *FLAGS, *flags, *blocks, *extra, "-c", str(folder / f"{source}.c")]
-            _run([*command, "-o", objects[-1]])
+            run([*command, "-o", objects[-1]], COMPILE_SECONDS).check_returncode()
         # Linked without -fopenmp: what runs the blocks is in team.c.
         target = folder / "kernels.so"
         command = [compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(target)]
-        _run(command)
+        run(command, COMPILE_SECONDS).check_returncode()
         return target.read_bytes()
-
-
-def _run(command: Sequence[str]) -> None:
-    """Run a command in a session of its own, so that a terminal's Ctrl-C reaches only covey.
-
-    A compiler ended by Ctrl-C would look like one that fails, and the run would begin with a worse library.
-    """
-    subprocess.run(command, check=True, capture_output=True, timeout=120, start_new_session=True)

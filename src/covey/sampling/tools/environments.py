@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar, cast
@@ -175,9 +173,7 @@ class Episode:
         self.over = self.over or Outcome("crashed", text="it was given up")
         if self.child is not None:
             # Without the lock, which a call that hangs would hold: the shutdown makes that call return.
-            for connection in (self.child.status, self.child.channel):
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+            self.child.close()
         with self.lock:
             self.stack.close()
         self.among.leave(self)
@@ -229,17 +225,11 @@ class Episode:
         Raises CoveyError if it is lost.
         """
         assert self.child is not None
-        self.child.send(message)
-        reply = self.child.receive(seconds)
-        if isinstance(reply, dict) and "value" in reply:
-            return Outcome("ok", reply["value"])
-        if isinstance(reply, dict):
-            return Outcome("error", text=f"{reply['error']}: {reply['text']}")
-        # No answer: ``ended`` closes the channel and waits for the report of the end, for GRACE at most.
-        self.child.deadline = time.monotonic() + GRACE
-        ended = self.over or self.child.ended()
-        self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        outcome = self.child.ask(message, seconds, GRACE)
+        if outcome.kind in ("ok", "error"):
+            return outcome
+        self.over = self.over or outcome
         self.close()
-        if ended.kind == "lost":
-            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {ended.text}")
+        if self.over.kind == "lost":
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {self.over.text}")
         return self.over

@@ -222,7 +222,7 @@ def _judge(
 
 
 def _refused(result: Outcome) -> Outcome:
-    """Return an exit status as a refusal; a prover that a signal has ended has refused nothing."""
-    if result.kind != "crashed" or result.text.startswith("exit status -"):
+    """Return an exit code as a refusal; a prover that a signal has ended has refused nothing."""
+    if result.kind != "crashed" or result.text.startswith("killed by"):
         return result
     return Outcome("error", text=str(result.value)[:500].strip() or result.text)

@@ -19,6 +19,7 @@ from pathlib import Path
 from shutil import which
 from textwrap import dedent, indent
 
+from covey_verify import children
 from covey_verify.errors import ConfigError
 from covey_verify.sandbox.process import PROCESSES
 
@@ -61,9 +62,9 @@ def _installed(program: str, install: str) -> str:
 def _asked(*command: str) -> str:
     """Return what an installed program prints about itself. Raises ConfigError."""
     try:
-        return subprocess.run(  # noqa: S603 - its name is fixed and its path the user's own
-            command, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        done = children.run(command, 60)
+        done.check_returncode()
+        return done.stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"rewards: proves: `{' '.join(command)}` does not work: {error}") from None
 

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from covey_verify.children import Child, how_ended
 from covey_verify.machine import available_cpus
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.confine import Limits, installed, python_folders
@@ -128,7 +129,7 @@ class ForkServer:
         """Reset to the state without a server: of a new object, and of a copy in a forked process."""
         self.slots = threading.BoundedSemaphore(self.at_once)
         self.lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Child | None = None
         self.control: socket.socket | None = None
 
     def start(self) -> str:
@@ -143,14 +144,13 @@ class ForkServer:
             python = [program, *self.flags, "-c", START_CODE]
             command = [*self.prefix, *python, json.dumps(self.options), str(theirs.fileno())]
             with theirs, tempfile.TemporaryFile() as complaints:
-                self.process = subprocess.Popen(
+                self.process = Child(
                     command,
                     pass_fds=[theirs.fileno()],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=complaints,
-                    start_new_session=True,
                 )
                 theirs.close()
                 report = json.loads(_until(self.control, b"\n", time.monotonic() + START_SECONDS) or b"{}")
@@ -234,17 +234,10 @@ class ForkServer:
         """
         for _ in range(2):
             with self.slots, self.child("verify", limits) as child:
-                child.send({"function": function, "args": args, "settings": settings})
-                reply = child.receive()
-                if isinstance(reply, dict) and "value" in reply:
-                    return Outcome("ok", reply["value"])
-                if isinstance(reply, dict):
-                    return Outcome("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
-                ended = child.ended()
-            if ended.kind in ("timeout", "flood"):
+                found = child.ask({"function": function, "args": args, "settings": settings})
+            if found.kind not in ("crashed", "lost"):
                 break
-        # Exit status 0 without a reply is a crash too.
-        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        return found
 
 
 class ChildProcess:
@@ -281,6 +274,16 @@ class ChildProcess:
             pass
         return None
 
+    def ask(self, message: object, within: float = math.inf, grace: float = math.inf) -> Outcome:
+        """Send a message to trusted code. Return its reply, or how it ended within ``grace`` seconds."""
+        self.send(message)
+        reply = self.receive(within)
+        if not isinstance(reply, dict):
+            return self.without_reply(grace)
+        if "value" in reply:
+            return Outcome("ok", reply["value"])
+        return Outcome("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
+
     def output(self) -> bytes:
         """Return everything that it writes until it ends, at most ``limits.output`` bytes."""
         output = b""
@@ -304,6 +307,18 @@ class ChildProcess:
         self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
         return self.channel.recv(size)
 
+    def close(self) -> None:
+        """Let the server kill it. Threads that wait for it, and the block of ``child``, see its end."""
+        for connection in (self.status, self.channel):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def without_reply(self, within: float = math.inf) -> Outcome:
+        """Wait for the end, as ``ended``, of a child that owes a reply: exit code 0 is a crash too."""
+        self.deadline = min(self.deadline, time.monotonic() + within)
+        ended = self.ended()
+        return Outcome("crashed", text=how_ended(0)) if ended.kind == "ok" else ended
+
     def ended(self) -> Outcome:
         """Wait for the end, at most until the deadline, and return how it ended."""
         if self.ending is not None:
@@ -322,7 +337,7 @@ class ChildProcess:
         # The CPU limit may show as SIGXCPU, or as SIGKILL at the hard limit.
         if code == -signal.SIGXCPU or (code < 0 and report["cpu"] >= limits.cpu):
             return Outcome("timeout", text=f"more than {limits.cpu} s of processor time")
-        return Outcome("crashed", text=f"exit status {code}") if code else Outcome("ok")
+        return Outcome("crashed", text=how_ended(code)) if code else Outcome("ok")
 
 
 def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import signal
 import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey_verify.children import limit, prctl
 from covey_verify.sandbox import seccomp
 
 # Numbers of the kernel: prctl options, the Landlock system calls and Landlock's access rights (bits), from
 # linux/prctl.h, asm-generic/unistd.h and linux/landlock.h.
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
 SECCOMP_FILTER = 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CAPABILITY_VERSION = 0x20080522
@@ -119,27 +118,21 @@ class Confinement:
         """
         if folder:
             os.chdir(folder)
-        if not self.confined:  # trusted code, which must only not outlive the server
+        if not self.confined:  # trusted code
             if sys.platform == "linux":
-                _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-                _prctl(PR_SET_DUMPABLE, 1)  # debuggers and profilers may look at it again
+                prctl(PR_SET_DUMPABLE, 1)  # debuggers and profilers may look at it again
             return
         # With a filter and without a folder there is no file that a child could need to write.
-        writes = (0, 0) if self.filter is not None and not folder else (LARGEST_FILE, LARGEST_FILE)
-        for kind, value in (
-            (resource.RLIMIT_CORE, (0, 0)),
-            (resource.RLIMIT_NOFILE, (64, 64)),
-            (resource.RLIMIT_FSIZE, writes),
-            # SIGXCPU at the soft limit, SIGKILL a second later.
-            (resource.RLIMIT_CPU, (limits.cpu, limits.cpu + 1)),
-            (resource.RLIMIT_AS, (limits.memory, limits.memory)),
-        ):
-            _limit(kind, value)
+        writes = 0 if self.filter is not None and not folder else LARGEST_FILE
+        limit(resource.RLIMIT_CORE, 0)
+        limit(resource.RLIMIT_NOFILE, 64)
+        limit(resource.RLIMIT_FSIZE, writes)
+        limit(resource.RLIMIT_CPU, limits.cpu)
+        limit(resource.RLIMIT_AS, limits.memory)
         if sys.platform != "linux":
             return
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no other process would end it if the server were killed
-        _prctl(PR_SET_DUMPABLE, 0)
-        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_DUMPABLE, 0)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
             # Landlock layers add up: an access needs the permission of every one.
             layers = [self.ruleset] if self.place or not folder else []
@@ -154,7 +147,7 @@ class Confinement:
             program = ctypes.create_string_buffer(self.filter, len(self.filter))
             # struct sock_fprog: number of 8-byte instructions and the pointer to them.
             header = struct.pack("HP", len(self.filter) // 8, ctypes.addressof(program))
-            _prctl(PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.create_string_buffer(header, len(header)))
+            prctl(PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.create_string_buffer(header, len(header)))
 
 
 def landlock_abi() -> int:
@@ -168,8 +161,8 @@ def landlock_abi() -> int:
 def adopt_orphans() -> None:
     """Become the parent of processes that this process's children leave behind, to be able to end them."""
     if sys.platform == "linux":
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        _prctl(PR_SET_DUMPABLE, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_DUMPABLE, 0)
 
 
 def _ruleset(
@@ -200,26 +193,11 @@ def _ruleset(
     return ruleset
 
 
-def _limit(kind: int, value: tuple[int, int]) -> None:
-    hard = resource.getrlimit(kind)[1]
-    # A limit can only be lowered: stay below the hard limit that is in force already.
-    soft, most = (v if hard == resource.RLIM_INFINITY else min(v, hard) for v in value)
-    if sys.platform != "darwin" or kind != resource.RLIMIT_AS:  # which macOS refuses
-        resource.setrlimit(kind, (soft, most))
-
-
 def _drop_capabilities() -> None:
     # Zero for all three sets (effective, permitted, inheritable), two 32-bit words each.
     header, none = struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24)
     if _libc().capset(header, none) != 0:
         raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
-
-
-def _prctl(option: int, *arguments: int | ctypes.Array[ctypes.c_char]) -> None:
-    words = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
-    words += [ctypes.c_ulong(0)] * (4 - len(words))
-    if _libc().prctl(option, *words) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl {option} failed")
 
 
 def _syscall(number: int, *arguments: object) -> int:

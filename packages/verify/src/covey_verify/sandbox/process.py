@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
+from covey_verify import children
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result, too_long
 from covey_verify.sandbox.client import ChildProcess, ForkServer
@@ -245,8 +245,7 @@ class ProcessSandbox:
 def _reply(child: ChildProcess, each: float) -> Outcome:
     reply = child.receive(each)
     if reply is None:
-        ended = child.ended()
-        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        return child.without_reply()
     return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
 
 
@@ -260,7 +259,7 @@ def _removed(place: str, pid: int) -> None:
 def _has_proc(bubblewrap: str) -> bool:
     """Return whether bubblewrap may mount a /proc of its own, which a server needs to count threads."""
     tried = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", PROCESSES, "/bin/true"]
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0  # noqa: S603
+    return children.run(tried, 60.0).returncode == 0
 
 
 def _with_input(
@@ -307,7 +306,8 @@ def _bwrap(
         covered = [one for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
         for folder in covered:
             command += ["--tmpfs", str(folder)]
-        for shown in (*allowed, str(Path(__file__).resolve().parent)):  # the server's own room, last
+        own = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
+        for shown in (*allowed, *own):  # the server's own files last
             command += ["--ro-bind", shown, shown]
         for folder in covered:
             command += ["--remount-ro", str(folder)]

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from covey_verify.children import die_with, kill_group
 from covey_verify.sandbox import driver
 from covey_verify.sandbox.confine import Confinement, Limits, adopt_orphans
 
@@ -100,7 +101,7 @@ class Server:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self.wake, 4096)
                     else:  # the other side no longer waits for this child
-                        self._kill(
+                        kill_group(
                             next(p for p, c in self.children.items() if c.status.fileno() == descriptor)
                         )
                 self._reap()
@@ -108,13 +109,13 @@ class Server:
                 for pid, child in self.children.items():
                     # ``roots`` is set for a model's programs only.
                     if self.confinement.roots and self._greedy(pid, child):
-                        self._kill(pid)
+                        kill_group(pid)
                     if now >= child.deadline:
                         child.timed_out = True
-                        self._kill(pid)
+                        kill_group(pid)
         finally:
             for pid in self.children:
-                self._kill(pid)
+                kill_group(pid)
 
     def _patience(self) -> float | None:
         """Return the milliseconds until the next deadline or check; None (no limit) without children."""
@@ -158,6 +159,7 @@ class Server:
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
+            die_with(self.pid)  # no other process would end it if the server were killed
             # Moved out of the way first, since the targets 0, 3 and 4 may be in use by another of them.
             high = [fcntl.fcntl(d, fcntl.F_DUPFD, ABOVE) for d in descriptors]
             if job.has_stdin:
@@ -169,8 +171,6 @@ class Server:
             os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
             self.confinement.enter(job.limits, job.folder)
-            if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
-                os._exit(code)
             os.write(driver.CHANNEL, driver.READY)  # every failure from here on is the candidate's
             driver.JOBS[job.job]()
             code = 0
@@ -189,11 +189,6 @@ class Server:
             return bool(child.folder) and _overfull(child.folder)
         return False
 
-    def _kill(self, pid: int) -> None:
-        for end in (os.killpg, os.kill):  # the group, and the child that has not made it yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(pid, signal.SIGKILL)
-
     def _reap(self) -> None:
         while True:
             try:
@@ -205,7 +200,7 @@ class Server:
             child = self.children.pop(pid, None)
             if child is None:  # a grandchild that had run away
                 continue
-            self._kill(pid)
+            kill_group(pid)
             self._kill_orphans()
             end = {
                 "code": os.waitstatus_to_exitcode(status),
@@ -222,7 +217,7 @@ class Server:
         with contextlib.suppress(OSError):
             mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, mine)) - set(self.children):
-                self._kill(pid)
+                kill_group(pid)
 
 
 def _overfull(folder: str) -> bool:
@@ -244,6 +239,10 @@ def _overfull(folder: str) -> bool:
 def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     """Prepare the server by ``options``, report, and run it. Called by the client's START_CODE."""
     control = socket.socket(fileno=descriptor)
+    # A parent that dies closes the socket: until ``run`` polls it, SIGIO ends even an import that hangs.
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
         os.chdir(options["folder"])
         adopt_orphans()
@@ -257,6 +256,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
         report: dict[str, object] = {"layers": confinement.layers}
     except BaseException as error:
         report = {"error": f"{type(error).__name__}: {error}"}
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
     control.sendall(json.dumps(report).encode() + b"\n")
     if "error" in report:
         return
