@@ -112,7 +112,7 @@ def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) ->
     for *_, c in LocalSampler(policy).sample([request], params):
         trained = policy.score(pack([longer], [[c.tokens]]), 1.0).logprobs.detach().numpy()
         np.testing.assert_array_equal(c.logprobs, trained)
-    with pytest.raises(ConfigError, match="49 tokens: beyond 48"):
+    with pytest.raises(ConfigError, match="49 tokens, but beyond 48"):
         policy.score(pack([longer], [[longer[:19]]]), 1.0)
     with pytest.raises(ConfigError, match="beyond 48"):
         list(LocalSampler(policy).sample([Request(longer, [key(0, 0)])], params))

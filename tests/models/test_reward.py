@@ -118,10 +118,10 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
     saved(tmp_path / "other", "reward_model", outputs=3)
     config = json.loads((tmp_path / "other/config.json").read_text())
     for name, kind, says in [
-        ("nowhere/at/all", "reward_model", "no model folder"),
+        ("nowhere/at/all", "reward_model", "not a model folder"),
         ("no-such-model", "reward_model", "could not be loaded"),
         ("other", "reward_model", "gives 3 numbers where 1 is expected"),
-        ("other", "process_reward_model", "a head that judges steps is needed"),
+        ("other", "process_reward_model", "but this needs a head that judges steps"),
     ]:
         with pytest.raises(ConfigError, match=says):
             loaded(kind, name, tmp_path, "cpu")
@@ -129,7 +129,7 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
     Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"a head that judges whole answers is needed"):
+    with pytest.raises(ConfigError, match=r"but this needs a head that judges whole answers"):
         loaded("reward_model", "other", tmp_path, "cpu")
 
 

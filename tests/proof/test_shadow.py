@@ -51,7 +51,7 @@ def test_the_shadow_reaches_the_same_weights_under_more_settings(
 
 def test_the_shadow_imports_nothing_of_covey() -> None:
     proof = Path(__file__).parents[2] / "src" / "covey" / "proof"
-    for name in ("formulas.py", "losses.py", "decoder.py", "shadow.py", "shadow_given.py"):
+    for name in ("formulas.py", "losses.py", "decoder.py", "shadow.py", "shadow_given.py", "streams.py"):
         imports = re.findall(r"^\s*(?:from|import) +(covey\S*)", (proof / name).read_text(), re.MULTILINE)
         assert set(imports) <= {
             "covey.proof",
@@ -59,4 +59,5 @@ def test_the_shadow_imports_nothing_of_covey() -> None:
             "covey.proof.decoder",
             "covey.proof.losses",
             "covey.proof.shadow",
+            "covey.proof.streams",
         }

@@ -129,7 +129,7 @@ def test_logs_that_cannot_be_read_are_named_by_the_line(runs: Path, tmp_path: Pa
     for damage in (b"{\n", b"[]\n", b"\xff\n", b'{"loss": 1}\n'):
         (tmp_path / "run/metrics.jsonl").write_bytes(as_stream([{"step": 0}]).encode() + damage)
         assert main(["explain", str(tmp_path / "run")]) == 4
-        assert "metrics.jsonl:2: damaged" in capsys.readouterr().err
+        assert "metrics.jsonl:2: the line is damaged" in capsys.readouterr().err
 
 
 def test_a_run_is_measured_or_its_damaged_record_is_named(runs: Path, tmp_path: Path, capsys) -> None:

@@ -102,7 +102,7 @@ def test_objects_are_given_again(tmp_path: Path, capsys, name: str) -> None:
         assert again in said
     assert main(["explain", str(run)]) == 0
     assert main(["eval", str(run), "--rewards", "[math_answer]"]) == 0
-    with pytest.raises(ConfigError, match="object in Python"):
+    with pytest.raises(ConfigError, match="was a Python object"):
         covey.evaluate(run, quiet=True)
     assert covey.evaluate(run, rewards=[reward], quiet=True).record()["outcome"]
     assert covey.resume(run, rewards=[reward], quiet=True).steps == 2

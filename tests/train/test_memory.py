@@ -165,7 +165,7 @@ def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
     monkeypatch.setattr(planning, "device_memory", lambda _: int(little / memory.USABLE))
     covey.train(**settings, output=str(tmp_path / "tight"))
     said = capsys.readouterr().out
-    assert "memory needed: about" in said
+    assert "estimated memory:" in said
     assert "train.tokens_per_micro_batch 4096 does not fit" in said
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("roomy", "tight")]
     losses = [json.loads(m)["loss"] for m in metrics]

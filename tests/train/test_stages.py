@@ -267,7 +267,7 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"Solve 3x.* is labelled both true and false"):
         start(tmp_path / "both", data=data, rewards=(), method="filter")
     (tmp_path / "labels.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(DataError, match="of one kind"):
+    with pytest.raises(DataError, match="have the same label"):
         start(tmp_path / "one", data=data, rewards=(), method="filter")
 
 

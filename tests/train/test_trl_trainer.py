@@ -274,7 +274,7 @@ def test_so_says_the_installed_trl(tmp_path: Path, names: dict[str, Any]) -> Non
         ({"use_vllm": True, "vllm_mode": "server"}, "on the servers that rollout.sampler.url names"),
         ({"deepspeed": "zero3.json"}, "write launch.processes"),
         ({"loss_type": "bnpo"}, "use loss_type: dapo"),
-        ({"num_generations": 5}, "no multiple of 5 .num_generations."),
+        ({"num_generations": 5}, "a multiple of 5 .num_generations."),
         (
             {"num_generations": 2, "per_device_train_batch_size": 64},
             "the dataset has 16 rows, but a rollout batch needs",

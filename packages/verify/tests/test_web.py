@@ -57,7 +57,7 @@ def test_what_is_no_json_or_too_long_is_refused(address: str) -> None:
         ask(f"{address}/text")
     with pytest.raises(ValueError, match="more than 5000 bytes"):
         ask(f"{address}/text", largest=5000)
-    with pytest.raises(ValueError, match="no http address"):
+    with pytest.raises(ValueError, match="not an http address"):
         ask("file:///etc/passwd")
 
 

@@ -75,6 +75,7 @@ class Manner:
 
 
 PLAIN = Manner()
+TAKES_REAL = "two to four minutes on two cores, 4 GB of memory, 0.7 GB of disk"
 TRAINING = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
@@ -93,6 +94,9 @@ def command_demo(
     if real and start.load().origins.get("model", "").startswith(str(recipe)):
         from covey.commands.real_model import real_model
 
+        _tell(
+            as_json, ["SmolLM2-135M-Instruct learns to write the facts of a sentence as JSON: " + TAKES_REAL]
+        )
         start = start.changed(("--model", str(real_model(lambda line: _tell(as_json, [line])))))
     code = _train(start, manner, as_json)
     if not as_json and not started_together():

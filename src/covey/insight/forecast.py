@@ -103,7 +103,7 @@ class Forecast:
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
-        yield f"memory needed: about {total / 1e6:,.0f} of {self.there / 1e6:,.0f} MB ({parts})"
+        yield f"estimated memory: {total / 1e6:,.0f} of {self.there / 1e6:,.0f} MB ({parts})"
         if total > self.there:
             yield (
                 "That does not fit. These need less: train.recompute_layers, lora, optimizer: adamw_8bit, "
