@@ -103,7 +103,8 @@ def command_demo(
         from covey.commands.demonstration import demonstrate
         from covey.system.console import RunConsole
 
-        demonstrate(start.load().config.output, RunConsole())
+        # A pretrained model's greedy answers are mostly correct before; sampled ones show what it learns.
+        demonstrate(start.load().config.output, RunConsole(), greedily=not real)
     return code
 
 

@@ -1,4 +1,4 @@
-"""The end of the demo: greedy answers to held-out problems before and after RL, token by token."""
+"""The end of the demo: answers to held-out problems before and after RL, token by token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from covey.commands.inference import Say, greedy
+from covey.commands.inference import Say, one_answer_each
 from covey.config.load import Loaded
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
@@ -23,7 +23,7 @@ PAUSE = 0.02
 """Seconds between tokens on a terminal, so that they appear one by one."""
 
 
-def demonstrate(home: Path, console: RunConsole) -> None:
+def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
     """Show how the last two stages answer the first held-out problems, which nobody selected."""
     stages = stages_in(home)
     after = load_run(stages[-1] if stages else home)
@@ -31,8 +31,11 @@ def demonstrate(home: Path, console: RunConsole) -> None:
     before = load_run(stages[-2]) if stages else replace(after, run=None)
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
-    answers = [greedy_answers(loaded, problems, source.rewards, console.say) for loaded in (before, after)]
-    console.say(f"the first {len(problems)} held-out problems, greedy, before reinforcement and after:")
+    answers = [
+        judged_answers(loaded, problems, source.rewards, console.say, greedily) for loaded in (before, after)
+    ]
+    how = "greedy" if greedily else "sampled"
+    console.say(f"the first {len(problems)} held-out problems, {how}, before reinforcement and after:")
     for number, problem in enumerate(problems):
         question = problem.prompt
         if not isinstance(question, str):
@@ -44,14 +47,14 @@ def demonstrate(home: Path, console: RunConsole) -> None:
             write_tokens(console, f"  {question if name == 'before' else '':<10} {name} ", tokens, correct)
 
 
-def greedy_answers(
-    loaded: Loaded, problems: Sequence[Problem], named: Sequence[object], say: Say
+def judged_answers(
+    loaded: Loaded, problems: Sequence[Problem], named: Sequence[object], say: Say, greedily: bool
 ) -> list[tuple[list[str], bool]]:
-    """Return the tokens of each greedy answer, and whether it is correct."""
+    """Return the tokens of an answer to each problem, and whether it is correct."""
     rewards = rewards_of(loaded, loaded.config.rewards or named)
     scorer = Scorer(rewards)
     found = []
-    for problem, tokens in zip(problems, greedy(loaded, problems, say), strict=True):
+    for problem, tokens in zip(problems, one_answer_each(loaded, problems, say, greedily), strict=True):
         score = scorer.score(rewards.verdict, problem, "".join(tokens))
         found.append((tokens, (score.value or 0.0) > 0.5))
     return found

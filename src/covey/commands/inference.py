@@ -83,12 +83,17 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
             console.end()
 
 
-def greedy(loaded: Loaded, problems: Sequence[Problem], say: Say) -> list[list[str]]:
-    """Return the greedy completion of each problem by a config's model, as the texts of its tokens."""
+def one_answer_each(loaded: Loaded, problems: Sequence[Problem], say: Say, greedily: bool) -> list[list[str]]:
+    """Return a completion of each problem by a config's model, as the texts of its tokens.
+
+    A sampled one is drawn at the config's temperature; it is the same each time.
+    """
     with model_of(loaded, say) as policy:
-        requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
-        # Temperature 0 is greedy decoding.
-        params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
+        encoded = encode(policy, problems, loaded.config)
+        requests = [p.request([key(loaded.config.seed, "one answer", p.problem.id)]) for p in encoded]
+        params = sampling_params(loaded.config.rollout)
+        if greedily:
+            params = replace(params, temperature=0.0)
         found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
     texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]
     return [[text for text in own if text] for own in texts]  # special tokens have none
