@@ -108,9 +108,7 @@ def test_a_resumed_stage_shows_its_past() -> None:
 
 
 def test_a_long_line_breaks_between_words_and_stays_whole_in_a_file() -> None:
-    line = (
-        "estimated memory: 468 of 25,277 MB (program 383, weights 3, gradient 3, optimizer 7, update 53)"
-    )
+    line = "estimated memory: 468 of 25,277 MB (program 383, weights 3, gradient 3, optimizer 7, update 53)"
     for console, lines in ((terminal(80), 2), (Console(width=80, file=io.StringIO()), 1)):
         page = RunConsole(quiet=True)
         page.console = console

@@ -91,6 +91,19 @@ def test_the_demo_ends_with_what_the_model_writes_before_and_after(tmp_path: Pat
     assert "before it: covey show" in out(capsys, "show", tmp_path / "demo")
 
 
+def test_before_a_run_without_stages_is_the_model_that_it_began_with(tmp_path: Path, capsys) -> None:
+    start(tmp_path / "first", rewards=(by_digits,), train={"steps": 2})
+    settings = {"model": str(tmp_path / "first/final"), "train": {"steps": 2, "lr": 0.1}}
+    start(tmp_path / "second", rewards=(by_digits,), **settings)
+    answers = {}
+    for name in ("first", "second"):
+        capsys.readouterr()
+        demonstrate(tmp_path / name, RunConsole())
+        answers[name] = [line[20:] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert answers["second"][0::2] == answers["first"][1::2]
+    assert answers["second"][0::2] != answers["second"][1::2]
+
+
 def test_a_run_that_is_taken_for_a_model_is_answered_with_its_model(runs, capsys) -> None:
     assert main(["sample", str(runs[0]), "1+1="]) == 2
     assert f"did you mean {runs[0] / 'final'}?" in capsys.readouterr().err

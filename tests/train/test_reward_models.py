@@ -283,10 +283,14 @@ def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path)
 def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
     run = trained(tmp_path, pair_rows())
     steps = [STEPS | {"prompt": f"{n}+2="} for n in range(8)]
-    with pytest.raises(ConfigError, match=r"a head that judges whole answers., but this needs a head that judges steps"):
+    with pytest.raises(
+        ConfigError, match=r"a head that judges whole answers., but this needs a head that judges steps"
+    ):
         trained(tmp_path, steps, "steps", model=str(run / "final"))
     of_steps = trained(tmp_path, steps, "of steps", eval={})
-    with pytest.raises(ConfigError, match=r"a head that judges steps., but this needs a head that judges whole answers"):
+    with pytest.raises(
+        ConfigError, match=r"a head that judges steps., but this needs a head that judges whole answers"
+    ):
         trained(tmp_path, pair_rows(), "pairs", model=str(of_steps / "final"))
     of_steps.joinpath("final").rename(tmp_path / "of steps" / "judge")
     save_policy(policy_of("qwen3"), tmp_path / "writes" / "judge")

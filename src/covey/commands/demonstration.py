@@ -13,7 +13,7 @@ from covey.commands.inference import Say, one_answer_each
 from covey.config.load import Loaded
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
-from covey.runs.reader import load_run, stages_in
+from covey.runs.reader import load_run, look_at, stages_in
 from covey.system.console import RunConsole, inert
 from covey.tasks.source import load_problems
 from covey.types import Problem
@@ -27,8 +27,8 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
     """Show how the last two stages answer the first held-out problems, which nobody selected."""
     stages = stages_in(home)
     after = load_run(stages[-1] if stages else home)
-    # Before RL is the cold start, or else the model itself: a config that is no run's has no other weights.
-    before = load_run(stages[-2]) if stages else replace(after, run=None)
+    # Before RL is the cold start, or else the model that the run's config names.
+    before = load_run(stages[-2]) if stages else replace(look_at(home), run=None)
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
     answers = [

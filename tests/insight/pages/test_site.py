@@ -305,4 +305,6 @@ def test_a_page_of_a_run_whose_settings_are_gone_names_them(tmp_path: Path) -> N
     folder = made_run(tmp_path / "run")
     log_step(folder, 0, [made_group([1, 0], ["four", "five"])])
     (tmp_path / "run" / "config.yaml").unlink()
-    assert any("config.yaml" in note and "missing" in note for note in run_page("run", tmp_path / "run")["notes"])
+    assert any(
+        "config.yaml" in note and "missing" in note for note in run_page("run", tmp_path / "run")["notes"]
+    )
