@@ -63,7 +63,9 @@ def test_an_async_function_is_waited_for_inside_a_loop_too() -> None:
 
 
 def test_what_is_missing_is_said_at_the_first_call() -> None:
-    with pytest.raises(DataError, match=r"reward math_answer needs column 'answer'; the columns are 'solution'"):
+    with pytest.raises(
+        DataError, match=r"reward math_answer needs column 'answer'; the columns are 'solution'"
+    ):
         for_trl("math_answer")(prompts=["p"], completions=["a"], solution=["4"])
     with pytest.raises(DataError, match="soft_overlong asks for `sampled_ids`"):
         for_trl("soft_overlong", limit=10, buffer=2)(prompts=["p"], completions=["a"])
