@@ -92,11 +92,13 @@ export function curves(source) {
       grid.replaceChildren();
       more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, label(n))));
     }
-    chosen.forEach(([title, series, show], i) => {
+    // All figures stand in the grid before one is measured: columns follow from their number and captions.
+    const hosts = shape === drawn ? [] : chosen.map(([title]) => h("figure", { class: "chart" }, h("figcaption", {}, label(title))));
+    grid.append(...hosts);
+    chosen.forEach(([, series, show], i) => {
       const { values, made, bands } = table(data, series, colours, show);
       if (shape === drawn) { plots[i].setData(values); return; }
-      const host = h("figure", { class: "chart" }, h("figcaption", {}, label(title)));
-      grid.append(host);
+      const host = hosts[i];
       plots.push(new window.uPlot({
         width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
         scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(...spread(low ?? 0, high ?? low ?? 0), 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
