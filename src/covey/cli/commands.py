@@ -75,7 +75,6 @@ class Manner:
 
 
 PLAIN = Manner()
-TAKES_REAL = "two to four minutes on two cores, 4 GB of memory, 0.7 GB of disk"
 TRAINING = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
@@ -91,13 +90,12 @@ def command_demo(
     """
     recipe = Path(str(files("covey") / "config" / "recipes" / ("demo_real.yaml" if real else "demo.yaml")))
     start = _start(recipe, settings)
-    if real and start.load().origins.get("model", "").startswith(str(recipe)):
+    names_no_other = start.load().origins.get("model", "").startswith(str(recipe))
+    if real and names_no_other:
         from covey.commands.real_model import real_model
 
-        _tell(
-            as_json, ["SmolLM2-135M-Instruct learns to write the facts of a sentence as JSON: " + TAKES_REAL]
-        )
-        start = start.changed(("--model", str(real_model(lambda line: _tell(as_json, [line])))))
+        model = real_model(lambda line: _tell(as_json, [line]))
+        start = start.changed(("--model", str(model)))
     code = _train(start, manner, as_json)
     if not as_json and not started_together():
         from covey.commands.demonstration import demonstrate

@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -49,9 +50,9 @@ def folder_of_gguf(file: Path) -> Path:
     """
     try:
         state = file.stat()
+        return _folder_of(file.resolve(), (state.st_size, state.st_mtime_ns))
     except OSError as error:
         raise ConfigError(f"model: {file}: {error.strerror or error}") from None
-    return _folder_of(file.resolve(), (state.st_size, state.st_mtime_ns))
 
 
 @cache
@@ -64,28 +65,27 @@ def _folder_of(file: Path, state: tuple[int, int]) -> Path:  # noqa: ARG001 - an
             raise ConfigError(f"model: {file} is no GGUF file: it does not begin with {MAGIC.decode()}")
         content.seek(0)
         digest = hashlib.file_digest(content, "sha256").hexdigest()
+    models = cache_folder() / "models"
+    models.mkdir(exist_ok=True, mode=0o700)
+    target = models / f"{file.stem}-{digest[:16]}"
+    if target.is_dir():
+        return target
+    print(f"note: dequantizing {file.name} once, into {target}", file=sys.stderr, flush=True)
+    # Whole or not at all: another process, or the next one, never sees half a model.
+    half = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
     try:
-        models = cache_folder() / "models"
-        models.mkdir(exist_ok=True, mode=0o700)
-        target = models / f"{file.stem}-{digest[:16]}"
-        if target.is_dir():
-            return target
-        print(f"note: dequantizing {file.name} once, into {target}", file=sys.stderr, flush=True)
-        # Whole or not at all: another process, or the next one, never sees half a model.
-        half = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
-        try:
-            _write_folder(file, half)
-            if not target.is_dir():  # another process may have been faster
-                half.rename(target)
-        finally:
-            shutil.rmtree(half, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(f"model: {file}: it cannot be dequantized: {error}") from None
+        model, tokenizer = _read(file)
+        _refuse_full_disk(model, file, half)
+        _write(model, tokenizer, half)
+        if not target.is_dir():  # another process may have been faster
+            half.rename(target)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
     return target
 
 
-def _write_folder(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file as a Hugging Face folder."""
+def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model of a GGUF file in float32, and its tokenizer. Raises ConfigError."""
     from gguf import GGUFReader
 
     place = str(file.parent)
@@ -96,7 +96,7 @@ def _write_folder(file: Path, folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(place, **options)
             config = AutoConfig.from_pretrained(place, **options)
             _set_head_size(config, reader)
-            loaded, report = AutoModelForCausalLM.from_pretrained(
+            model, report = AutoModelForCausalLM.from_pretrained(
                 place, config=config, dtype=torch.float32, output_loading_info=True, **options
             )
     except Exception as error:  # a damaged file makes the libraries fail in any way
@@ -107,30 +107,39 @@ def _write_folder(file: Path, folder: Path) -> None:
             f"model: {file}: it could not be read: {reason[:300]}\n"
             "If the file is whole, transformers cannot read its architecture: take the model's folder"
         ) from None
-    # Weights that do not fit are replaced by random ones in transformers, with a line in the log.
-    if unfit := [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]:
+    # transformers replaces weights that do not fit by random ones and only logs it.
+    unfit = [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]
+    if unfit:
         raise ConfigError(
             f"model: {file}: {len(unfit)} weights are missing or of another shape, as {unfit[0]}: "
             "transformers reads this kind of file incompletely; take the model's Hugging Face folder"
         )
     _set_splits(tokenizer, reader, file.name)
-    weights = loaded.state_dict()
-    # Tied weights have two names and one place.
-    needed = sum(w.nbytes for w in {w.data_ptr(): w for w in weights.values()}.values())
+    return model, tokenizer
+
+
+def _refuse_full_disk(model: PreTrainedModel, file: Path, folder: Path) -> None:
+    """Raise ConfigError if the weights do not fit on the disk of ``folder``."""
+    needed = sum(w.nbytes for w in model.parameters())  # tied weights are one parameter
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ConfigError(
             f"model: {file}: as float32 its weights need {needed / 1e9:.1f} GB in {folder.parent}, where "
             f"{free / 1e9:.1f} GB are free; make room, or set XDG_CACHE_HOME to a folder on another disk"
         )
+
+
+def _write(loaded: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder."""
     # transformers does not save a model that it has loaded through a quantizer, so the weights move into one
     # that it has not; on "meta" that one takes no memory of its own.
+    config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.name_or_path = ""
     with torch.device("meta"):
         model = type(loaded)(config)
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.generation_config = loaded.generation_config
     with _bars_for_people():
@@ -170,15 +179,17 @@ def _set_splits(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader, name: st
         splits: PreTokenizer = Sequence([pattern, ByteLevel(add_prefix_space=False, use_regex=False)])
     elif way in DIGITS_APART:
         splits = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    else:
+    elif way in GPT_2:
         splits = ByteLevel(add_prefix_space=False)
-    tokenizer.backend_tokenizer.pre_tokenizer = splits
-    if way not in GGUF_PRE_TOKENIZER_SPLITS and way not in DIGITS_APART | GPT_2:
+    else:
+        # What transformers has chosen for the architecture is the better guess.
         warnings.warn(
             f"{name}: how it splits texts ({way}) is not known, so some may get other tokens than in "
             "llama.cpp; where that matters, take the model's Hugging Face folder",
             stacklevel=2,
         )
+        return
+    tokenizer.backend_tokenizer.pre_tokenizer = splits
 
 
 def _field(reader: GGUFReader, name: str) -> Any:

@@ -63,7 +63,7 @@ def _refuse_damage(stage: Path) -> None:
 def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     """Return address -> page: the run's own, and of its completions those that have room."""
     page, pages, kinds = run_page(run, folder), dict[str, object](), Counter[str]()
-    for must, (path, query, full) in _completions(folder, page):
+    for must, (path, query, full) in _by_importance(folder, page):
         answer = rounded(full, DIGITS)
         size = len(json.dumps(answer, separators=(",", ":")))
         if size > room and not must:
@@ -81,47 +81,75 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     return {**pages, address("run", {"run": run}): rounded(page | {"report": said}, DIGITS)}
 
 
-def _completions(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
-    """Yield pages of completions, each once, and first those that a report must have, however large.
+class _Completions:
+    """The completions of some steps as pages of the site."""
 
-    These are the first and the last step, each with its most telling group. Then come the middle step, what
-    findings point to, and further groups of these steps by turns, with the tokens of the best and the worst
-    completion; at last the tokens of the others.
+    def __init__(self, folder: Path, steps: Sequence[int]) -> None:
+        self.folder = folder
+        self.logs = {step: read_rollouts(folder, step) for step in steps}
+        self.listed = {step: step_of(folder, step, log) for step, log in self.logs.items()}
+        self.orders = {step: [g["group"] for g in page["groups"]] for step, page in self.listed.items()}
+        """Step -> its groups, the most telling first."""
+        self.samples = dict[tuple[int, int], list[int]]()
+        """(step, group) -> the samples that the group's page has, the most telling first."""
+
+    def step(self, step: int) -> Answer:
+        """Return the page of a step, which lists its groups."""
+        page = self.listed[step]
+        return "step", {"step": step}, page | {"groups": page["groups"][:GROUPS]}
+
+    def group(self, step: int, group: int) -> Answer:
+        """Return the page of a group; if its texts are very long, with the best and the worst one only."""
+        page = group_of(self.folder, step, self.logs[step], group)
+        size = sum(len(c["completion"]) for c in page["completions"])
+        samples = _telling(page["completions"])[: None if size <= TEXTS else 2]
+        self.samples[step, group] = samples
+        held = [c for c in page["completions"] if c["sample"] in samples]
+        return (
+            "group",
+            {"step": step, "group": group},
+            page | {"order": self.orders[step], "completions": held},
+        )
+
+    def tokens(self, step: int, group: int, sample: int) -> Answer:
+        """Return the page of a completion token by token."""
+        query = {"step": step, "group": group, "sample": sample}
+        return "tokens", query, tokens_of(self.folder, self.logs[step], group, sample)
+
+
+def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
+    """Yield (whether a report must have it, however large; page of completions), the most important first.
+
+    A report must have the first and the last step, each with its most telling group. Then come the middle
+    step and what findings point to, and groups of all these steps by turns, with the tokens of the best and
+    the worst completion; at last the tokens of the others.
     """
-    logged, found = page["logged"], list(_evidence(page))
+    logged = page["logged"]
+    evidence = list(_evidence(page))
     ends = list(dict.fromkeys([*logged[:1], *logged[-1:]]))
-    middle = [*logged[len(logged) // 2 :][:1], *(step for step, _ in found if step in logged)]
-    steps = list(dict.fromkeys([*ends, *middle]))
-    logs = {step: read_rollouts(folder, step) for step in steps}
-    listed = {step: step_of(folder, step, logs[step]) for step in steps}
-    orders = {step: [group["group"] for group in listed[step]["groups"]] for step in steps}
-
-    def step_answer(step: int) -> Answer:
-        return "step", {"step": step}, listed[step] | {"groups": listed[step]["groups"][:GROUPS]}
-
-    def group_answer(step: int, group: int) -> Answer:
-        whole = group_of(folder, step, logs[step], group) | {"order": orders[step]}
-        most = None if sum(len(c["completion"]) for c in whole["completions"]) <= TEXTS else 2
-        samples[step, group] = _telling(whole["completions"])[:most]
-        held = [c for c in whole["completions"] if c["sample"] in samples[step, group]]
-        return "group", {"step": step, "group": group}, whole | {"completions": held}
-
-    def token_answer(place: tuple[int, int], sample: int) -> Answer:
-        query = {"step": place[0], "group": place[1], "sample": sample}
-        return "tokens", query, tokens_of(folder, logs[place[0]], place[1], sample)
-
-    samples = dict[tuple[int, int], list[int]]()
-    yield from ((True, step_answer(step)) for step in ends)
-    yield from ((True, group_answer(step, orders[step][0])) for step in ends)
-    yield from ((False, step_answer(step)) for step in steps if step not in ends)
-    turns = zip_longest(*([(step, group) for group in orders[step][:GROUPS]] for step in steps))
-    by_turns = (place for turn in turns for place in turn if place)
-    for place in dict.fromkeys([*(p for p in found if p[1] in orders.get(p[0], ())), *by_turns]):
-        if place not in samples:
-            yield False, group_answer(*place)
-        yield from ((False, token_answer(place, sample)) for sample in samples[place][:2])
-    for place, others in samples.items():
-        yield from ((False, token_answer(place, sample)) for sample in others[2:])
+    middle = logged[len(logged) // 2 :][:1]
+    pointed = [step for step, _ in evidence if step in logged]
+    steps = list(dict.fromkeys([*ends, *middle, *pointed]))
+    made = _Completions(folder, steps)
+    for step in ends:
+        yield True, made.step(step)
+    for step in ends:
+        yield True, made.group(step, made.orders[step][0])
+    for step in steps:
+        if step not in ends:
+            yield False, made.step(step)
+    # The first group of each step, then the second of each, and so on.
+    turns = zip_longest(*([(step, group) for group in made.orders[step][:GROUPS]] for step in steps))
+    by_turns = [place for turn in turns for place in turn if place]
+    named = [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
+    for step, group in dict.fromkeys([*named, *by_turns]):
+        if (step, group) not in made.samples:
+            yield False, made.group(step, group)
+        for sample in made.samples[step, group][:2]:
+            yield False, made.tokens(step, group, sample)
+    for (step, group), samples in made.samples.items():
+        for sample in samples[2:]:
+            yield False, made.tokens(step, group, sample)
 
 
 def _telling(completions: Sequence[Record]) -> list[int]:
