@@ -122,6 +122,24 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captur
     assert "model.gguf: No such file" in capsys.readouterr().err
 
 
+def test_a_folder_with_the_name_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").mkdir()
+    with pytest.raises(ConfigError, match=r"model.gguf: Is a directory"):
+        folder_of_gguf(tmp_path / "model.gguf")
+
+
+def test_an_unknown_way_to_split_texts_is_said_and_nothing_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.models.gguf_writer._splits", lambda *_: "of-tomorrow")
+    write_gguf(model_folder(tmp_path / "model", "qwen2"), tmp_path / "model.gguf", "f32")
+    with pytest.warns(UserWarning, match=r"how it splits texts \(of-tomorrow\) is not known"):
+        back = folder_of_gguf(tmp_path / "model.gguf")
+    # Those of Qwen's class stay, which transformers took for the architecture.
+    splits = AutoTokenizer.from_pretrained(back).backend_tokenizer.pre_tokenizer
+    assert "Split" in str(splits)
+
+
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(model_folder(tmp_path / "model", "qwen3"), tmp_path / "model.gguf", "f16")
     full = type("Usage", (), {"free": 1000})()
