@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 26, 36
 """Margins around the axes of a panel, px."""
@@ -126,48 +127,80 @@ def _named(panel: Panel, legend: Sequence[tuple[float, int, str, str]]) -> Itera
         yield _element("text", name, x=x + 12, y=y)
 
 
-def _axes(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> Iterator[str]:
-    """Yield the axes of a panel and its lines, in px from the upper left corner of its legend.
+class _Frame(NamedTuple):
+    """The plot of a panel: its scales, and its place in px from the upper left corner of its legend."""
 
-    ``head`` is the height of the legend.
-    """
+    wide: int
+    high: int
+    head: int
+    """Height of the legend above it."""
+    last: float
+    """x at the right end; the left end is 0."""
+    rows: Sequence[float]
+    """Ticks of y; the first is the lower end, the last the upper one."""
+
+    @property
+    def foot(self) -> int:
+        """The lower end in px; y grows downwards in SVG."""
+        return self.head + self.high
+
+    def x(self, value: float) -> float:
+        """Return the px of a value of x."""
+        return round(self.wide * value / self.last, 1)
+
+    def y(self, value: float) -> float:
+        """Return the px of a value of y."""
+        part = (self.rows[-1] - value) / (self.rows[-1] - self.rows[0])
+        return round(self.head + self.high * part, 1)
+
+    def path(self, points: Sequence[tuple[float, float]]) -> str:
+        """Return points as an attribute of SVG."""
+        return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
+
+
+def _axes(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> Iterator[str]:
+    """Yield the axes of a panel and its lines. ``head`` is the height of the legend above them."""
+    across = [x for line in panel.lines for x in line.x]
     known = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
     least, most = panel.bounds or (min([0.0, *known, *panel.bars]), max([*known, *panel.bars], default=1.0))
-    rows = round_ticks(least, most, 6)
-    across = [x for line in panel.lines for x in line.x]
-    last, whole = max(across, default=1.0) or 1.0, all(float(x).is_integer() for x in across)
-    columns = [t for t in round_ticks(0.0, last, wide // 40) if t <= last and not (whole and t % 1)]
-    below = list(zip(columns, tick_texts(columns), strict=True))
-    if panel.marks:
-        below = [(float(n), mark) for n, mark in enumerate(panel.marks)]
-    foot = head + high
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        # y grows downwards in SVG.
-        return round(wide * x / last, 1), round(head + high * (rows[-1] - y) / (rows[-1] - rows[0]), 1)
-
-    def path(points: Sequence[tuple[float, float]]) -> str:
-        return " ".join("{},{}".format(*place(*p)) for p in points)
-
-    for tick, text in zip(rows, tick_texts(rows), strict=True):
-        y = place(0, tick)[1]
+    last = max(across, default=1.0) or 1.0
+    frame = _Frame(wide, high, head, last, round_ticks(least, most, 6))
+    for tick, text in zip(frame.rows, tick_texts(frame.rows), strict=True):
+        y = frame.y(tick)
         yield _element("line", class_="grid", x1=0, x2=wide, y1=y, y2=y)
         yield _element("text", text + panel.unit, x=-7, y=y + 4, text_anchor="end")
-    for tick, text in below:
-        x = place(tick, 0)[0]
-        yield _element("line", class_="grid", x1=x, x2=x, y1=foot, y2=foot + 4)
-        yield _element("text", text, x=x, y=foot + 16, text_anchor="middle")
-    yield _element("text", panel.x_label, x=wide / 2, y=foot + 30, text_anchor="middle")
-    for y in (place(0, bar)[1] for bar in panel.bars):
-        yield _element("line", class_="bar", x1=0, x2=wide, y1=y, y2=y)
+    for tick, text in _columns(panel, across, frame):
+        x = frame.x(tick)
+        yield _element("line", class_="grid", x1=x, x2=x, y1=frame.foot, y2=frame.foot + 4)
+        yield _element("text", text, x=x, y=frame.foot + 16, text_anchor="middle")
+    yield _element("text", panel.x_label, x=wide / 2, y=frame.foot + 30, text_anchor="middle")
+    for bar in panel.bars:
+        yield _element("line", class_="bar", x1=0, x2=wide, y1=frame.y(bar), y2=frame.y(bar))
+    # Lines of the background are drawn first, so that the others cover them.
     for line in sorted(panel.lines, key=lambda line: not line.background):
-        colour, points = colours[line.name], line.points(line.y)
-        if line.low:  # a polygon along the low ends and back along the high ones
-            ends = [*line.points(line.low), *line.points(line.high)[::-1]]
-            yield _element("polygon", class_=f"{colour} band", points=path(ends)) if ends else ""
-        yield _element("polyline", class_=f"{colour} line", points=path(points))
-        for x, y in (place(*p) for p in points if len(line.x) <= DOTS):
-            yield _element("circle", class_=colour, cx=x, cy=y, r=2.6)
+        yield from _line(line, colours[line.name], frame)
+
+
+def _columns(panel: Panel, across: Sequence[float], frame: _Frame) -> list[tuple[float, str]]:
+    """Return the ticks of x with their texts; whole numbers only, if all values of x are."""
+    if panel.marks:
+        return [(float(n), mark) for n, mark in enumerate(panel.marks)]
+    whole = all(float(x).is_integer() for x in across)
+    ticks = round_ticks(0.0, frame.last, frame.wide // 40)
+    ticks = [t for t in ticks if t <= frame.last and not (whole and t % 1)]
+    return list(zip(ticks, tick_texts(ticks), strict=True))
+
+
+def _line(line: Line, colour: str, frame: _Frame) -> Iterator[str]:
+    """Yield a line, its band of uncertainty, and its points if they are few."""
+    points = line.points(line.y)
+    if line.low:  # a polygon along the low ends and back along the high ones
+        ends = [*line.points(line.low), *line.points(line.high)[::-1]]
+        yield _element("polygon", class_=f"{colour} band", points=frame.path(ends)) if ends else ""
+    yield _element("polyline", class_=f"{colour} line", points=frame.path(points))
+    if len(line.x) <= DOTS:
+        for x, y in points:
+            yield _element("circle", class_=colour, cx=frame.x(x), cy=frame.y(y), r=2.6)
 
 
 def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[float, int, str, str]]:

@@ -347,45 +347,66 @@ def _write_final(
     critic: Mapping[str, Tensor],
     again: Evaluation | None,
 ) -> Result:
+    """Write the model, its card and the curve of a run that has ended, and print the verdict."""
     folder = run.journal.folder.path
-    config = run.loaded.config
     seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
-    verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     best = run.journal.folder.best()
-    chosen = config.train.final == "best"
-    if verdict is not None:
-        verdict = _with_second(verdict, again, config.train.stop_at)
-    if verdict is not None and best is not None:
-        verdict = replace(verdict, sentence=verdict.sentence + told_of_better(best, run.state.step, chosen))
+    takes_best = run.loaded.config.train.final == "best"
+    verdict = _verdict(run, evaluations, again, seconds)
     example = example_of([p.problem for p in run.test_set or run.train_set])
-    besides = ranked(run.journal.folder.read("metrics.jsonl"), run.held_out) or Trained.besides
-    steps = best.step if best is not None and chosen else run.state.step
-    # The folder appears under its name once it is complete.
-    with committed_folder(folder / "final") as final:
-        save_policy(run.learner.policy.whole, final)
-        if run.critic is not None:
-            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
-            check_folder(final / "critic", critic)
-        loader = run.learner.policy.loader_name
-        card = Trained(run.loaded, steps, verdict, evaluations, example, loader, besides)
-        write_cards(final, card)
+    metrics = run.journal.folder.read("metrics.jsonl")
+    besides = ranked(metrics, run.held_out) or Trained.besides
+    steps = best.step if best is not None and takes_best else run.state.step
+    loader = run.learner.policy.loader_name
+    _write_model(run, critic, Trained(run.loaded, steps, verdict, evaluations, example, loader, besides))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
-    title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
-    streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
-    write_curve(folder / "curve.svg", title, *streams)
+    title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
+    write_curve(folder / "curve.svg", title, metrics, run.journal.folder.read("evals.jsonl"))
     # Completions drawn ahead are of no use after the last step.
     forget_completions(folder)
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     scores = "" if verdict and not run.held_out else f". {besides}"
-    run.journal.say(f"{config.output.name}: {words}{scores}")
-    better = "" if chosen else offer(best, folder)
+    run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
+    _say_what_to_do(run, verdict, "" if takes_best else offer(best, folder))
+    return result
+
+
+def _verdict(
+    run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None, seconds: float
+) -> Verdict | None:
+    """Return the verdict on a run, None if it was not evaluated; it names a better step if there is one."""
+    if not evaluations:
+        return None
+    train = run.loaded.config.train
+    verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
+    verdict = _with_second(verdict, again, train.stop_at)
+    best = run.journal.folder.best()
+    if best is None:
+        return verdict
+    better = told_of_better(best, run.state.step, train.final == "best")
+    return replace(verdict, sentence=verdict.sentence + better)
+
+
+def _write_model(run: Run, critic: Mapping[str, Tensor], trained: Trained) -> None:
+    """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
+    with committed_folder(run.journal.folder.path / "final") as final:
+        save_policy(run.learner.policy.whole, final)
+        if run.critic is not None:
+            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
+            check_folder(final / "critic", critic)
+        write_cards(final, trained)
+
+
+def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
+    """Print how to get the best step, and the likely cause if the run did not learn."""
     if better:
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
+    if verdict is None or verdict.word not in ("did not learn", "got worse"):
+        return
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
-    failed = verdict is not None and verdict.word in ("did not learn", "got worse")
-    why = gravest(run.findings()) or likely(*streams, settings_of(run.loaded)) if failed else None
-    if why is not None:
-        run.journal.say(f"likely cause: {why}", "yellow")
-    return result
+    streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
+    cause = gravest(run.findings()) or likely(*streams, settings_of(run.loaded))
+    if cause is not None:
+        run.journal.say(f"likely cause: {cause}", "yellow")
