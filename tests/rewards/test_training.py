@@ -70,7 +70,7 @@ def test_programs_with_hidden_tests(tmp_path: Path) -> None:
 
 
 def test_symbolic_answers(tmp_path: Path) -> None:
-    pytest.importorskip("latex2sympy2_extended")
+    pytest.importorskip("sympy")
     rows = [
         {"prompt": f"(x+{n})^2=", "completion": f"\\boxed{{x^2+{2 * n}x+{n * n}}}", "answer": f"(x+{n})^2"}
         for n in range(1, 5)

@@ -17,7 +17,7 @@ ALLOWED = {
     "covey/config/trl.py": {"literal_eval"},  # TRL's defaults, in a file of the package
     "covey_verify/isolated.py": {"compile"},  # in a child, and what it compiles is never run
 }
-IN_CHILDREN_ONLY = {"sympy", "latex2sympy2_extended", "math_verify", "reasoning_gym"}
+IN_CHILDREN_ONLY = {"sympy", "mpmath", "math_verify", "reasoning_gym"}
 CHILDREN = {"covey_verify/mathematics/symbolic.py", "covey_verify/isolated.py"}
 
 

@@ -6,175 +6,21 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from answer_pairs import DIFFERENT, EQUAL, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey_verify.mathematics import answers
 from covey_verify.mathematics.answers import bad_references, exact_answer, math_answer
-from covey_verify.mathematics.notation import number
-from covey_verify.mathematics.symbolic import equal
 from covey_verify.once import Once
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.confine import Limits
 
-pytest.importorskip("latex2sympy2_extended")
+pytest.importorskip("sympy")
 
-EQUAL = r"""
-42 | 42.
-42 | 42.0
-42 | $42$
-42 | \text{42}
-42 | ４２
-007 | 7
-1000 | 1,000
-1000 | 1{,}000
-1000 | 1\,000
-1000 | \$1000
--3 | −3
-1/2 | 0.5
-\frac{1}{2} | \dfrac12
-\frac{1}{2} | 2/4
-\frac{-1}{2} | -\frac{1}{2}
-\frac{7}{3} | 2\frac13
-0.\overline{3} | 1/3
-3.14 | 3.1416
-50\% | 50
-90^\circ | 90
-\sqrt{2} | \sqrt2
-\frac{\sqrt{2}}{2} | \frac{1}{\sqrt{2}}
-2\sqrt{3} | \sqrt{12}
-x^2-1 | (x-1)(x+1)
-\frac{\pi}{4} | 0.25\pi
-\binom{5}{2} | 10
-5! | 120
-e^{i\pi} | -1
-\log_2 8 | 3
-\sin^2 x+\cos^2 x | 1
-10^{-20} | 1\times 10^{-20}
-\emptyset | \varnothing
-(1,2) | \left(1, 2\right)
-\{1,2,3\} | \{3,1,2\}
-\{1,2\} | 2, 1
-\pm 3 | 3,-3
-[0,1) | \left[0,1\right)
-(-\infty,3] | x \le 3
-x \in (1,2) | 1<x<2
-(-\infty, 2) \cup (3, \infty) | (3,\infty)\cup(-\infty,2)
-\begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}
-x=5 | 5
-5 | x=5
-5 | x = 2+3 = 5
-3x+4y=7 | 6x+8y=14
-y=2x+1 | 2x-y+1=0
-5 \text{ cm} | 5\,\mathrm{cm}
-5 \text{ cm} | 5
-204_5 | 204_{5}
-\text{(A)} | A
-\text{Monday} | monday
-3000 | 3\text{ thousand}
-3000000 \text{ dollars} | 3 million
-36 | 3 dozen eggs
-60 \text{ mph} | 60 \text{ miles}/\text{hour}
-5\text{ packs of gum} | 5
-5\text{ packs of gum} | 5\text{ packs of gum}
-5\text{ cm}^2 | 5 square centimeters
-5 | \text{5 apples}
-3_{10} | 3
-(1,2,3) | (1, 2, and 3)
-\text{Monday and Tuesday} | Tuesday and Monday
-8 | 2³
-2.5 | 2½
-204_5 | 204₅
-1e-05 | 0.00001
-1e308 | 10^{308}
-x = 1 or x = 2 | 2, 1
-x = 1 or x = 2 | x=2, x=1
-x = 1 or x = 2 | \{1,2\}
-x = 1, 2 | 2, 1
-x=1, y=2 | y=2, x=1
-1,2,3,... | 1,2,3,\ldots
-12 | 3(4)
-12 | (3)(4)
-1 | \sin^2(1)+\cos^2(1)
-2.5x | \frac{5x}{2}
-2^{2025} | 2\cdot 2^{2024}
-\binom{100}{50} | \frac{100!}{50!50!}
-"""
-DIFFERENT = r"""
-1-1/e | 1
-1 | 1+1/e
-2^{-99} | 2^{-98}
-10^{-20} | 10^{-30}
-0.5 | 0.46
-1/3 | 0.33
-\sqrt{2} | 1.41
-6 | 600
-9 | 900
-50\% | 0.5
-12 | 1,2
--5 | 5
-x^2 | x^3
-\frac{1}{2} | \frac{2}{1}
-204_5 | 204_7
-5 \text{ m} | 5 \text{ cm}
-(1,2) | \{1,2\}
-(1,2) | (2,1)
-\{1,2\} | \{1,2,3\}
-[0,1] | (0,1]
-x>3 | x \ge 3
-x>3 | x<3
-x+z=1 | 1
-y=2x+1 | y=2x-1
-3x+4y+14=0 | 3x-y+13=0
-1,2,\ldots,n | 1,3,5,\ldots,2n-1
-\begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{pmatrix}1&3\\2&4\end{pmatrix}
-1:2 | 2:1
-A | A, B
-5 | 5 or 6
-5 | 5, 6
-5 | 2=3=5
-5 | five apples and 6
-\text{yes} | yes or no
-3 | 3\text{ or 4}
-3 | 3 \text{ is wrong, it is 4}
-3 | 3 \text{ thousand}
-3 | 3 billion
-3 | 3 \text{ not}
-3 | 3\text{ halves}
-3 | 3\text{ probably}
-3 | 3\text{或者四}
-3 | 3_4
-3 | 3_{16}
-3 | 3_{four}
-3 | 3⟨4⟩
-34 | 3\%4
-204_5 | 204
-2045 | 204₅
-A | A_1
-yes | yes \text{ or no}
-x=1 | x=1\text{ or 2}
-(1,2) | (1\text{ or 3},2)
-(1,2,3) | (1 or 2, 3)
-23 | 2³
-10.5 | 2½
-7 | 3(4)
-42 | 42...
-1,2,3 | 1,2,3,...
-1,2,3 | 1,2,3,\dots
-1 | 1+10^{-41}
-1 | 1+0.00000000000000000000000000000000000000001
-x^2+1 | x^2+1+10^{-45}
-\sqrt{2} | \sqrt{2}(1+10^{-300})
-x = 1 or x = 2 | (1,2)
-x = 1 or x = 2 | y=1, y=2
-x = 1, 2 | (1,2)
-1 or 2 | (1,2)
-x=1, y=2 | 2, 1
-"""
 BOMBS = {
     "9^{9^{9^9}}": "too_large",
     "100000000!": "too_large",
@@ -194,32 +40,80 @@ BOMBS = {
     r"\sqrt{9^{9^9}}": "too_large",
     "2^" * 1900 + "2": "too_large",
     "1e9999": "too_large",
-    "|9^9|!": "timeout",
+    "|9^9|!": "too_large",
+    r"\sum_{a=1}^{9999}\sum_{b=1}^{9999}\sin(ab)": "timeout",
 }
 
 
 INERT = ("__import__('os').system('touch {}')", "[open('{}','w')]", "().__class__.__base__.__subclasses__()")
 
 
-def rows(table: str) -> list[tuple[str, str]]:
-    return [
-        (gold, answer) for gold, _, answer in (line.partition(" | ") for line in table.strip().split("\n"))
-    ]
-
-
 def boxed(answer: str, gold: str, **settings):
     return math_answer(f"<think>hm</think>So it is \\boxed{{{answer}}}.", gold, **settings)
 
 
-@pytest.mark.parametrize(("gold", "answer"), rows(EQUAL))
-def test_a_right_answer_is_paid(gold: str, answer: str) -> None:
-    assert boxed(answer, gold).value == 1.0
-    assert boxed(gold, gold).value == 1.0
+@pytest.mark.parametrize(("mechanism", "reference", "answer"), pairs(EQUAL))
+def test_a_right_answer_is_paid(mechanism: str, reference: str, answer: str) -> None:
+    assert boxed(answer, reference).value == 1.0
+    assert boxed(reference, reference).value == 1.0
+    if "both ways" in mechanism:
+        assert boxed(reference, answer).value == 1.0
 
 
-@pytest.mark.parametrize(("gold", "answer"), rows(DIFFERENT))
-def test_a_wrong_answer_is_not(gold: str, answer: str) -> None:
-    assert boxed(answer, gold).value == 0.0
+@pytest.mark.parametrize(("mechanism", "reference", "answer"), pairs(DIFFERENT))
+def test_a_wrong_answer_is_not(mechanism: str, reference: str, answer: str) -> None:
+    score = boxed(answer, reference)
+    assert score.value == 0.0
+    assert score.detail or (answer.isdigit() and reference.isdigit())
+    if "both ways" in mechanism:
+        assert boxed(reference, answer).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("-2", r"\sqrt[3]{-8}"),
+        (r"\ln\frac ab", r"\ln a-\ln b"),
+        (r"2\ln x", r"\ln x^2"),
+        (r"\sqrt{xy}", r"\sqrt x\sqrt y"),
+        ("x^{1/3}", r"\sqrt[3]{x}"),
+        ("4", "(-8)^{2/3}"),
+        ("x^{2/3}", r"\sqrt[3]{x^2}"),
+        (r"-\sqrt[3]{x}", r"\sqrt[3]{-x}"),
+    ],
+)
+def test_a_real_reading_is_declared_by_a_setting_or_by_the_row(reference: str, answer: str) -> None:
+    assert boxed(answer, reference, reading="real").value == 1.0
+    if "x^{1/3}" not in reference:
+        assert boxed(answer, reference).value == 0.0
+    for other, wrong in (("x", r"\sqrt{x^2}"), ("-2", "2"), ("1", r"\sqrt{-1}"), (r"\sqrt x", r"\sqrt{-x}")):
+        assert boxed(wrong, other, reading="real").value == 0.0
+    rows = [{"answer": reference, "reading": reading} for reading in ("real", "complex", None, "Real")]
+    assert ["reading" in str(fault) for fault in bad_references(rows)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "fraction"),
+    [("1:2", "2:4", 1.0), ("4:3", r"\frac43", 1.0), (r"\frac43", "8:6", 1.0), ("1:2:3", "2:4:6", 1.0),
+     ("1:2", "2:1", 0.0), ("1:2:3", "1:3:2", 0.0), ("4:3", r"\frac34", 0.0)],
+)  # fmt: skip
+def test_ratios_mean_what_the_setting_says(reference: str, answer: str, fraction: float) -> None:
+    assert boxed(answer, reference).value == 0.0
+    assert boxed(answer, reference, ratio="fraction").value == fraction
+
+
+def test_a_refusal_says_why() -> None:
+    asked = {
+        ("5 m", r"5\text{ s}"): "the unit is s, not m",
+        ("5", r"2 = 3 = 5"): "a member of the chain is false",
+        (r"\sqrt{x^2}", "x"): "they differ at x = ",
+        (r"\ln x^2", r"2\ln x"): "only one of them is real at x = ",
+        ("x", r"\frac{a}{b}/cd"): "a/bc may mean (a/b)c or a/(bc)",
+        ("0.5", r"0.5\%"): "percent: hundredths",
+        ("(1,2)", r"\{1,2\}"): "a set for a tuple",
+    }
+    for (reference, answer), reason in asked.items():
+        assert reason in boxed(answer, reference).detail, reference
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda b: b[:25])
@@ -235,7 +129,11 @@ def test_a_bomb_in_a_thread_is_ended_as_well_and_costs_only_itself(impatient: Li
     def judge(name: str, answer: str) -> None:
         found[name] = boxed(answer, r"\sqrt{2}")
 
-    asked = {"bomb": "|9^9|! + 1", "right": r"2/\sqrt{2}", "wrong": r"\sqrt{3}"}
+    asked = {
+        "bomb": r"\sum_{a=1}^{9999}\sum_{b=1}^{9999}\sin(ab)",
+        "right": r"2/\sqrt{2}",
+        "wrong": r"\sqrt{3}",
+    }
     threads = [threading.Thread(target=judge, args=pair) for pair in asked.items()]
     for thread in threads:
         thread.start()
@@ -310,13 +208,23 @@ def test_a_bomb_that_is_seen_costs_no_child(monkeypatch: pytest.MonkeyPatch) -> 
         assert boxed(bomb, r"\sqrt{2}").status == "too_large"
 
 
-def test_garbage_costs_no_child_and_is_judged_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_costs_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [("4 4", "6"), ("4+", "1/2"), ("\ufffd6", "1"), ("5\x121", "x"), ("3 = ", "3"), ("1.2.3", "0.5")]
-    by_algebra = [equal(gold, text) for text, gold in pairs[:4]]
     monkeypatch.setattr(answers, "verifier_server", None)
     scores = [boxed(text, gold) for text, gold in pairs]
-    assert by_algebra == ["answer"] * 4 and {s.value for s in scores} == {0.0}
+    assert {s.value for s in scores} == {0.0} and all(s.detail for s in scores)
     assert {s.status for s in scores[:4]} == {"unparsable"}
+
+
+def test_numbers_and_rational_functions_cost_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "verifier_server", None)
+    for reference, answer in (
+        (r"\frac{1}{\sqrt2}", r"\frac{\sqrt2}{2}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        ("2i", r"\sqrt{-4}"),
+    ):
+        assert boxed(answer, reference).value == 1.0
+        assert boxed(answer + "+1", reference).value == 0.0
 
 
 def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,9 +239,9 @@ def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
     monkeypatch.setattr(answers, "ASKED", Once(10, kept=answers.ASKED.kept))
     with ThreadPoolExecutor(16) as pool:
-        scores = list(pool.map(lambda _: boxed(r"\sqrt{17}", r"\sqrt{18}"), range(64)))
+        scores = list(pool.map(lambda _: boxed(r"\sin 17", r"\sin 18"), range(64)))
     assert {s.status for s in scores} == {"timeout"} and len(calls) == 1
-    assert [boxed(r"\sqrt{lost}", r"\sqrt{18}").value for _ in range(2)] == [None, None]
+    assert [boxed(r"\sin l_{lost}", r"\sin 18").value for _ in range(2)] == [None, None]
     assert len(calls) == 3  # what the machine lost is asked again
 
 
@@ -377,21 +285,6 @@ def test_golds_that_are_no_answers_are_found_before_training() -> None:
     assert bad_references([{"answer": g} for g in fine]) == [None] * len(fine)
 
 
-def test_a_gold_that_hangs_takes_its_own_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    granted = []
-
-    class Server:
-        def call(self, function: str, golds: list[str], limits: Limits) -> Outcome:
-            hangs = "x+7" in golds
-            granted.append(limits.cpu if hangs else 0)
-            return Outcome("timeout") if hangs else Outcome("ok", [True] * len(golds))
-
-    monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
-    complaints = bad_references([{"answer": f"x+{n}"} for n in range(50)])
-    assert [n for n, c in enumerate(complaints) if c] == [7]
-    assert sum(granted) <= 3 * answers.SYMBOLIC_LIMITS.cpu
-
-
 def test_bad_references_are_found_before_training() -> None:
     golds = ["42", r"\frac{1}{2}", "", "see the figure on the left", "9" * 500, r"\frac{1", "x+1", "yes"]
     complaints = bad_references([{"answer": g} for g in golds])
@@ -422,19 +315,6 @@ def test_exact_answers_are_folded_but_never_numbers_made_equal() -> None:
     assert value("7", "007") == 0.0
 
 
-@given(st.integers(-(10**30), 10**30))
-def test_integers_are_read_in_every_way_they_are_written(n: int) -> None:
-    for text in (f"{n}", f"{n:,}", f"{n}.0", f"{n}.", rf"\text{{{n}}}", f"${n}$"):
-        assert number(text) == n, text
-
-
-@given(st.fractions(max_denominator=10**6))
-def test_fractions_are_exact(f: Fraction) -> None:
-    assert number(f"{f.numerator}/{f.denominator}") == f
-    sign = "-" if f < 0 else ""
-    assert number(rf"{sign}\frac{{{abs(f.numerator)}}}{{{f.denominator}}}") == f
-
-
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_two_integers_are_equal_only_if_they_are(a: int, b: int) -> None:
     assert boxed(str(a), str(b)).value == float(a == b)
@@ -448,3 +328,27 @@ def test_two_integers_are_equal_only_if_they_are(a: int, b: int) -> None:
 )
 def test_no_text_raises(text: str) -> None:
     assert math_answer(text, "42", rule="whole").value in (0.0, 1.0)
+
+
+def test_a_product_of_vectors_is_none_of_numbers() -> None:
+    (refused,) = bad_references([{"answer": r"\vec{a} \times \vec{b}"}])
+    assert "cannot be read" in str(refused)
+    assert boxed(r"\vec{a} \times \vec{b}", r"\vec{a} \times \vec{b}").value == 1.0
+    for other in (r"\vec{b} \times \vec{a}", r"\vec{a} \cdot \vec{b}"):
+        assert boxed(other, r"\vec{a} \times \vec{b}").value != 1.0
+
+
+def test_numbers_side_by_side_are_no_reference() -> None:
+    refused, *read = bad_references([{"answer": a} for a in ("1 2", "1 200", "1 1/2")])
+    assert "cannot be read" in str(refused)
+    assert read == [None, None]
+
+
+def test_without_sympy_only_what_needs_it_is_left_unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "has_algebra", lambda: False)
+    references = ["42", r"\frac{\sqrt2}{2}", "x^2-1", r"\{1, 2\}", r"\ln 2", r"\sqrt[3]{2}"]
+    assert ["SymPy" in str(f) for f in bad_references([{"answer": r} for r in references])] == [False] * 4 + [
+        True
+    ] * 2
+    assert boxed("(x-1)(x+1)", "x^2-1").value == 1.0
+    assert boxed(r"\frac{\ln 4}{2}", r"\ln 2").status == "not_applicable"

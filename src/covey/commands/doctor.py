@@ -19,7 +19,7 @@ from covey_verify.machine import available_cpus
 LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
 """Bytes of memory that the demo needs, and of disk for a few checkpoints of a small model."""
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-EXTRAS = {"peft": "lora", "math-verify": "math", "trl": "bench"}
+EXTRAS = {"peft": "lora", "sympy": "math", "trl": "bench"}
 
 
 class Diagnosis(NamedTuple):

@@ -33,8 +33,8 @@ from covey_verify.errors import ConfigError
 BREAKS: Resume = "breaks exactness"
 """The effect on a resumed run of changing a setting, unless the setting's row says otherwise."""
 PACKAGES = (
-    "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
-    "z3-solver", "reasoning-gym", "py3langid",
+    "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "sympy", "mpmath", "math-verify",
+    "jsonschema", "z3-solver", "reasoning-gym", "py3langid",
 )  # fmt: skip
 """Libraries besides torch and transformers whose version may change what a run does."""
 ENVIRONMENT = (

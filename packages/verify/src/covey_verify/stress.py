@@ -28,7 +28,7 @@ from covey_verify.extract import FORMS
 from covey_verify.loading import load
 from covey_verify.machine import available_cpus
 from covey_verify.mathematics.answers import reference_of
-from covey_verify.mathematics.notation import number
+from covey_verify.mathematics.reader import plain_number as number
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
 from covey_verify.scoring import check, scores_of

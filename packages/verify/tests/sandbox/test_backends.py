@@ -188,7 +188,7 @@ if __name__ == "__main__":
             assert pool.map(values, range(2)) == [[1.0, 0.0]] * 2, method
     print("same")
 """
-    pytest.importorskip("latex2sympy2_extended")
+    pytest.importorskip("sympy")
     file = tmp_path / "workers.py"
     file.write_text(program)
     done = subprocess.run([sys.executable, "-W", "ignore", file], capture_output=True, text=True, timeout=60)

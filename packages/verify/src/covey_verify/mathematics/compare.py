@@ -1,322 +1,378 @@
 """The comparison of an answer with the reference answer, by structure, part by part.
 
 It is three-valued: None means that only algebra can tell. ``symbolic``, in a subprocess, passes a ``leaf``
-that decides by algebra; the exact one here compares numbers and words.
+that decides by algebra; the default one knows exact arithmetic.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Literal, TypeAlias
 
-from covey_verify.mathematics.notation import END, Node, flat, value, without_spaces
+from covey_verify.mathematics.chains import (
+    about,
+    assigned,
+    assigned_name,
+    chain_values,
+    is_name,
+    joined_otherwise,
+    main_value,
+    solutions,
+    unknown,
+)
+from covey_verify.mathematics.exact import exact
+from covey_verify.mathematics.rational import constant, proportional
+from covey_verify.mathematics.regions import NoRegion, Region, combined, complement, inequality, region
+from covey_verify.mathematics.tree import (
+    FLIPPED,
+    STRUCTURES,
+    Node,
+    in_radians,
+    name,
+    negative,
+    number,
+    product,
+    quotient,
+)
+from covey_verify.mathematics.units import UNKNOWN
+from covey_verify.mathematics.vocabulary import is_letters
 
-Leaf = Callable[[Node, Node], bool | None]
-# Relations as read from right to left.
-FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq", "=": "=", r"\neq": r"\neq"}
-INFINITY = Node("leaf", r"\infty"), Node("leaf", r"-\infty")
-APPLIED = re.compile(r"(?<=[a-zA-Z}]) ?\((?:[^()]|\([^()]*\))*\)$")
-"""The argument of a function: f(2) can be assigned a value, whatever is in the parentheses."""
-DIFFERENCE = re.compile(r"\d+-\d+")
-"""As a reference answer this is a range, a score or a telephone number, never a subtraction left to do."""
-NO_FORMULA = re.compile(r"['⟨⟩⨯\ufffd\x00-\x1f\x7f]|\d ?_|(?<![_^])\d [.\d]|\.\d+\.|[-+*/^_=<>]$")
-"""Text that no formula contains or ends with, but that an untrained model writes."""
-# Kinds whose parts have an order.
-ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
+Percent = Literal["ignored", "hundredths"]
+Ratio = Literal["exact", "fraction"]
+Reading = Literal["complex", "real"]
+Leaf: TypeAlias = Callable[[Node, Node, bool], bool | None]
+"""(reference, answer, whether a multiple is enough) -> whether two formulas are equal."""
 
 
-def compare(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
-    """Return whether two structures are equal; None if that needs algebra."""
-    reference, answer = _region(_plain(reference)), _region(_plain(answer))
-    # Lists of values of one variable: `x = 1 or x = 2` against `1, 2`, but not against `y = 1, 2`.
-    names = _unknown(reference), _unknown(answer)
-    if names[0] != names[1] if all(names) else not any(names) and _joined_otherwise(reference, answer):
+class Comparison:
+    """Compares a reference answer with an answer; ``reason`` then says why they differ."""
+
+    def __init__(self, leaf: Leaf = exact, percent: Percent = "ignored", ratio: Ratio = "exact") -> None:
+        self.leaf, self.percent, self.ratio = leaf, percent, ratio
+        self.reason = ""
+
+    def no(self, reason: str) -> bool:
+        """Return False, and keep the first reason."""
+        self.reason = self.reason or reason
         return False
-    reference, answer = _solutions(reference, names[0]), _solutions(answer, names[1])
-    if reference.kind == answer.kind == "chain":
-        return _chains(reference, answer, leaf)
-    if "chain" in (reference.kind, answer.kind):
-        return _against_chain(reference, answer, leaf)
-    if reference.kind in ("leaf", "text") and answer.kind in ("leaf", "text"):
-        return _leaves(reference, answer, leaf)
-    kinds = {reference.kind, answer.kind}
-    if kinds <= {"list", "()"} and reference.kind != answer.kind:
-        return _in_order(reference.parts, answer.parts, leaf)  # 3,1 for (3,1)
-    if reference.kind == answer.kind and reference.kind in ORDERED:
-        return reference.marks == answer.marks and _in_order(reference.parts, answer.parts, leaf)
-    if kinds <= {"list", "set"} or kinds == {"union"}:
-        if all(map(_assigned, reference.parts)) and not any(map(_assigned, answer.parts)):
-            return _in_order(reference.parts, answer.parts, leaf)  # x=1, y=2 is not 2, 1
-        return _in_any_order(reference.parts, answer.parts, leaf)
-    if "leaf" in kinds and kinds & {"matrix", "union"}:
-        return leaf(reference, answer)  # a sum of matrices
-    # A last chance for `3,14`, which parses as the list 3 and 14.
-    comma = next(
-        (n for n in (reference, answer) if n.kind == "list" and re.fullmatch(r"\d+,\d+", n.text)), None
-    )
-    if comma is not None:  # 3,14 where commas are decimal points
-        point = Node("leaf", comma.text.replace(",", "."))
-        return compare(point, answer, leaf) if comma is reference else compare(reference, point, leaf)
-    return False
 
+    def compare(self, ours: Node, theirs: Node) -> bool | None:
+        """Return whether two answers are equal; None if that needs algebra."""
+        if ours == theirs:
+            return True
+        if "quantity" in (ours.kind, theirs.kind):
+            return self._quantities(ours, theirs)
+        ours, theirs = _system(ours), _system(theirs)
+        if {"text", "word"} & {ours.kind, theirs.kind}:
+            return self._words(ours, theirs)
+        if _set_like(ours) or _set_like(theirs):
+            found = self._regions(ours, theirs)
+            if found is not NotImplemented:
+                return found
+        return self._structures(ours, theirs)
 
-def exact(reference: Node, answer: Node) -> bool | None:
-    """Return whether two leaves are equal as numbers or words; None for anything else."""
-    a, b = value(reference.text), value(answer.text)
-    if a is not None and b is not None:
-        return close(reference.text, a, answer.text, b)
-    # Never None: algebra knows no words.
-    if "text" in (reference.kind, answer.kind):
-        return _folded(reference.text) == _folded(answer.text)
-    same = without_spaces(reference.text) == without_spaces(answer.text)
-    return True if same and balanced(reference.text) else None
+    def _structures(self, ours: Node, theirs: Node) -> bool | None:
+        # Lists of values of one variable: `x = 1 or x = 2` against `1, 2`, but not against `y = 1, 2`.
+        names = unknown(ours), unknown(theirs)
+        if names[0] != names[1] if all(names) else not any(names) and joined_otherwise(ours, theirs):
+            return self.no("the values are joined otherwise, or belong to other variables")
+        ours, theirs = solutions(ours, names[0]), solutions(theirs, names[1])
+        kinds = {ours.kind, theirs.kind}
+        if kinds == {"chain"}:
+            return self._chains(ours, theirs)
+        if "chain" in kinds:
+            return self._against_chain(ours, theirs)
+        if not kinds & STRUCTURES:
+            return self._formulas(ours, theirs)
+        if theirs.text == "or" and theirs.kind == "set" and ours.kind not in STRUCTURES:  # 3/4 or 0.75
+            return together([self.compare(ours, one) for one in theirs.parts])
+        return self._kinds(ours, theirs, kinds)
 
+    def _kinds(self, ours: Node, theirs: Node, kinds: set[str]) -> bool | None:
+        """Compare two structures, or a structure with a formula."""
+        if "ratio" in kinds:
+            return self._ratios(ours, theirs)
+        if kinds == {"list", "tuple"}:  # 3,1 for (3,1)
+            return self._in_order(ours.parts, theirs.parts)
+        if kinds <= {"list", "set"} or kinds in ({"union"}, {"intersection"}):
+            if all(map(assigned, ours.parts)) and not any(map(assigned, theirs.parts)):
+                return self._in_order(ours.parts, theirs.parts)  # x=1, y=2 is not 2, 1
+            return self._in_any_order(ours.parts, theirs.parts)
+        if kinds == {"modulo"}:
+            return self._congruent(ours, theirs)
+        if kinds == {"piecewise"}:
+            return self._cases(ours, theirs)
+        if len(kinds) == 1 and ours.kind in ("tuple", "matrix", "based", "difference", "builder"):
+            return self._alike(ours, theirs)
+        return self._decimal_comma(ours, theirs) or self.no(f"a {_title(theirs)} for a {_title(ours)}")
 
-def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fraction) -> bool:
-    """Return whether two numbers are equal, or the one is a decimal to which the other rounds.
+    # ---- leaves
 
-    A more precise answer equals a decimal reference if that has 3 significant digits or more. A decimal
-    answer equals an exact reference by rounding only if it has 10 or more.
+    def _formulas(self, ours: Node, theirs: Node) -> bool | None:
+        found = self.leaf(ours, theirs, False)
+        return found if found is not False else self.no("the values differ")
 
-    >>> close("3.14", Fraction("3.14"), "22/7", Fraction(22, 7))
-    True
-    >>> close("0.5", Fraction(1, 2), ".46", Fraction("0.46"))
-    False
-    """
-    if reference == answer:
-        return True
-    ours, theirs = decimals(reference_text), decimals(answer_text)
-    # Decimal places at whose last digit half a unit of difference is allowed; None: no rounding.
-    half = None
-    if ours is not None and significant(reference_text) >= 3 and (theirs is None or theirs > ours):
-        half = ours
-    elif ours is None and theirs is not None and significant(answer_text) >= 10:
-        half = theirs
-    return half is not None and 2 * abs(reference - answer) <= Fraction(1, 10**half)
-
-
-def decimals(text: str) -> int | None:
-    """Return the number of digits after the point; None if there is no point."""
-    match = re.search(r"\.(\d+)$", text)
-    return len(match[1]) if match else None
-
-
-def significant(text: str) -> int:
-    """Return the number of significant digits."""
-    return len(re.sub(r"\D", "", text).lstrip("0"))
-
-
-def balanced(text: str) -> bool:
-    """Return whether as many brackets close as open; a truncated text is no formula."""
-    return text.count("{") == text.count("}") and text.count("(") == text.count(")")
-
-
-def no_formula(text: str) -> bool:
-    """Return whether a cheap check already shows that algebra cannot read a clean text.
-
-    >>> no_formula("4 4"), no_formula("3+"), no_formula("3+4")
-    (True, True, False)
-    """
-    return not balanced(text) or NO_FORMULA.search(text) is not None
-
-
-def _plain(node: Node) -> Node:
-    """Return the option `A` for (A) and A)."""
-    if node.kind in ("leaf", "text") and re.fullmatch(r"\(?[A-Z]\)", node.text):
-        return Node(node.kind, node.text.strip("()"))
-    return node
-
-
-def _unknown(node: Node) -> str:
-    """Return the one variable of all values of a list, as in `x = 1 or x = 2` and `x = 1, 2`, or ""."""
-    if node.kind != "list" or _assigned(node.parts[0]) is None:
-        return ""
-    names = {_name(part) for part in node.parts if part.kind == "chain"}
-    same = all(map(_assigned, node.parts)) or not any(p.kind == "chain" for p in node.parts[1:])
-    return names.pop() if same and len(names) == 1 else ""
-
-
-def _region(node: Node) -> Node:
-    """Return the set that relations of one variable describe together, if `or`, `and` or a comma joins them.
-
-    A comma between two half-lines that overlap means `and`, otherwise `or`.
-    """
-    if node.kind != "list" or any(p.kind != "chain" for p in node.parts) or len(node.marks) > 1:
-        return node
-    found = [as_interval(part) for part in node.parts]
-    ranges = [one for one in found if one is not None]
-    if len(ranges) < len(found) or len(set(map(_variable, node.parts))) > 1:
-        return node
-    both = _between(ranges)
-    if node.marks == ("and",):
-        return both or node
-    low, high = (value(end.text) for end in both.parts) if both else (None, None)
-    empty = low is not None and high is not None and low >= high
-    if node.marks == ("or",) or empty:
-        return Node("union", node.text, tuple(ranges))
-    return both or node
-
-
-def _between(ranges: Sequence[Node]) -> Node | None:
-    """Return the intersection of two half-lines, of which one has no upper and the other no lower end."""
-    above = [r for r in ranges if r.parts[1:] == INFINITY[:1]]
-    below = [r for r in ranges if r.parts[:1] == INFINITY[1:]]
-    if not len(ranges) == 2 == len(above) + len(below) or len(above) == 2 or len(below) == 2:
-        return None
-    (low,), (high,) = above, below
-    # The kind is the pair of brackets: `(` or `[` of the lower end, `)` or `]` of the upper.
-    return Node(low.kind[0] + high.kind[1], low.text, (low.parts[0], high.parts[1]))
-
-
-def _joined_otherwise(reference: Node, answer: Node) -> bool:
-    """Return whether one joins relations by `or` and the other by `and`; a comma may mean either."""
-    if not reference.kind == answer.kind == "list" or all(p.kind != "chain" for p in answer.parts):
+    def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
+        """Return whether one is `3,14` with a decimal comma, read as a list, and the other that number."""
+        for one, other in ((ours, theirs), (theirs, ours)):
+            if one.kind == "list" and len(one.parts) == 2 and not one.text and other.kind == "number":
+                whole, digits = one.parts
+                if whole.kind == digits.kind == "number" and whole.text.isdigit() and digits.text.isdigit():
+                    value = Fraction(f"{whole.text}.{digits.text}")
+                    return other.value == value
         return False
-    if "or" in answer.marks:
-        return "or" not in reference.marks
-    return "and" in answer.marks and "or" in reference.marks
+
+    def _words(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare words; a few letters (`abc`) may also be their product."""
+        kinds = {ours.kind, theirs.kind}
+        if kinds <= {"text", "word", "name"} and folded(ours.text) == folded(theirs.text):
+            return ours.text == theirs.text or kinds != {"name"}
+        if kinds == {"word"} and not (is_letters(ours.text) or is_letters(theirs.text)):
+            return self.no("other words")
+        products = [n.parts[0] if n.kind == "word" else n for n in (ours, theirs)]
+        if theirs.kind == "text" and theirs.parts and ours.kind != "text":  # 3-2 is a subtraction left to do
+            products[1] = theirs.parts[0]
+        if any(p.kind in ("text", "list", "set", "tuple") for p in products):
+            return self.no("other words")
+        return self.compare(products[0], products[1])
+
+    def _quantities(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare amounts with units (`5` may answer `5 cm`, `500 cm` may answer `5 m`) or percent signs."""
+        units = [n.text if n.kind == "quantity" else "" for n in (ours, theirs)]
+        if "percent" in units:
+            return self._percentages(ours, theirs, units)
+        if units[1][:2] == UNKNOWN and units[0] != units[1]:
+            return self.no(f"the words {units[1].removeprefix(UNKNOWN)!r}")
+        if all(units) and units[0] != units[1]:
+            return self.no(f"the unit is {units[1]}, not {units[0]}")
+        amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
+        if not all(units):
+            # `8 h` without anything that says it is a unit may be a product.
+            soft = ours if units[0] else theirs
+            other = theirs if units[0] else ours
+            if len(soft.parts) == 2 and any(n.kind == "name" for n in other.walk()):
+                return self.compare(*(n.parts[1] if n is soft else n for n in (ours, theirs)))
+            if "degree" in units:
+                angles = [in_radians(n) for n in (ours, theirs)]
+                return either(self.compare(*amounts), self.compare(*angles))
+        elif ours.value != theirs.value:
+            amounts = [product(number(n.value or 1), n.parts[0]) for n in (ours, theirs)]
+        return self.compare(amounts[0], amounts[1])
+
+    def _percentages(self, ours: Node, theirs: Node, units: Sequence[str]) -> bool | None:
+        amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
+        if {*units} - {"", "percent"}:
+            return self.no(f"the unit is {units[1]}, not {units[0]}")
+        if self.percent == "hundredths":
+            pairs = zip(amounts, units, strict=True)
+            amounts = [hundredth(a) if unit else a for a, unit in pairs]
+        elif not units[0]:
+            # 0.5 % for 0.5: a reference between -1 and 1 is a share more often than a percentage.
+            size = constant(amounts[0])
+            if size is None or 0 < abs(size) <= 1:
+                return self.no("a percentage for what may be a share; percent: hundredths compares the two")
+        return self.compare(amounts[0], amounts[1])
+
+    # ---- parts
+
+    def _alike(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare two structures of one kind whose parts have an order."""
+        if (ours.text, ours.value) != (theirs.text, theirs.value):
+            return self.no("other brackets, another base or another shape")
+        return self._in_order(ours.parts, theirs.parts)
+
+    def _in_order(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
+        if len(ours) != len(theirs):
+            return self.no(f"{len(theirs)} values, not {len(ours)}")
+        return together([self.compare(a, b) for a, b in zip(ours, theirs, strict=True)])
+
+    def _in_any_order(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
+        """Return whether every element has an equal on the other side."""
+        table = [[self.compare(a, b) for b in theirs] for a in ours]
+        # Rows of the table and of its transpose: an element has an equal if its row has a True, perhaps if
+        # it has a None.
+        rows = (*table, *zip(*table, strict=True)) if ours and theirs else ((),)[: len(ours) + len(theirs)]
+        found = together([True if True in row else None if None in row else False for row in rows])
+        self.reason = "" if found else "other values"
+        return found
+
+    def _ratios(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare ratios: as fractions 2:4 is 1:2, and 4:3 is 4/3."""
+        if self.ratio == "exact":
+            found = ours.kind == theirs.kind and self._in_order(ours.parts, theirs.parts)
+            self.reason = "" if found else "another ratio; ratio: fraction compares 2:4 with 1:2"
+            return found
+        if ours.kind == theirs.kind:
+            first = ours.parts[0], theirs.parts[0]
+            if len(ours.parts) != len(theirs.parts):
+                return self.no("ratios of different lengths")
+            pairs = zip(ours.parts[1:], theirs.parts[1:], strict=True)
+            return together([self.compare(product(a, first[1]), product(b, first[0])) for a, b in pairs])
+        one, other = (ours, theirs) if ours.kind == "ratio" else (theirs, ours)
+        if len(one.parts) != 2 or other.kind in STRUCTURES:
+            return self.no("a ratio of several terms is no number")
+        value = quotient(*one.parts)
+        return self.compare(value, other) if one is ours else self.compare(other, value)
+
+    def _congruent(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare classes modulo a number: 3 is 10 modulo 7."""
+        values = [constant(part) for part in (*ours.parts, *theirs.parts)]
+        if values[1] != values[3]:
+            return self.no("another modulus")
+        if None in values or not values[1]:
+            return self._in_order(ours.parts, theirs.parts)
+        apart = (values[0] - values[2]) / values[1]  # type: ignore[operator]
+        return apart.denominator == 1 or self.no("not congruent")
+
+    def _cases(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare functions by cases: each condition holds for the same numbers and has the same value."""
+        if len(ours.parts) != len(theirs.parts):
+            return self.no("another number of cases")
+        pairs = [list(zip(n.parts[::2], _conditions(n), strict=True)) for n in (ours, theirs)]
+        rows = []
+        for value, condition in pairs[0]:
+            found = [
+                together([self._conditions_agree(condition, c), self.compare(value, v)]) for v, c in pairs[1]
+            ]
+            rows.append(True if True in found else None if None in found else False)
+        return together(rows)
+
+    def _conditions_agree(self, ours: Node | Region, theirs: Node | Region) -> bool | None:
+        if isinstance(ours, Region) and isinstance(theirs, Region):
+            return self._ends_agree(ours, theirs)
+        return self.compare(ours, theirs) if isinstance(ours, Node) and isinstance(theirs, Node) else False
+
+    # ---- sets of real numbers
+
+    def _regions(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare sets of real numbers; NotImplemented if they are not both known as such."""
+        try:
+            return self._ends_agree(region(ours), region(theirs))
+        except NoRegion:
+            return NotImplemented
+
+    def _ends_agree(self, ours: Region, theirs: Region) -> bool | None:
+        if ours.variable and theirs.variable and ours.variable != theirs.variable:
+            return self.no(f"about {theirs.variable}, not {ours.variable}")
+        if ours.cells != theirs.cells:
+            return self.no("another set of numbers")
+        return self._in_order(ours.ends, theirs.ends)
+
+    # ---- relations
+
+    def _consistent(self, found: Node, values: Sequence[tuple[Node, str]]) -> bool | None:
+        """Return whether all that a chain says of a value is true: `x = 2 = 3` is no answer."""
+        exactly = [v for v, mark in values if mark == "="]
+        results = [self.compare(v, found) or self.compare(found, v) for v in exactly if v != found]
+        results += [about(found, value) for value, mark in values if mark == "≈"]
+        self.reason = "a member of the chain is false" if False in results else ""
+        return together(results)
+
+    def _against_chain(self, ours: Node, theirs: Node) -> bool | None:
+        """Compare a value or a set with a chain of relations."""
+        if theirs.kind == "chain":
+            values = chain_values(theirs, named=True)
+            if values is None:
+                return self.no("a relation for a value")
+            found = main_value(values)
+            return together([self._consistent(found, values), self.compare(ours, found)])
+        values = chain_values(ours, named=False)
+        return self.compare(main_value(values), theirs) if values else self.no("a value for a relation")
+
+    def _chains(self, ours: Node, theirs: Node) -> bool | None:
+        values = chain_values(ours, named=False), chain_values(theirs, named=False)
+        if values[0] and values[1] and assigned_name(ours) == assigned_name(theirs):
+            found = main_value(values[1])
+            return together([self._consistent(found, values[1]), self.compare(main_value(values[0]), found)])
+        # `1 < x` says the same as `x > 1`.
+        backwards = Node(
+            "chain", theirs.parts[::-1], marks=tuple(FLIPPED.get(m, m) for m in theirs.marks[::-1])
+        )
+        results = [self._in_order(ours.parts, t.parts) for t in (theirs, backwards) if t.marks == ours.marks]
+        if True in results:
+            return True
+        if len(ours.marks) == len(theirs.marks) == 1 and not _sides(ours, theirs) & STRUCTURES:
+            return self._relations(ours, theirs)
+        return None if None in results else self.no("another relation")
+
+    def _relations(self, ours: Node, theirs: Node) -> bool | None:
+        """Return whether relations are equivalent: b - a < 0, d - c < 0 if one difference is a multiple."""
+        if ours.marks[0] not in "=≠<>≤≥" or theirs.marks[0] not in "=≠<>≤≥":
+            return self.no("another relation")
+        apart = [Node("sum", (n.parts[0], negative(n.parts[1]))) for n in (ours, theirs)]
+        if ours.marks[0] in "=≠" or theirs.marks[0] in "=≠":
+            if ours.marks != theirs.marks:
+                return self.no("another relation")
+            found = self.leaf(apart[0], apart[1], True)
+            return found if found is not False else self.no("another relation")
+        factor = proportional(apart[0], apart[1])
+        if factor is None or not factor:
+            return self.no("another relation, or one that is not rational")
+        mark = theirs.marks[0] if factor > 0 else FLIPPED[theirs.marks[0]]
+        return mark == ours.marks[0] or self.no("another relation")
 
 
-def _solutions(node: Node, unknown: str) -> Node:
-    """Return several values of one variable, or values joined by `or`, as a set, which has no order."""
-    if not unknown and not (node.kind == "list" and "or" in node.marks):
-        return node
-    found = ((_assigned(p) or p) if unknown else p for p in node.parts)
-    return Node("set", node.text, tuple(one for part in found for one in flat(part)))
+def hundredth(node: Node) -> Node:
+    """Return a percentage as a number."""
+    return number(node.value / 100) if node.value is not None else quotient(node, number(100))
 
 
-def _name(chain: Node) -> str:
-    """Return the name that gets a value: `f` for `f(x) = 3`, but `f(2)` for `f(2) = 3`."""
-    return re.sub(r"\(\D*\)$", "", chain.parts[0].text.replace(" ", ""))
-
-
-def _marks_agree(reference: Node, answer: Node) -> bool:
-    """Return whether units agree (`5` may answer `5 cm`, `m` not `cm`), and bases and phrases are equal."""
-    ours, theirs = reference.marks, answer.marks
-    # A phrase ("? or so") or the base of a reference ("base 2") contains a space, a unit does not.
-    strict = any(" " in mark for mark in (*theirs, *(m for m in ours if m.startswith("base "))))
-    return ours == theirs or not (strict or (ours and theirs))
-
-
-def _leaves(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
-    if not _marks_agree(reference, answer):
-        return False
-    if not balanced(answer.text):
-        return False
-    if DIFFERENCE.fullmatch(without_spaces(reference.text)):
-        return without_spaces(reference.text) == without_spaces(answer.text)
-    known = exact(reference, answer)
-    return leaf(reference, answer) if known is None else known
-
-
-def _in_order(references: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
-    if len(references) != len(answers):
-        return False
-    return _all([compare(g, a, leaf) for g, a in zip(references, answers, strict=True)])
-
-
-def _in_any_order(references: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
-    """Return whether every element has an equal on the other side."""
-    table = [[compare(reference, answer, leaf) for answer in answers] for reference in references]
-    # Rows of the table and of its transpose: an element has an equal if its row has a True, perhaps if it
-    # has a None.
-    rows = (*table, *zip(*table, strict=True))
-    return _all([True if True in row else None if None in row else False for row in rows])
-
-
-def _all(results: Sequence[bool | None]) -> bool | None:
+def together(results: Sequence[bool | None]) -> bool | None:
+    """Return whether all are true; None if that is not known."""
     return False if False in results else None if None in results else True
 
 
-def _is_name(node: Node) -> bool:
-    """Return whether a node is a name that can be assigned a value: x, f(x), |AB|, A:B, (p,q)."""
-    if node.kind in ("()", "list", ":"):
-        return all(map(_is_name, node.parts))
-    named = re.sub(r"\^ ?\{-1\} ?(?=\()", "", node.text)  # an inverse function
-    # Without indices, \frac (as in dy/dx) and arguments, a name has letters, but no operators and no digits.
-    bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", APPLIED.sub("", named))
-    return (
-        node.kind in ("leaf", "text")
-        and any(c.isalpha() for c in bare)
-        and not re.search(r"[-+*^/<>\d]|\\(?:sqrt|infty|pi)" + END, bare)
-    )
+def either(first: bool | None, second: bool | None) -> bool | None:
+    """Return whether one is true; None if that is not known."""
+    return True if True in (first, second) else None if None in (first, second) else False
 
 
-def _assigned(node: Node) -> Node | None:
-    """Return the value in `name = value`, with or without an approximation behind it, or None."""
-    if node.kind != "chain" or not set(node.marks) <= {"=", r"\approx"} or not _is_name(node.parts[0]):
-        return None
-    # The last one of `x = 2/4 = 1/2`; an approximation only if there is nothing else.
-    exact_parts = [p for p, mark in zip(node.parts[1:], node.marks, strict=True) if mark == "="]
-    return exact_parts[-1] if exact_parts else node.parts[1]
-
-
-def _consistent(node: Node, leaf: Leaf) -> bool | None:
-    """Return whether all values of `name = a = b` are equal: `x = 2 = 3` is no answer, neither 2 nor 3."""
-    parts = [p for p, mark in zip(node.parts[1:], node.marks, strict=True) if mark == "="]
-    return _in_order(parts[1:], parts[:-1], leaf)
-
-
-def _against_chain(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
-    """Compare a value or an interval with a chain of relations."""
-    if answer.kind == "chain":
-        if (found := _assigned(answer)) is not None:
-            return _all([compare(reference, found, leaf), _consistent(answer, leaf)])
-        if set(answer.marks) <= {"=", r"\approx"} and all(p.text.strip() for p in answer.parts):
-            values = [p for p, mark in zip(answer.parts, ("=", *answer.marks), strict=True) if mark == "="]
-            return _in_order([reference] * len(values), values, leaf)  # 1/2 = 0.5
-        between = as_interval(answer)
-        return compare(reference, between, leaf) if between and reference.kind != "leaf" else False
-    found = _assigned(reference) or as_interval(reference)
-    return compare(found, answer, leaf) if found else False
-
-
-def _chains(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
-    ours, theirs = _assigned(reference), _assigned(answer)
-    if ours and theirs and _name(reference) == _name(answer):
-        return _all([compare(ours, theirs, leaf), _consistent(answer, leaf)])
-    ranges = as_interval(reference), as_interval(answer)
-    if ranges[0] and ranges[1] and not ours and _variable(reference) == _variable(answer):
-        return compare(ranges[0], ranges[1], leaf)
-    # `1 < x` says the same as `x > 1`.
-    backwards = Node("chain", "", answer.parts[::-1], tuple(FLIPPED.get(m, m) for m in answer.marks[::-1]))
-    results = [
-        _in_order(reference.parts, a.parts, leaf) for a in (answer, backwards) if a.marks == reference.marks
-    ]
-    if True in results:
-        return True
-    return (
-        leaf(reference, answer)
-        if len(reference.marks) == len(answer.marks) == 1
-        else None
-        if None in results
-        else False
-    )
-
-
-def _variable(chain: Node) -> str:
-    return next(p.text for p in chain.parts if _is_name(p))
-
-
-def as_interval(chain: Node) -> Node | None:
-    r"""Return the set that `1 < x \leq 2`, `x > 1` or `x \in S` describes, or None."""
-    parts, marks = chain.parts, chain.marks
-    if marks == (r"\in",):
-        return parts[1] if _is_name(parts[0]) else None
-    if marks[0] in (">", r"\geq"):
-        parts, marks = parts[::-1], tuple(FLIPPED.get(m, m) for m in marks[::-1])
-    if not set(marks) <= {"<", r"\leq"} or sum(map(_is_name, parts)) != 1:
-        return None
-    # The variable is first (x < 1), last (1 < x) or between two ends (1 < x < 2).
-    place = next(i for i, p in enumerate(parts) if _is_name(p))
-    if (len(parts), place) not in ((2, 0), (2, 1), (3, 1)):
-        return None
-    low, high = (parts[0] if place else INFINITY[1]), (parts[-1] if place < len(parts) - 1 else INFINITY[0])
-    opening = "[" if place and marks[0] == r"\leq" else "("
-    closing = "]" if place < len(parts) - 1 and marks[-1] == r"\leq" else ")"
-    return Node(opening + closing, chain.text, (low, high))
-
-
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
+    """Return words without the differences that do not matter."""
     return " ".join(text.casefold().strip(" .()").split())
+
+
+def _title(node: Node) -> str:
+    return node.kind if node.kind in STRUCTURES else "number or formula"
+
+
+def _sides(*chains: Node) -> set[str]:
+    return {part.kind for chain in chains for part in chain.parts}
+
+
+def _set_like(node: Node) -> bool:
+    """Return whether a node is a set of numbers that has several forms."""
+    if node.kind in ("union", "intersection", "difference", "builder") or node == name("ℝ"):
+        return True
+    return inequality(node) or (node.kind == "chain" and node.marks == ("∈",))
+
+
+def _system(node: Node) -> Node:
+    """Return (x, y) = (1, 2) as the system x = 1, y = 2, and a union of finite sets as one."""
+    if node.kind == "chain" and node.marks == ("=",):
+        left, right = node.parts
+        if (
+            left.kind == right.kind == "tuple"
+            and len(left.parts) == len(right.parts)
+            and all(map(is_name, left.parts))
+        ):
+            pairs = zip(left.parts, right.parts, strict=True)
+            return Node("list", tuple(Node("chain", pair, marks=("=",)) for pair in pairs), "and")
+    if node.kind == "union" and all(part.kind == "set" for part in node.parts):
+        return Node("set", tuple(one for part in node.parts for one in part.parts))
+    return node
+
+
+def _conditions(cases: Node) -> list[Node | Region]:
+    """Return the conditions of a function by cases as sets of numbers, if all of them are."""
+    conditions = cases.parts[1::2]
+    try:
+        known = [region(c) for c in conditions if c.text != "otherwise"]
+        if len(known) < len(conditions) - 1:
+            raise NoRegion
+        everything = Region((), (False,))
+        rest = complement(combined("union", [everything, *known]))
+        return [rest if c.text == "otherwise" else region(c) for c in conditions]
+    except NoRegion:
+        return list(conditions)

@@ -1,180 +1,105 @@
-"""The magnitude of the numbers in a formula, estimated without computing any of them.
+"""The magnitude of the numbers in a formula, estimated in floating point without computing any of them.
 
-A short formula can ask for more digits than a computer can store: powers of powers, factorials of factorials,
-binomials. This reader follows the formula in floating point only, and stops at an exponent, a factorial or a
-number of digits larger than in any real answer. Anything unknown (variables, most functions) is NaN, which
-exceeds no limit.
+A short formula can ask for more digits than a computer can store: powers of powers, factorials of
+factorials, binomials. ``approximate`` follows the tree in floats only, and stops at an exponent, a factorial
+or a number of digits larger than in any real answer. Anything unknown (variables, most functions) is NaN,
+which exceeds no limit.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Callable, Mapping
 
-MAX_EXPONENT, MAX_FACTORIAL, MAX_NUMBER = 10_000, 2_000, 100_000
-"""Limits of an exponent, of the argument of a factorial, and of the digits of a number."""
-# Without one of these a formula has no number much larger than those written in it.
-SUSPECT = re.compile(r"[!^]|choose|binom|Gamma|Γ")
-TERM = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|\S")
-# Opening tokens and their closing ones; \ue001 and \ue002 are OPEN and CLOSE of ``notation``.
-OPENING = {"{": "}", "(": ")", "[": "]", "\ue001": "\ue002", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-CONSTANTS = {"e": math.e, r"\pi": math.pi}
-TIMES, OVER = {"*", r"\cdot", r"\times", r"\ast"}, {"/", r"\div"}
-UNKNOWN_SIZE = math.nan
+from covey_verify.mathematics.tree import Node, TooLarge
 
-
-class _Beyond(Exception):
-    """A number is larger than in any real answer."""
+MAX_EXPONENT, MAX_FACTORIAL, MAX_NUMBER, MAX_TERMS = 10_000, 2_000, 30_000, 10_000
+"""Limits of an exponent, of the argument of a factorial, of the digits of a number, of the terms of a sum."""
+CONSTANTS = {"e": math.e, "π": math.pi, "∞": math.inf}
+FUNCTIONS: Mapping[str, Callable[[float], float]] = {
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "arcsin": math.asin, "arccos": math.acos,
+    "arctan": math.atan, "ln": math.log, "abs": abs, "floor": math.floor, "ceil": math.ceil,
+    "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh,
+}  # fmt: skip
 
 
-def monstrous(cleaned: str) -> bool:
-    r"""Return whether a clean text contains a number that is too large to compute.
+def approximate(node: Node) -> float:
+    """Return a number's value in floating point, NaN if it has none. Raises TooLarge."""
+    parts = [approximate(part) for part in node.parts]
+    if node.kind == "number" and node.value is not None:
+        return _float(node.value)
+    if node.kind == "name":
+        return CONSTANTS.get(node.text, math.nan)
+    if node.kind == "sum":
+        return sum(parts)
+    if node.kind == "product":
+        return math.prod(parts)
+    if node.kind == "inverse":
+        return 1 / parts[0] if parts[0] else math.nan
+    if node.kind == "power":
+        return _power(*parts)
+    if node.kind == "big" and len(parts) == 4 and MAX_TERMS < parts[2] - parts[1] < math.inf:
+        raise TooLarge(f"more than {MAX_TERMS} terms")
+    return _called(node.text, parts) if node.kind == "call" else math.nan
 
-    >>> [monstrous(t) for t in (r"9^{9^{9}}", r"((9!)!)!", r"\binom{10^9}{5*10^8}", r"2^{2025}", "x^2")]
-    [True, True, True, False, False]
-    """
-    if SUSPECT.search(cleaned) is None:
-        return False
-    # Without separators of thousands.
-    digits = re.sub(r"\ue000|(?<=\d),(?=\d{3}(?!\d))", "", cleaned)
-    reader = _Reader(TERM.findall(digits))
+
+def _called(function: str, parts: list[float]) -> float:
+    if function in ("factorial", "double factorial"):
+        return _factorial(parts[0]) if function == "factorial" else math.nan
+    if function == "binomial":
+        return _binomial(*parts)
+    if function == "root":
+        return _power(parts[0], 1 / parts[1]) if parts[1] else math.nan
     try:
-        while reader.left:
-            reader.sum()
-            reader.take()  # a bracket or separator too many
-    except (_Beyond, RecursionError):
-        return True
-    return False
+        if function == "log":
+            return math.log(parts[0]) / math.log(parts[1])
+        return float(FUNCTIONS[function](parts[0])) if function in FUNCTIONS else math.nan
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return math.nan
 
 
-class _Reader:
-    """A recursive-descent reader of a formula's tokens; each method returns the value of its part, or NaN."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        # Reversed, so that `pop` takes the next token in constant time.
-        self.left = tokens[::-1]
-
-    def next(self) -> str:
-        return self.left[-1] if self.left else ""
-
-    def take(self) -> str:
-        return self.left.pop() if self.left else ""
-
-    def sum(self) -> float:
-        """Read a sum up to a closing bracket or a separator."""
-        total, product = 0.0, self.signed()
-        while piece := self.next():
-            if piece in "+-":
-                total, product = total + product, self.signed()
-            # `n \choose k` divides its whole group in two.
-            elif piece == r"\choose":
-                self.take()
-                return _binomial(total + product, self.sum())
-            elif piece in OPENING.values() or piece in ",;&=<>":
-                break
-            else:
-                product = self.multiplied(product)
-        return total + product
-
-    def signed(self) -> float:
-        """Take the signs before a term and return their product."""
-        sign = 1.0
-        while self.next() and self.next() in "+-":
-            sign = -sign if self.take() == "-" else sign
-        return sign
-
-    def multiplied(self, product: float) -> float:
-        divide = self.next() in OVER
-        if divide or self.next() in TIMES:
-            self.take()
-            if not self.next() or self.next() in OPENING.values():
-                return UNKNOWN_SIZE
-            factor = self.signed() * self.factor()
-        else:
-            factor = self.factor()
-        return _divided(product, factor) if divide else product * factor
-
-    def factor(self) -> float:
-        """Read an atom with its factorials, powers and indices."""
-        found = self.atom()
-        while (piece := self.next()) in ("!", "^", "_"):
-            self.take()
-            if piece == "!":
-                found = _factorial(found)
-            elif piece == "_":
-                self.signed()
-                self.atom()
-                found = UNKNOWN_SIZE
-            else:
-                # factor() calls itself here, so that powers associate to the right.
-                found = _power(found, self.signed() * self.factor())
-        return found
-
-    def atom(self) -> float:
-        """Read a number, a group in brackets, or a command with its arguments."""
-        piece = self.take()
-        if piece in OPENING:
-            found = self.sum()
-            while self.next() and self.next() in ",;&=<>":  # several values are no number
-                self.take()
-                self.sum()
-                found = UNKNOWN_SIZE
-            self.take()
-            return found
-        if piece == r"\frac":
-            return _divided(self.atom(), self.atom())
-        if piece == r"\binom":
-            return _binomial(self.atom(), self.atom())
-        if piece == r"\sqrt":
-            degree = self.atom() if self.next() == "[" else 2.0
-            return _power(self.atom(), _divided(1.0, degree))
-        if piece in (r"\Gamma", "Γ"):
-            # Gamma(n) = (n - 1)!
-            return _factorial(self.atom() - 1)
-        if piece[:1].isdigit() or (piece[:1] == "." and len(piece) > 1):
-            return float(piece)
-        return CONSTANTS.get(piece, UNKNOWN_SIZE)
-
-
-def _divided(a: float, b: float) -> float:
-    return a / b if b else UNKNOWN_SIZE
+def _float(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
 
 
 def _power(base: float, exponent: float) -> float:
-    if abs(exponent) > MAX_EXPONENT:
-        raise _Beyond
     size = abs(base)
-    if not size or math.isnan(size) or math.isnan(exponent):
-        return UNKNOWN_SIZE if size else 0.0
-    # Number of digits of the power.
-    if math.isfinite(size) and abs(exponent) * abs(math.log10(size)) > MAX_NUMBER:
-        raise _Beyond
-    if math.isinf(size) and abs(exponent) > 1:  # more than 300 digits, and again to a power
-        raise _Beyond
+    if math.isfinite(exponent) and abs(exponent) > MAX_EXPONENT:
+        raise TooLarge(f"an exponent above {MAX_EXPONENT}")
+    if not size or math.isnan(size) or math.isnan(exponent) or math.isinf(exponent):
+        return 0.0 if not size and exponent > 0 else math.nan
+    # Number of digits of the power; a base that is infinite here has more than 300.
+    digits = abs(exponent) * (abs(math.log10(size)) if math.isfinite(size) else 300)
+    if digits > MAX_NUMBER or (math.isinf(size) and abs(exponent) > 1):
+        raise TooLarge(f"a number of more than {MAX_NUMBER} digits")
+    if base < 0 and not exponent.is_integer():
+        return math.nan
     try:
-        found = size**exponent
+        return float(base**exponent)
     except OverflowError:
-        found = math.inf
-    return -found if base < 0 and exponent % 2 == 1 else found
+        return math.inf
 
 
 def _factorial(n: float) -> float:
     if n >= MAX_FACTORIAL:
-        raise _Beyond
+        raise TooLarge(f"a factorial of {MAX_FACTORIAL} or more")
     try:
         return math.gamma(n + 1)
     except OverflowError:
         return math.inf
     except ValueError:
-        return UNKNOWN_SIZE
+        return math.nan
 
 
 def _binomial(n: float, k: float) -> float:
     fewer = min(k, n - k)
     if fewer > MAX_EXPONENT or (math.isinf(n) and not math.isnan(k)):
-        raise _Beyond
+        raise TooLarge("a large binomial")
     if math.isnan(fewer) or fewer < 0:
-        return UNKNOWN_SIZE
+        return math.nan
     # log10 of n! / (k! (n - k)!).
     digits = (math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1)) / math.log(10)
     return 10**digits if digits < 300 else math.inf

@@ -15,8 +15,11 @@ from typing import Literal
 
 from covey_verify.contract import reward
 from covey_verify.extract import LONGEST, TextOrMessages, text_of
-from covey_verify.mathematics.compare import decimals
-from covey_verify.mathematics.notation import number
+from covey_verify.mathematics.exact import decimals
+from covey_verify.mathematics.rational import constant
+from covey_verify.mathematics.reader import Reader, plain_number
+from covey_verify.mathematics.tokens import Token, tokens
+from covey_verify.mathematics.tree import TooLarge, Unreadable
 from covey_verify.types import Score
 
 # [begin, end), in characters or in tokens.
@@ -34,7 +37,7 @@ STARTS: Mapping[SplitRule, re.Pattern[str]] = {
 MOST_STEPS = 200
 """Largest number of steps of a completion; the rest belongs to the last one."""
 ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
-ARITHMETIC_TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
+TIMES = Token("sign", "*")
 
 
 def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
@@ -138,7 +141,7 @@ def is_correct(expression: str, result: str) -> bool:
     >>> is_correct("1/3", "0.33"), is_correct("20%*50", "10"), is_correct("1/0", "1")
     (True, True, False)
     """
-    written, value = number(result.strip()), calculated(expression)
+    written, value = plain_number(result.strip()), calculated(expression)
     if written is None or value is None:
         return False
     places = decimals(result.strip())
@@ -147,44 +150,16 @@ def is_correct(expression: str, result: str) -> bool:
 
 def calculated(expression: str) -> Fraction | None:
     """Return the value of + - * / and parentheses over decimal numbers; None for anything else."""
-    found = ARITHMETIC_TOKEN.findall(expression)
-    # Characters that are no token would be skipped by findall.
-    if "".join(found) != "".join(expression.split()) or len(found) > 60:
-        return None
-    tokens = [t for t in found if t != "$"]
     try:
-        value = _sum(tokens)
-    except (IndexError, ZeroDivisionError, ValueError):
+        found = [TIMES if token.text == "x" else token for token in tokens(expression.replace("÷", "/"))]
+        # No powers or factorials, and no products without a sign: 2(3).
+        products = (
+            a.text in ")%" or a.kind == "number"
+            for a, b in pairwise(found)
+            if b.text == "(" or b.kind == "number"
+        )
+        if any(t.kind != "number" and t.text not in "+-*/×()%" for t in found) or any(products):
+            return None
+        return constant(Reader(found).whole())
+    except (Unreadable, TooLarge):
         return None
-    return None if tokens else value
-
-
-def _sum(tokens: list[str]) -> Fraction:
-    value = _product(tokens)
-    while tokens and tokens[0] in "+-":
-        # The condition is evaluated first, so the sign is taken before the product.
-        value += _product(tokens) if tokens.pop(0) == "+" else -_product(tokens)
-    return value
-
-
-def _product(tokens: list[str]) -> Fraction:
-    value = _factor(tokens)
-    while tokens and tokens[0] in "*x×/÷":
-        value = value * _factor(tokens) if tokens.pop(0) in "*x×" else value / _factor(tokens)
-    return value
-
-
-def _factor(tokens: list[str]) -> Fraction:
-    first = tokens.pop(0)
-    if first in ("-", "+"):
-        return _factor(tokens) if first == "+" else -_factor(tokens)
-    if first == "(":
-        value = _sum(tokens)
-        if tokens.pop(0) != ")":
-            raise ValueError("a parenthesis is not closed")
-    else:
-        value = Fraction(first.replace(",", "").rstrip("."))
-    if tokens and tokens[0] == "%":
-        tokens.pop(0)
-        value /= 100
-    return value

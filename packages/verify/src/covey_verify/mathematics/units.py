@@ -7,24 +7,31 @@ A unit is on a closed list, or it is one plain noun (`3 apples`). Everything els
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
-# Each group, between semicolons or line ends, lists a short name and its synonyms: word -> short name.
-UNITS = {
-    word: words.split()[0]
-    for words in """
-        m meter metre; cm centimeter centimetre 厘米; mm millimeter millimetre 毫米; in inch inche
-        km kilometer kilometre 千米 公里; ft foot feet; mi mile; yd yard; s sec second; min minute 分钟
-        h hr hour 小时; day; week; month; year yr; g gram; mg milligram
-        kg kilogram 千克 公斤; lb pound; oz ounce
-        l liter litre; ml milliliter millilitre; gal gallon; degree deg; rad radian; cent; eur euro
-        dollar usd; mi/h mph; km/h kph kmh kmph; n newton; j joule; kj kilojoule; w watt; kw kilowatt
-        v volt; pa pascal; hz hertz; k kelvin; mol mole; unit
-    """.replace("\n", ";").split(";")
-    for word in words.split()
-}
-SYMBOLS = sorted((w for w in UNITS if 1 < len(w) < 4 and w.isascii() and w.isalpha()), key=len, reverse=True)
-"""Units that people write directly behind the number; a single letter may be a variable. Longest first."""
+# Each group, between semicolons: a base unit, a factor (1 if none) and words for that many of it.
+KNOWN: dict[str, tuple[Fraction, str]] = {}
+for _group in """
+    m 1 m meter metre 米; m 1/100 cm centimeter centimetre 厘米; m 1/1000 mm millimeter millimetre 毫米
+    m 0.0254 in inch inche; m 1000 km kilometer kilometre 千米 公里; m 0.3048 ft foot feet; m 1609.344 mi mile
+    m 0.9144 yd yard; s 1 s sec second 秒; s 60 min minute 分钟; s 3600 h hr hour 小时; s 86400 day 天
+    s 604800 week; month 1 month; year 1 yr year; kg 0.001 g gram 克; kg 0.000001 mg milligram
+    kg 1 kg kilogram 千克 公斤; kg 0.45359237 lb pound; oz 1 oz ounce; l 1 l liter litre; l 0.001 ml
+    l 0.001 milliliter millilitre; gal 1 gal gallon; degree 1 degree deg; rad 1 rad radian; cent 1 cent
+    euro 1 euro eur; dollar 1 dollar usd; n 1 n newton; j 1 j joule; j 1000 kj kilojoule; w 1 w watt
+    w 1000 kw kilowatt; v 1 v volt; pa 1 pa pascal; hz 1 hz hertz; k 1 k kelvin; mol 1 mol mole
+    a 1 a ampere amp; unit 1 unit; celsius 1 celsius °C; fahrenheit 1 fahrenheit °F
+""".replace("\n", ";").split(";"):
+    if _group.strip():
+        _base, _factor, *_words = _group.split()
+        KNOWN |= {word.casefold(): (Fraction(_factor), _base) for word in _words}
+QUOTIENTS = {"mph": "mi/h", **dict.fromkeys(("kph", "kmph", "kmh", "kmhr"), "km/h"), "mps": "m/s"}
+SYMBOLS = frozenset(w for w in KNOWN if 1 < len(w) < 4 and w.isascii() and w.isalpha()) | set(QUOTIENTS)
+"""Units that people write directly behind the number; a single letter may be a variable."""
+LETTERS = frozenset("mshglLJNWVKACF")
+"""Units of one letter, which count only where nothing follows them."""
 SIZES = {
     "dozen": 12,
     "hundred": 100,
@@ -58,46 +65,67 @@ OTHER_WORDS = """
 HEDGES = frozenset(HEDGE_WORDS.split())
 NO_NOUNS = HEDGES | frozenset(OTHER_WORDS.split())
 NOUNS_IN_LY = {"family", "fly", "butterfly", "lily", "assembly"}
-POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
+POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 LAST_LETTER = "\u052f"
 """The last letter of Latin, Greek and Cyrillic; in other scripts a few characters can be a sentence."""
+UNKNOWN = "? "
+"""The mark of words that are no unit: only the same words equal them."""
 
 
-def measure(words: str) -> tuple[int, str]:
-    """Return the factor and the unit that the words behind a number mean.
+def known(word: str) -> bool:
+    """Return whether a word is a unit of the list."""
+    return word.casefold() in KNOWN or word.casefold() in QUOTIENTS
 
-    Unknown words are returned with a "? " before them: only the same words equal them.
 
-    >>> measure("million square feet"), measure("miles per hour"), measure("maybe")
-    ((1000000, 'ft2'), (1, 'mi/h'), (1, '? maybe'))
+def measure(pieces: Sequence[tuple[str, int]]) -> tuple[Fraction, Fraction, str]:
+    """Return the size, the factor to base units and the unit that words with their powers mean.
+
+    >>> [str(part) for part in measure([("million km", 1), ("h", -1)])]
+    ['1000000', '5/18', 'm s^-1']
+    >>> measure([("square feet", 1)])[2], measure([("packs of gum", 1)])[2], measure([("apples", 1)])[2]
+    ('m^2', '? packs of gum', 'apple')
     """
-    left = words.casefold().strip(" .").split()
-    factor = 1
-    while left and (size := SIZES.get(left[0], SIZES.get(left[0].removesuffix("s")))) is not None:
-        factor, left = factor * size, left[1:]
-    if not left:
-        return factor, ""
-    return factor, _unit(left) or f"? {' '.join(left)}"
+    size = factor = Fraction(1)
+    total: Counter[str] = Counter()
+    for phrase, power in pieces:
+        left = phrase.casefold().strip(" .").split()
+        while left and left[0].removesuffix("s") in SIZES:
+            size, left = size * SIZES[left[0].removesuffix("s")], left[1:]
+        if not left:
+            continue
+        parts = _units(left)
+        if parts is None:
+            return size, Fraction(1), UNKNOWN + " ".join(" ".join(p[0].casefold().split()) for p in pieces)
+        for scale, base, exponent in parts:
+            factor *= scale ** (exponent * power)
+            total[base] += exponent * power
+    written = (base if n == 1 else f"{base}^{n}" for base, n in sorted(total.items()) if n)
+    return size, factor, " ".join(written)
 
 
-def _unit(words: Sequence[str]) -> str | None:
-    """Return the short name of a unit, or None."""
-    # "square feet" or "feet squared"; a single word is no power.
-    power = next((POWERS[w] for w in (words[0], words[-1]) if w in POWERS), "") if len(words) > 1 else ""
-    bare = " ".join(w for w in words if not (power and w in POWERS))
-    parts = [_plain(part.strip()) for part in re.split(r"/| per ", bare)]
-    found = [part for part in parts if part is not None]
-    return "/".join(found) + power if len(found) == len(parts) <= 2 else None
+def _units(words: Sequence[str]) -> list[tuple[Fraction, str, int]] | None:
+    """Return a phrase as (factor, base, exponent) of each unit, or None."""
+    text = " ".join(QUOTIENTS.get(word, word) for word in words)
+    found = []
+    for i, part in enumerate(re.split(r"/| per ", text)):
+        names = part.split()
+        # "square feet" or "feet squared"; a single word is no power.
+        power = next((POWERS[w] for w in names[:1] + names[-1:] if w in POWERS), 1) if len(names) > 1 else 1
+        unit = _unit(" ".join(w for w in names if not (power > 1 and w in POWERS)))
+        if unit is None or i > 1:
+            return None
+        found.append((*unit, -power if i else power))
+    return found
 
 
-def _plain(word: str) -> str | None:
+def _unit(word: str) -> tuple[Fraction, str] | None:
     """Return one word as a unit of the list or as a noun, or None."""
-    for known in (word, word.removesuffix("s")):
-        if known in UNITS:
-            return UNITS[known]
+    for form in (word, word.removesuffix("s")):
+        if form in KNOWN:
+            return KNOWN[form]
     noun = len(word) > 2 and word.isalpha() and max(word) <= LAST_LETTER
     if not noun or word in NO_NOUNS or word.endswith(("teen", "ieth", "ieths", "teenth", "teenths")):
         return None
     if word.endswith("ly") and word not in NOUNS_IN_LY:
         return None
-    return word.removesuffix("s")
+    return Fraction(1), word.removesuffix("s")

@@ -19,7 +19,7 @@ from covey_verify.extract import (
     text_of,
 )
 from covey_verify.isolated import after_blanks, strict_json, strict_json_at, unchecked_formats
-from covey_verify.mathematics.notation import number
+from covey_verify.mathematics.reader import plain_number as number
 from covey_verify.types import Check, Score
 
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"

@@ -1,0 +1,93 @@
+"""What a chain of relations says: `x = 2/4 = 1/2`, `1/2 = 0.5`, `f(x) = 3`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from covey_verify.mathematics.exact import decimals
+from covey_verify.mathematics.magnitude import approximate
+from covey_verify.mathematics.tree import CONSTANTS, Node
+
+EQUATIONS = frozenset("=≈")
+
+
+def is_name(node: Node, products: bool = False) -> bool:
+    """Return whether a node is a name that can be assigned a value: x, f(x), |AB|, A:B, (p,q)."""
+    if node.kind in ("tuple", "list", "ratio") or (node.kind == "call" and node.text == "abs"):
+        return all(is_name(part, True) for part in node.parts)
+    if node.kind == "product":  # |AB|, or the ratio AB/CD of two lengths
+        lengths = all(n.text.isupper() for n in node.walk() if n.kind == "name")
+        return (products or lengths) and all(p.kind == "inverse" or is_name(p, products) for p in node.parts)
+    if node.kind == "word":
+        return products
+    return node.kind in ("text", "apply") or (node.kind == "name" and node.text not in CONSTANTS)
+
+
+def chain_values(chain: Node, *, named: bool) -> list[tuple[Node, str]] | None:
+    """Return the values in `name = value = ...`, each with the relation before it, or None.
+
+    ``named``: the values of `1/2 = 0.5` too, which has no name, and of `xy = 5`.
+    """
+    if chain.kind == "list" or not chain.marks or not set(chain.marks) <= EQUATIONS:
+        return None
+    if is_name(chain.parts[0], named):
+        return list(zip(chain.parts[1:], chain.marks, strict=True))
+    if (
+        any(n.kind == "name" and n.text not in CONSTANTS for part in chain.parts for n in part.walk())
+        or not named
+    ):
+        return None
+    return list(zip(chain.parts, ("=", *chain.marks), strict=True))
+
+
+def main_value(values: Sequence[tuple[Node, str]]) -> Node:
+    """Return the last exact value; an approximation only if there is nothing else."""
+    exactly = [value for value, mark in values if mark == "="]
+    return exactly[-1] if exactly else values[0][0]
+
+
+def assigned(node: Node) -> Node | None:
+    """Return the value in `name = value`, or None."""
+    values = chain_values(node, named=False) if node.kind == "chain" else None
+    return main_value(values) if values else None
+
+
+def about(value: Node, approximation: Node) -> bool:
+    """Return whether a number is one percent or one unit of the last digit from an approximation of it."""
+    nodes = [n.parts[0] if n.kind == "quantity" else n for n in (value, approximation)]
+    a, b = map(approximate, nodes)
+    places = decimals(nodes[1].text) if nodes[1].kind == "number" else None
+    unit = 10.0**-places if places is not None else 0.01 * abs(a)
+    return not math.isnan(a - b) and abs(a - b) <= unit
+
+
+def unknown(node: Node) -> str:
+    """Return the one variable of all values of a list, as in `x = 1 or x = 2` and `x = 1, 2`, or ""."""
+    if node.kind != "list" or assigned(node.parts[0]) is None:
+        return ""
+    names = {assigned_name(part) for part in node.parts if part.kind == "chain"}
+    alike = all(map(assigned, node.parts)) or not any(p.kind == "chain" for p in node.parts[1:])
+    return names.pop() if alike and len(names) == 1 else ""
+
+
+def solutions(node: Node, unknown: str) -> Node:
+    """Return several values of one variable, or values joined by `or`, as a set, which has no order."""
+    if not unknown and not (node.kind == "list" and node.text == "or"):
+        return node
+    found = ((assigned(p) or p) if unknown else p for p in node.parts)
+    parts = tuple(one for part in found for one in (part.parts if part.kind == "list" else (part,)))
+    return Node("set", parts, "" if unknown else node.text)
+
+
+def joined_otherwise(ours: Node, theirs: Node) -> bool:
+    """Return whether one joins relations by `or` and the other by `and`; a comma may mean either."""
+    if not ours.kind == theirs.kind == "list" or all(p.kind != "chain" for p in theirs.parts):
+        return False
+    return {ours.text, theirs.text} == {"and", "or"} or (theirs.text == "or" and not ours.text)
+
+
+def assigned_name(chain: Node) -> str:
+    """Return the name that gets a value: `f` for `f(x) = 3`, but `f(2)` for `f(2) = 3`."""
+    return re.sub(r"\(\D*\)$", "", chain.parts[0].text.replace(" ", "") or repr(chain.parts[0]))

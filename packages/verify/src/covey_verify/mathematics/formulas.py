@@ -1,0 +1,440 @@
+r"""The reader of formulas: a recursive descent over tokens, by TeX's rules and those of printed mathematics.
+
+An argument without braces is one digit, one letter or one command, as TeX has it: `\frac1n`, `\sqrt\frac12`.
+Whatever may mean two things (`a/bc`) is unreadable, and the reason says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from covey_verify.mathematics import units
+from covey_verify.mathematics.cursor import END, MAX_LEVEL, shown
+from covey_verify.mathematics.functions import Functions
+from covey_verify.mathematics.tokens import Token, value_of
+from covey_verify.mathematics.tree import (
+    INFINITY,
+    PI,
+    Node,
+    TooLarge,
+    Unreadable,
+    combined,
+    name,
+    negated,
+    negative,
+    number,
+    product,
+    quotient,
+    transposed,
+)
+from covey_verify.mathematics.vocabulary import (
+    APPLIED,
+    FRACTIONS,
+    INFINITE,
+    KNOWN,
+    NO_FACTORS,
+    PLAIN,
+    SHORT_WORDS,
+    is_letters,
+)
+
+
+class Formulas(Functions):
+    """Reads sums, products, units, powers, numbers and names."""
+
+    # ---- sums and products
+
+    def sum(self) -> Node:
+        """Read a sum."""
+        self.deeper()
+        terms = [self.signed()]
+        while self.is_sign("+-±∓") and not (self.is_sign("-") and self.peek(1).text == r"\{"):
+            terms.append(self.signed())
+        self.level -= 1
+        return combined("sum", terms)
+
+    def signed(self) -> Node:
+        """Read a term with the signs before it."""
+        minus = False
+        for _ in range(3):
+            if self.is_sign("±∓"):
+                self.doubled = True
+                minus ^= (self.take().text == "±") == (self.sign < 0)
+            elif self.is_sign("+-"):
+                minus ^= self.take().text == "-"
+        found = self.term()
+        return negated(found) if minus else found
+
+    def term(self) -> Node:
+        """Read a product, with the unit behind it."""
+        factors = [self.factor()]
+        while True:
+            token, last = self.peek(), factors[-1]
+            if self.is_sign("*/×"):
+                self.take()
+                factor = self.signed_factor()
+                if token.text == "×" and last.text.startswith("vec ") and factor.text.startswith("vec "):
+                    raise Unreadable("a product of vectors")
+                if token.text == "/":
+                    self._no_doubt(factors, factor)
+                    factor = Node("inverse", (factor,))
+                factors.append(factor)
+            elif token.kind == "command" and token.text in ("bmod", "mod"):
+                self.take()
+                factors = [Node("call", (combined("product", factors), self.signed_factor()), "mod")]
+            elif self.is_sign("%"):
+                self.take()
+                share = combined("product", factors)
+                if not self.is_sign("*/×"):
+                    return Node("quantity", (share,), "percent")
+                factors = [quotient(share, number(100))]  # 50 % of something
+            elif self._unit_begins(factors):
+                return self.quantity(combined("product", factors))
+            elif self.starts_factor():
+                if last.kind == "quantity":
+                    raise Unreadable(f"{shown(token)} behind {last.text}")
+                if token.kind == "number" and last.kind in ("number", "name"):
+                    raise Unreadable(f"a number directly behind {last.text or 'another'}")
+                factors.append(self.factor())
+            else:
+                return combined("product", factors)
+
+    def _no_doubt(self, before: Sequence[Node], divisor: Node) -> None:
+        """Refuse a/bc, which may be (a/b)c or a/(bc), unless a and b are numbers."""
+        plain = divisor.kind == "number" and all(f.kind in ("number", "inverse") for f in before)
+        if not plain and self.starts_factor() and not self._unit_begins([*before, divisor]):
+            raise Unreadable("a/bc may mean (a/b)c or a/(bc)")
+
+    def starts_factor(self) -> bool:
+        """Return whether the next token begins a factor."""
+        token = self.peek()
+        if token.kind == "command":
+            return token.text not in NO_FACTORS
+        if token.kind in ("number", "letters", "word", "begin"):
+            return True
+        if token.text == "[":
+            # The second bracket of [0, 1[ ends something.
+            after = self.peek(1)
+            return after.kind not in ("end of text", "separator") and after.text not in ")]∪∩∖=<>≤≥*/"
+        if token.text in self.until or (token.text == "(" and self.peek(1).text in ("mod", "bmod")):
+            return False
+        return (token.kind == "sign" and token.text in ("(", "{", "⟨", "π", "∞", "∅", "…")) or (
+            token.text in ("|", "‖") and not self.bars
+        )
+
+    def signed_factor(self) -> Node:
+        """Read a factor behind an operator, which may have a sign."""
+        if self.is_sign("+-"):
+            minus = self.take().text == "-"
+            found = self.factor()
+            return negative(found) if minus else found
+        return self.factor()
+
+    # ---- units
+
+    def _unit_begins(self, factors: Sequence[Node]) -> bool:
+        """Return whether the words behind a product are its unit."""
+        token = self.peek()
+        if token.kind == "command" and token.text in FRACTIONS and self.peek(2).kind == "word":
+            return True
+        if token.kind not in ("word", "letters") or self.peek(1).text == "(":
+            return False
+        amount = all(is_numeric(f) for f in factors)
+        text = token.text
+        if token.kind == "word":
+            return len(text) > 1 or ((amount or token.gap) and text in units.LETTERS)
+        ends = [self.peek(k).kind in ("end of text", "separator") for k in (1, 3)]
+        if not amount or (text in KNOWN and not (units.known(text) and ends[0])):  # 15 min
+            return False
+        if len(text) == 1:
+            power = self.is_sign("^", 1) and self.peek(2).kind == "number" and ends[1]
+            last = ends[0] or power or self.is_sign("/", 1)
+            return token.gap and text in units.LETTERS and last and factors[-1].kind == "number"
+        if units.known(text):
+            return token.gap or len(text) > 3 or text.casefold() in units.SYMBOLS
+        return token.gap and not is_letters(text)
+
+    def quantity(self, amount: Node) -> Node:
+        r"""Read the unit of an amount, with its powers: `m/s^2`, `\text{m}\cdot\text{s}^{-1}`."""
+        pieces: list[tuple[str, int]] = []
+        letter = self.peek().text if self.peek().kind == "letters" and len(self.peek().text) == 1 else ""
+        fraction = self.peek().kind == "command"
+        if fraction:
+            self.take()
+        self._pieces(pieces, 1)
+        if fraction:
+            self._pieces(pieces, -1)
+        size, factor, unit = units.measure(pieces)
+        if size != 1:
+            sized = amount.kind == "number" and amount.value is not None
+            amount = number(amount.value * size) if sized and amount.value else product(number(size), amount)
+        if not unit:
+            return amount
+        if letter and len(pieces) == 1:  # `8 h` may be a product
+            raised = Node("power", (name(letter), number(pieces[0][1])))
+            return Node("quantity", (amount, product(amount, raised)), unit, factor)
+        return Node("quantity", (amount,), unit, factor)
+
+    def _pieces(self, pieces: list[tuple[str, int]], power: int) -> None:
+        """Read units that are multiplied or divided, into (words, power)."""
+        braced = self.taken("{")
+        while self.peek().kind in ("word", "letters"):
+            words = [self.take().text]
+            # `m s` is a product of units, `square feet` a unit of two words.
+            while self.peek().kind in ("word", "letters") and not (
+                units.known(words[-1]) and units.known(self.peek().text)
+            ):
+                words.append(self.take().text)
+            exponent = Fraction(1)
+            if self.taken("^"):
+                raised = self.script()
+                exponent = Fraction(0) if raised.value is None else raised.value
+            if exponent.denominator > 1 or not exponent or abs(exponent) > 9:
+                raise Unreadable("the power of a unit that is no small integer")
+            above, stroke, below = " ".join(words).rpartition("/")
+            if stroke and exponent != 1:  # m/s^2
+                pieces += [(above, power), (below, -power * int(exponent))]
+            else:
+                pieces.append((" ".join(words), power * int(exponent)))
+            if self.peek().kind in ("word", "letters"):
+                continue
+            if not self.is_sign("*/×") or self.peek(1).kind not in ("word", "letters"):
+                break
+            power = -abs(power) if self.take().text == "/" else power
+        if braced:
+            self.expect("}")
+
+    # ---- factors
+
+    def factor(self) -> Node:
+        """Read an atom with its powers, factorials, percent and degree signs."""
+        found = self.atom()
+        for _ in range(MAX_LEVEL):
+            if self.is_sign("^"):
+                self.take()
+                found = self._raised(found)
+            elif self.is_sign("!") and found.kind != "chain":
+                self.take()
+                double = self.taken("!")
+                found = Node("call", (found,), "double factorial" if double else "factorial")
+            elif self.is_sign("°"):
+                self.take()
+                scale = self.peek()
+                if scale.kind in ("letters", "word") and scale.text in ("C", "F", "Celsius", "Fahrenheit"):
+                    self.take()
+                    found = Node(
+                        "quantity", (found,), "celsius" if scale.text[0] == "C" else "fahrenheit", Fraction(1)
+                    )
+                else:
+                    found = Node("quantity", (found,), "degree", Fraction(1))
+            else:
+                return found
+        raise TooLarge("nested too deeply")
+
+    def _raised(self, base: Node) -> Node:
+        if self.is_sign("'"):  # x^\prime
+            self.take()
+            return name(base.text + "'")
+        exponent = self.script()
+        if base.kind == "tuple" and base.text == "[]" and len(base.parts) == 1:
+            base = base.parts[0]
+        if base.kind == "matrix" and exponent == name("T"):
+            return transposed(base)
+        return Node("power", (base, exponent))
+
+    def script(self) -> Node:
+        """Read a superscript: a group, a number, a letter or a command, with its sign."""
+        self.deeper()
+        if self.is_sign("+-"):
+            minus = self.take().text == "-"
+            found = self.script()
+            self.level -= 1
+            return negative(found) if minus else found
+        braced = self.is_sign("{")
+        if self.peek().kind == "letters" and self.peek().text not in ("pi", *PLAIN):
+            found = name(self.first().text)
+        elif self.peek().kind in ("number", "letters", "command", "word") or self.is_sign("{(π∞"):
+            found = self.atom()
+        else:
+            raise Unreadable(f"no exponent before {shown(self.peek())}")
+        if not braced and self.taken("^"):
+            found = Node("power", (found, self.script()))
+        self.level -= 1
+        return found
+
+    def argument(self) -> Node:
+        """Read an argument of a TeX command: a group, one digit, one letter or one command."""
+        self.deeper()
+        token = self.peek()
+        if token.kind == "number":
+            found = number(int(self.first().text))
+        elif token.kind == "letters":
+            found = name(self.first().text)
+        elif token.kind in ("command", "word") or self.is_sign("{π∞"):
+            found = self.atom()
+        else:
+            raise Unreadable(f"no argument before {shown(token)}")
+        self.level -= 1
+        return found
+
+    def atom(self) -> Node:
+        """Read the smallest complete part."""
+        self.deeper()
+        token = self.peek()
+        if token.kind == "number":
+            found = self._number()
+        elif token.kind == "letters":
+            found = self._letters()
+        elif token.kind == "word":
+            found = self._word()
+        elif token.kind == "command":
+            found = self.command()
+        elif token.kind == "begin":
+            found = self.environment()
+        else:
+            found = self._signs()
+        self.level -= 1
+        return found
+
+    def _signs(self) -> Node:
+        token = self.take()
+        if token.text == "{":
+            return self.group()
+        if token.text in ("(", "[", "]", "⟨"):
+            return self.bracket(token.text)
+        if token.text == r"\{":
+            return self.braces()
+        if token.text in ("|", "‖"):
+            self.bars += 1
+            inner = self.sum()
+            self.bars -= 1
+            self.expect(token.text)
+            return Node("call", (inner,), "abs" if token.text == "|" else "norm")
+        if token.text in ("π", "∞"):
+            return PI if token.text == "π" else INFINITY
+        if token.text == "∅":
+            return Node("set")
+        if token.text == "…":
+            return Node("opaque", text="…")
+        raise Unreadable(f"unexpected {shown(token)}")
+
+    def _number(self) -> Node:
+        token = self.take()
+        found = number(value_of(token.text), re.sub(r"\(.*|[eE].*", "", token.text))
+        if "(" in token.text or "e" in token.text.casefold():
+            found = number(value_of(token.text))
+        period = re.search(r"\.\d*?(\d+?)\1{2,}$", token.text) if self.is_sign("…") else None
+        if period:  # 0.333...
+            self.take()
+            fixed = token.text[: period.start(1)]
+            return number(value_of(f"{fixed}({period[1]})"))
+        if self.is_sign("_"):
+            self.take()
+            base = self.index()
+            if not base.isdigit() or not 1 < int(base) <= 36:
+                raise Unreadable(f"a number with the index {base}")
+            return found if base == "10" else Node("based", text=token.text, value=Fraction(int(base)))
+        return self._mixed(found) if token.text.isdigit() else found
+
+    def _mixed(self, whole: Node) -> Node:
+        r"""Read the fraction of a mixed number, 2 1/2 or 2\frac12."""
+        one, stroke, two = (self.peek(k) for k in range(3))
+        if one.kind == "number" and one.gap and stroke.text == "/" and two.kind == "number":
+            if not (one.text.isdigit() and two.text.isdigit() and int(two.text)):
+                raise Unreadable("two numbers side by side")
+            above, _, below = self.take(), self.take(), self.take()
+            return number(whole.value + Fraction(int(above.text), int(below.text)))  # type: ignore[operator]
+        if one.kind == "command" and one.text in FRACTIONS:
+            kept = list(self.left)
+            self.take()
+            digits = [self._digits(), self._digits()]
+            if all(digits) and int(digits[1]) and not self.is_sign("^"):
+                return number(whole.value + Fraction(int(digits[0]), int(digits[1])))  # type: ignore[operator]
+            self.left = kept
+        return whole
+
+    def _digits(self) -> str:
+        """Take an argument that has only digits; return "" if it has anything else."""
+        if self.taken("{"):
+            digits = self.take()
+            closed = self.take().text == "}"
+        else:
+            digits, closed = self.peek(), True
+            digits = self.first() if digits.kind == "number" else self.take()
+        return digits.text if closed and digits.kind == "number" and digits.text.isdigit() else ""
+
+    def _letters(self) -> Node:
+        token = self.peek()
+        run = token.text
+        if run in PLAIN:
+            self.take()
+            return self.function(run)
+        if run == "sqrt":
+            self.take()
+            return Node("call", (self._plain_argument(), number(2)), "root")
+        if run == "pi" or run in INFINITE:
+            self.take()
+            return PI if run == "pi" else INFINITY
+        if run == "abs" and self.peek(1).text == "(":
+            self.take()
+            return Node("call", (self.atom(),), "abs")
+        known = next((f for f in ("sin", "cos", "tan", "ln") if run == f + run[-1]), "")
+        if known:  # sinx
+            self.left[-1:] = [Token("letters", run[-1]), Token("letters", known)]
+            return self._letters()
+        if len(run) > 4 or (len(run) > 1 and run in SHORT_WORDS):
+            raise Unreadable(f"the word {run!r} in a formula")
+        letter = self.first().text
+        if letter in APPLIED and (self.is_sign("(") or (self.is_sign("'") and self.is_sign("(", 1))):
+            return self._applied(letter)
+        return self.named(letter)
+
+    def _applied(self, letter: str) -> Node:
+        """Read the arguments of an unknown function."""
+        if self.taken("'"):
+            letter += "'"
+        inside = self.atom()
+        return Node("apply", inside.parts if inside.kind == "tuple" else (inside,), letter)
+
+    def _plain_argument(self) -> Node:
+        """Read the argument of a root without a backslash: what is in parentheses, or one number or name."""
+        if self.is_sign("({") or self.peek().kind in ("number", "letters"):
+            return self.atom()
+        raise Unreadable(f"no argument before {shown(self.peek())}")
+
+    def _word(self) -> Node:
+        token = self.take()
+        if self.is_sign("(") and len(token.text) > 1:
+            raise Unreadable(f"the function {token.text!r} is unknown")
+        return self.named(token.text)
+
+    def named(self, text: str) -> Node:
+        """Return a name with its index and primes."""
+        while self.is_sign("_'"):
+            if self.take().text == "'":
+                text += "'"
+            else:
+                text += "_" + self.index()
+        return name(text)
+
+    def index(self) -> str:
+        """Read an index as a text."""
+        if not self.taken("{"):
+            several = self.peek().kind == "number"
+            token = self.take() if several else self.first()
+            if token.kind not in ("number", "letters", "command", "word"):
+                raise Unreadable("an index that is no name")
+            return token.text
+        depth, written = 1, ""
+        while depth and self.peek() != END:
+            token = self.take()
+            depth += (token.text == "{") - (token.text == "}")
+            written += token.text if depth else ""
+        return written
+
+
+def is_numeric(node: Node) -> bool:
+    """Return whether there is no variable in an expression."""
+    return all(part.kind != "name" or part.text in ("π", "e") for part in node.walk())

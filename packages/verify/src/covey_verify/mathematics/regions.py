@@ -1,0 +1,229 @@
+"""Sets of real numbers: unions of intervals and points, from intervals, unions, builders and inequalities.
+
+The ends on a number line divide it into cells, points and the gaps between them in turn. A set is the cells
+that belong to it, so that unions, intersections and complements are those of cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from covey_verify.mathematics.magnitude import approximate
+from covey_verify.mathematics.rational import linear, same
+from covey_verify.mathematics.tree import CONSTANTS, FLIPPED, INFINITY, Node, name, negative, number
+
+INEQUALITIES = frozenset("<>≤≥≠")
+OPERATIONS: dict[str, Callable[[bool, bool], bool]] = {
+    "union": lambda a, b: a or b,
+    "intersection": lambda a, b: a and b,
+    "difference": lambda a, b: a and not b,
+}
+MOST_PARTS = 40
+MINUS_INFINITY = negative(INFINITY)
+
+
+class NoRegion(ValueError):
+    """The node is no set of real numbers whose ends are known."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A set of real numbers: its ends in increasing order, and which of the cells between belong to it."""
+
+    ends: tuple[Node, ...]
+    cells: tuple[bool, ...]
+    variable: str = ""
+    """The name in the inequality that describes it."""
+
+
+def region(node: Node) -> Region:
+    """Return the set of real numbers that a node describes. Raises NoRegion."""
+    if len(node.parts) > MOST_PARTS:
+        raise NoRegion
+    if node.kind == "tuple" and len(node.parts) == 2:
+        return _interval(node.parts[0], node.parts[1], "[" in node.text, "]" in node.text)
+    if node.kind == "set":
+        return reduce(
+            _union, (_interval(part, part, True, True) for part in node.parts), Region((), (False,))
+        )
+    if node == name("ℝ"):
+        return Region((), (True,))
+    if node.kind in OPERATIONS:
+        return combined(node.kind, [region(part) for part in node.parts])
+    if node.kind == "builder":
+        return _built(node)
+    if node.kind == "chain":
+        return _related(node)
+    if node.kind == "list" and all(part.kind == "chain" for part in node.parts):
+        found = [region(part) for part in node.parts]
+        if node.text:
+            return combined("union" if node.text == "or" else "intersection", found)
+        # A comma between two half-lines that overlap means `and`, otherwise `or`.
+        both = combined("intersection", found)
+        return both if any(both.cells) else combined("union", found)
+    raise NoRegion
+
+
+def complement(found: Region) -> Region:
+    """Return the rest of the real line."""
+    return Region(found.ends, tuple(not cell for cell in found.cells), found.variable)
+
+
+def inequality(node: Node) -> bool:
+    """Return whether a node has a relation other than an equation."""
+    if node.kind == "chain":
+        return bool(INEQUALITIES & set(node.marks))
+    return node.kind == "list" and any(map(inequality, node.parts))
+
+
+def _interval(low: Node, high: Node, from_low: bool, to_high: bool) -> Region:
+    ends = approximate(low), approximate(high)
+    if any(map(math.isnan, ends)) or ends[0] > ends[1] or (ends[0] == ends[1] and low != high):
+        raise NoRegion
+    if ends[0] == ends[1]:
+        if math.isinf(ends[0]):
+            raise NoRegion
+        return Region((low,), (False, from_low and to_high, False))
+    kept = [end for end, size in zip((low, high), ends, strict=True) if math.isfinite(size)]
+    cells = [True]
+    if math.isfinite(ends[0]):
+        cells = [False, from_low, *cells]
+    if math.isfinite(ends[1]):
+        cells = [*cells, to_high, False]
+    return Region(tuple(kept), tuple(cells))
+
+
+def _union(a: Region, b: Region) -> Region:
+    return combined("union", [a, b])
+
+
+def combined(kind: str, regions: Sequence[Region]) -> Region:
+    """Return the union, intersection or difference of sets. Raises NoRegion if they are about two names."""
+    names = {r.variable for r in regions if r.variable}
+    if len(names) > 1:
+        raise NoRegion
+    found = regions[0]
+    for other in regions[1:]:
+        ends = _merged(found.ends, other.ends)
+        cells = zip(_spread(found, ends), _spread(other, ends), strict=True)
+        found = _simplified(ends, [OPERATIONS[kind](a, b) for a, b in cells])
+    return Region(found.ends, found.cells, "".join(names))
+
+
+def _equal(a: Node, b: Node) -> bool:
+    known = same(a, b)
+    return known if known is not None else math.isclose(approximate(a), approximate(b), rel_tol=1e-13)
+
+
+def _merged(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
+    found: list[Node] = []
+    for end in sorted((*first, *second), key=approximate):
+        if not found or not _equal(found[-1], end):
+            found.append(end)
+    return tuple(found)
+
+
+def _spread(one: Region, ends: Sequence[Node]) -> list[bool]:
+    """Return a set's cells on a line with more ends."""
+    cells = [one.cells[0]]
+    k = 0
+    for end in ends:
+        if k < len(one.ends) and _equal(one.ends[k], end):
+            k += 1
+            cells += one.cells[2 * k - 1 : 2 * k + 1]
+        else:
+            cells += [one.cells[2 * k]] * 2
+    return cells
+
+
+def _simplified(ends: Sequence[Node], cells: Sequence[bool]) -> Region:
+    """Return a set without the ends at which nothing changes."""
+    kept, found = [], [cells[0]]
+    for k, end in enumerate(ends):
+        point, after = cells[2 * k + 1 : 2 * k + 3]
+        if not found[-1] == point == after:
+            kept.append(end)
+            found += [point, after]
+    return Region(tuple(kept), tuple(found))
+
+
+def _built(node: Node) -> Region:
+    """Return the set {x | condition}, or {x in S | condition}."""
+    subject, condition = node.parts
+    found = region(condition)
+    if subject.kind == "chain" and subject.marks == ("∈",):
+        subject, inside = subject.parts
+        found = combined("intersection", [region(inside), found])
+    if subject.kind != "name" or found.variable != subject.text:
+        raise NoRegion
+    return Region(found.ends, found.cells)
+
+
+def _related(chain: Node) -> Region:
+    """Return the numbers for which all relations of a chain hold."""
+    if chain.marks == ("∈",):
+        found = region(chain.parts[1])
+        if chain.parts[0].kind != "name":
+            raise NoRegion
+        return Region(found.ends, found.cells, chain.parts[0].text)
+    # f(x) > 2 is about the values of f.
+    parts = [name(f"{p.text}({p.parts})") if p.kind == "apply" else p for p in chain.parts]
+    sides = zip(parts, chain.marks, parts[1:], strict=False)
+    return combined("intersection", [_half_line(*relation) for relation in sides])
+
+
+def _half_line(left: Node, mark: str, right: Node) -> Region:
+    """Return the numbers for which one relation holds: linear, or |linear| or x^2 against a number."""
+    names = {n.text for side in (left, right) for n in side.walk() if n.kind == "name"} - CONSTANTS
+    if len(names) != 1 or mark not in "<>≤≥≠=":
+        raise NoRegion
+    variable = names.pop()
+    if _constant_side(left):
+        left, mark, right = right, FLIPPED.get(mark, mark), left
+    if _constant_side(right) and left == name(variable):
+        return _with_name(_compared(mark, right), variable)
+    size = _size(left, right)
+    if size is not None and mark in FLIPPED and approximate(size[1]) > 0:
+        inside, most = size
+        kind = "intersection" if mark in "<≤" else "union"
+        halves = _half_line(inside, mark, most), _half_line(inside, FLIPPED[mark], negative(most))
+        return combined(kind, halves)
+    slopes = linear(Node("sum", (left, negative(right))), variable)
+    if slopes is None or not slopes[0]:
+        raise NoRegion
+    slope, rest = slopes
+    return _with_name(
+        _compared(mark if slope > 0 else FLIPPED.get(mark, mark), number(-rest / slope)), variable
+    )
+
+
+def _size(left: Node, right: Node) -> tuple[Node, Node] | None:
+    """Return (x, c) if a relation compares |x| or x^2 with a constant: |x| with c."""
+    if not _constant_side(right):
+        return None
+    if left.kind == "call" and left.text == "abs":
+        return left.parts[0], right
+    if left.kind == "power" and left.parts[1].value == 2:
+        return left.parts[0], Node("call", (right, number(2)), "root")
+    return None
+
+
+def _constant_side(node: Node) -> bool:
+    return not any(n.kind == "name" and n.text not in CONSTANTS - {"i"} for n in node.walk())
+
+
+def _with_name(found: Region, variable: str) -> Region:
+    return Region(found.ends, found.cells, variable)
+
+
+def _compared(mark: str, end: Node) -> Region:
+    """Return the numbers that are below, above, equal or unequal to an end."""
+    if mark in "=≠":
+        point = _interval(end, end, True, True)
+        return point if mark == "=" else complement(point)
+    if mark in "<≤":
+        return _interval(MINUS_INFINITY, end, False, mark == "≤")
+    return _interval(end, INFINITY, mark == "≥", False)
