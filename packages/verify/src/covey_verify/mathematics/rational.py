@@ -184,7 +184,11 @@ class Expansion:
             return repr(node)
         if set(below) == {()}:
             above, below = {m: c / below[()] for m, c in above.items()}, ONE
-        return f"{sorted(above.items())}/{sorted(below.items())}"
+        # Hexadecimal, as Python refuses to write long numbers in decimals.
+        terms = (
+            sorted((m, f"{c.numerator:x}/{c.denominator:x}") for m, c in p.items()) for p in (above, below)
+        )
+        return "/".join(map(str, terms))
 
     def times(self, a: Polynomial, b: Polynomial) -> Polynomial:
         """Return a product."""
