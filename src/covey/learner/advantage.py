@@ -167,7 +167,9 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | 
     keep = group.scorable
     # ``rows``, ``penalty`` and ``values`` hold the scorable completions already; the group's arrays hold all.
     rewards = torch.from_numpy(group.rewards[keep]) + penalty.response
-    baselines, old, parts = group.baselines, rows.old_distribution, list(group.components.values())
+    baselines = group.baselines
+    old = rows.old_distribution
+    parts = list(group.components.values())
     means = baselines.running_mean
     components = np.array([part.values[keep] for part in parts]).reshape(len(parts), len(rows))
     return GroupData(
@@ -194,7 +196,8 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     A KL penalty by token is charged at each token.
     """
     # Every step reward moves from ``rest`` to the step's end; each row keeps its total.
-    paid, rest = cost[:, : mask.shape[1]].clone(), rewards.clone()
+    paid = cost[:, : mask.shape[1]].clone()
+    rest = rewards.clone()
     for component in group.components.values() if group.credit in ("step", "token") else ():
         # Empty for a function that gives no steps.
         own = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]

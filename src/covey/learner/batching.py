@@ -86,7 +86,9 @@ class Batch:
         def part(values: Tensor) -> Tensor:
             return values[index, :longest]
 
-        masks, old, critic = self.sampling_masks, self.old_distribution, self.critic
+        masks = self.sampling_masks
+        old = self.old_distribution
+        critic = self.critic
         return Batch(
             prompts=tuple(self.prompts[i] for i in rows),
             tokens=tuple(self.tokens[i] for i in rows),
@@ -212,7 +214,8 @@ class MicroBatch:
         def move(rows: Tensor | None) -> Tensor | None:
             return None if rows is None else rows.to(device)
 
-        logprobs, old = unpack(scores.logprobs), move(self.rows.old_logprobs)
+        logprobs = unpack(scores.logprobs)
+        old = move(self.rows.old_logprobs)
         return LossInputs(
             logprobs=logprobs,
             entropy=unpack(scores.entropy),
@@ -260,7 +263,8 @@ def micro_batches(
     ``whole_groups`` never splits a group, for losses over all of its completions. With several ``processes``
     the pieces are of about equal size, and each process gets every ``processes``-th of them.
     """
-    totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
+    totals = batch.totals(max_tokens)
+    group_tokens = batch.group_tokens
     busy = torch.ones(len(batch), dtype=torch.bool)
     if skip_idle:
         busy &= (batch.advantages.bool() & batch.mask).any(-1)
@@ -278,8 +282,10 @@ def micro_batches(
     if processes > 1 and pieces:
         # From the even budget upwards, until the pieces fill no more than the rounds.
         budget = sum(_cost(batch, piece) for piece in pieces) // (rounds * processes)
-        while len(evenly := _pieces(batch, units, budget)) > rounds * processes:
+        evenly = _pieces(batch, units, budget)
+        while len(evenly) > rounds * processes:
             budget += budget // 16 + 1
+            evenly = _pieces(batch, units, budget)
         pieces = evenly
     for number in range(rank, rounds * processes, processes):
         # Collective operations need all processes: one without a piece repeats the first, uncounted.

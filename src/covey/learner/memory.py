@@ -45,7 +45,8 @@ class Shape(NamedTuple):
 
 def shape_of(policy: Policy) -> Shape:
     """Return the shape of a policy's model; if layers differ, each size is the largest one."""
-    config, parameters = policy.model.config.get_text_config(), list(policy.model.parameters())
+    config = policy.model.config.get_text_config()
+    parameters = list(policy.model.parameters())
     # Some models give each layer a config of its own.
     each = list(getattr(config, "per_layer_config", (config,)))
 
@@ -199,7 +200,8 @@ def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, asked
     length do, because most completions end earlier; the forecast says whether a full one fits.
     """
     others = sum(roles.values()) - roles["update"]
-    tokens, recompute = config.train.tokens_per_micro_batch, config.train.recompute_layers
+    tokens = config.train.tokens_per_micro_batch
+    recompute = config.train.recompute_layers
     while tokens > max(1, asked.prompt):
         if others + update_bytes(shape, min(tokens, asked.step), recompute) <= USABLE * there:
             break

@@ -67,9 +67,11 @@ class TrainedRewardModel(Policy):
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
         self.rounds = False
-        self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
+        self.end_ids = list[int]()
+        self.plain_head = True  # it writes nothing that could end
         self.value = None
-        self.around, self.whole = unsplit, self
+        self.around = unsplit
+        self.whole = self
         # Whatever is not under the trunk is the head; classes call it `score` or `classifier`.
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names

@@ -98,7 +98,8 @@ class _Template:
     """A template with its arguments, and its renderings of made-up conversations."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
-        self.tokenizer, self.arguments = tokenizer, arguments
+        self.tokenizer = tokenizer
+        self.arguments = arguments
         self.source = str(tokenizer.chat_template or "")
 
     def behind(self, messages: Messages = (), begin: bool = False) -> str | None:

@@ -144,7 +144,9 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     # Micro-batch losses are parts of the step's loss, so they are summed, not averaged.
     parts = ("loss", "policy_loss", "kl_loss")
     metrics = {name: float(torch.stack([getattr(s, name) for s in stats]).sum()) for name in parts}
-    ratio, advantage, coefficient = trained("ratio"), trained("advantage"), trained("coefficient")
+    ratio = trained("ratio")
+    advantage = trained("advantage")
+    coefficient = trained("coefficient")
     assert ratio is not None and advantage is not None and coefficient is not None
     if not len(ratio):
         return metrics
@@ -157,7 +159,8 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     settings = algorithm.surrogate.all_settings
     if "clip_low" in settings:
         # A token is clipped only where the ratio has moved in the direction that its advantage favours.
-        low, high = ratio < 1 - settings["clip_low"], ratio > 1 + settings["clip_high"]
+        low = ratio < 1 - settings["clip_low"]
+        high = ratio > 1 + settings["clip_high"]
         metrics["clip/low"] = float((low & (advantage < 0)).float().mean())
         metrics["clip/high"] = float((high & (advantage > 0)).float().mean())
     metrics["clip/zero_gradient"] = float(((coefficient == 0) & (advantage != 0)).float().mean())
@@ -323,7 +326,8 @@ def agreement(groups: Sequence[Group], name: str) -> float:
     for group in groups:
         values = group.components[name].values
         known = ~np.isnan(values)
-        good, bad = values[known & group.correct], values[known & ~group.correct]
+        good = values[known & group.correct]
+        bad = values[known & ~group.correct]
         # (correct, incorrect): every pair of the group.
         difference = good[:, None] - bad[None, :]
         ranked.append(((difference > 0) + 0.5 * (difference == 0)).ravel())

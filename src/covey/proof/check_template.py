@@ -75,7 +75,8 @@ class TemplateReport:
         yield f"controls   {' '.join(facts.controls)}: encoded as letters where a message has them"
 
     def _thoughts(self) -> Iterator[str]:
-        facts, marks = self.facts, self.facts.thoughts
+        facts = self.facts
+        marks = self.facts.thoughts
         if marks is None:
             yield "thoughts   no marks of its own; <think> and </think> are read as such"
             return

@@ -214,6 +214,12 @@ def _length_penalized(rows: Sequence[Row], rewards: Sequence[float], weight: flo
     return [s - mean(short) for s in short]
 
 
+def _greedy_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
+    """r - the greedy completion's reward; 0 where that could not be scored. ReMax."""
+    baselines = [row.greedy or 0.0 for row in rows]
+    return [0.0 if math.isnan(b) else r - b for r, b in zip(rewards, baselines, strict=True)]
+
+
 def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
     """Enumerate all sets of k: the mean best reward of the sets with a completion, minus that of all sets."""
     sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
@@ -285,8 +291,7 @@ def advantages(
         "leave_one_out_zscore": lambda: sibling_zscores(rewards, s["eps"]),
         "length_weighted": lambda: list(rewards) if kept and size == 1 else _length_weighted(rows, rewards),
         "mean_normalized": lambda: _mean_normalized(rewards, s["eps"]),
-        "greedy_baseline": lambda: [0.0 if math.isnan(g := row.greedy or 0.0) else r - g
-                                    for row, r in zip(rows, rewards, strict=True)],
+        "greedy_baseline": lambda: _greedy_baseline(rows, rewards),
         "component_zscore": lambda: by_component(
             rows, lambda v: zscores(v, s["ddof"], s["eps"], 0.0 if kept and len(v) == 1 else None)),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),

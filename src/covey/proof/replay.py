@@ -84,7 +84,8 @@ def _repeated(
 ) -> StepFigures:
     """Repeat a step with a shadow, which moves its weights."""
     recorded, sampled = read_rows(folder, number)
-    coefficient, now = trainer.kl_coef, trainer.updates
+    coefficient = trainer.kl_coef
+    now = trainer.updates
     _remember(past, trainer, setting.staleness)
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)

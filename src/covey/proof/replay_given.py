@@ -60,7 +60,8 @@ def _compared(
 
 def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
-    config, stage = loaded.config, loaded.run
+    config = loaded.config
+    stage = loaded.run
     source = with_schemas(load_source(loaded), toolbox_of(loaded))
     known = ((read_environment(stage) if stage is not None else None) or {}).get("files", {})
     for path in data_files(loaded):

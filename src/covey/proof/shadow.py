@@ -166,7 +166,8 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
 
 def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]) -> None:
     """Compute one advantage per token: KL in the reward, then the estimator of groups, then of the batch."""
-    kl, axes = setting.algorithm["kl"], setting.algorithm
+    kl = setting.algorithm["kl"]
+    axes = setting.algorithm
     in_reward = kl and kl["place"] == "reward"
     for group in {row.group for row in rows}:
         judged = [row for row in rows if row.group == group and not math.isnan(row.reward)]
@@ -255,7 +256,8 @@ def row_loss(
     trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], unmoved: bool, done: Done
 ) -> Tensor:
     """Return a completion's part of an update's loss; quantities for controllers are added to ``done``."""
-    axes, kl = setting.algorithm, setting.algorithm["kl"]
+    axes = setting.algorithm
+    kl = setting.algorithm["kl"]
     log_pi = distribution(trainer.weights, setting, row)
     logprobs = picked(log_pi, row)
     if unmoved:
@@ -422,7 +424,8 @@ def rate_at(train: AxisSettings, at: int) -> float:
 
 def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> None:
     """Update the coefficients and the reference after a step that sampled ``groups`` groups."""
-    kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
+    kl = setting.algorithm["kl"]
+    bonus = setting.algorithm["entropy"]
     before = trainer.updates
     every = kl["refresh_every"] if kl else None
     trainer.updates = trainer.applied

@@ -36,7 +36,9 @@ class Chooser:
     """Chooses problems in an order that is new in every epoch, or by their pass rates."""
 
     def __init__(self, problems: int, rollout: Rollout, seed: int) -> None:
-        self.problems, self.rollout, self.seed = problems, rollout, seed
+        self.problems = problems
+        self.rollout = rollout
+        self.seed = seed
         # A step can reach into the next epoch, hence two orders.
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), problems))
 

@@ -71,7 +71,8 @@ def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
     settings = cutting_of(algorithm)
     if settings is None or length <= 1:
         return Expected()
-    most, each = settings["most"], settings["continuations"]
+    most = settings["most"]
+    each = settings["continuations"]
     if settings["split_by"] == "tokens":
         size = part_size(limit, most)
         left = [length - end for end in range(size, math.ceil(length), size)]
@@ -84,8 +85,12 @@ class PrefixSampler:
 
     def __init__(self, sampler: Sampler, begun: Mapping[int, tuple[Completion, int]], decode: Decode) -> None:
         """``begun``: first stream of a request -> (the completion that it continues, the last token kept)."""
-        self.sampler, self.begun, self.decode = sampler, begun, decode
-        self.version, self.shares, self.bit_exact = sampler.version, sampler.shares, sampler.bit_exact
+        self.sampler = sampler
+        self.begun = begun
+        self.decode = decode
+        self.version = sampler.version
+        self.shares = sampler.shares
+        self.bit_exact = sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
         """Sync the wrapped sampler."""
@@ -134,9 +139,13 @@ def with_segments(
     tokens = 0
     # Longest limits first, in an order that is the same on all processes.
     for band in sorted(together, reverse=True):
-        alike, problems, requests, begun = together[band], [], [], {}
+        alike = together[band]
+        problems = []
+        requests = []
+        begun = {}
         for cut in alike:
-            group, whole = groups[cut.group], groups[cut.group].completions[cut.sample]
+            group = groups[cut.group]
+            whole = groups[cut.group].completions[cut.sample]
             prompt = np.concatenate([group.prompt, whole.tokens[: cut.end + 1]])
             streams = [stream(cut, n) for n in range(settings["continuations"])]
             problems.append(Prompted(group.problem, prompt))

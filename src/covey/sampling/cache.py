@@ -88,8 +88,8 @@ class CacheEngine:
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
-        # ``turning`` refuses a length at which sampling and training would rotate by different angles.
-        logits = self.step(tokens, self.decoder.turning(max(self.lengths)))
+        # ``checked`` refuses a length at which sampling and training would rotate by different angles.
+        logits = self.step(tokens, self.decoder.rotary.checked(max(self.lengths)))
         # Only now do the lengths in the cache move on: the step itself may have run twice (``graphs``).
         self.cache.advance(len(self.owners))
         return logits
@@ -98,7 +98,8 @@ class CacheEngine:
         """Free the slots of completions that have ended."""
         if compaction.sources:
             self.cache.move(compaction.sources, compaction.targets)
-        self.owners, self.lengths = compaction.apply(self.owners), compaction.apply(self.lengths)
+        self.owners = compaction.apply(self.owners)
+        self.lengths = compaction.apply(self.lengths)
         self._forget_prompts()
 
     def _forget_prompts(self) -> None:
@@ -131,7 +132,7 @@ class CacheEngine:
         # (start, length) of each prompt's own tokens in the packed row; a shared beginning is the first span.
         own = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
         packed = packed.to(self.policy.device)
-        rotations = self.decoder.rotations(packed.positions)
+        rotations = self.decoder.rotary.at(packed.positions)
         ops = self.decoder.ops
         attentions = self.decoder.attentions(packed.sequences)
         # Keys and values (T, K, E) of each layer, collected by ``attend`` in the order in which layers run.
@@ -188,16 +189,19 @@ class _TorchCache:
     """
 
     def __init__(self, decoder: Decoder, slots: int, _pages: int, longest: int, max_tokens: int) -> None:
-        heads, weight = decoder.heads, decoder.embed.weight
+        heads = decoder.heads
+        weight = decoder.embed.weight
         kv_length = _rounded(longest + max_tokens)
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
-        self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
+        self.keys = weight.new_zeros(shape)
+        self.values = weight.new_zeros(shape)
         # Tokens in each slot, prompt included; on the device, because a CUDA graph reads it there.
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
         self.positions = torch.arange(kv_length, device=weight.device)
-        self.ops, self.tables = decoder.ops, decoder.rotations(self.lengths, longest + max_tokens)
+        self.ops = decoder.ops
+        self.tables = decoder.rotary.at(self.lengths, longest + max_tokens)
         # Per request the keys and values (P, K, E) of each layer.
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -212,7 +216,8 @@ class _TorchCache:
             length = len(layers[0][0])
             # (P, K, E) of each layer into positions 0 to P of the slot.
             for i, (k, v) in enumerate(layers):
-                self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
+                self.keys[i, slot, :length] = k
+                self.values[i, slot, :length] = v
             self.lengths[slot] = length
 
     def attention(self, rows: int, kv_length: int) -> Attend:
@@ -236,7 +241,8 @@ class _TorchCache:
             keys = self.keys[layer]
             values = self.values[layer]
             # (slots, kv_length, K, E) of this layer; the assignment writes into the cache in place.
-            keys[slots, position], values[slots, position] = k, v
+            keys[slots, position] = k
+            values[slots, position] = v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
             if heads.cap is not None:
@@ -277,7 +283,8 @@ class _CompiledCache:
     """
 
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
-        heads, weight = decoder.heads, decoder.embed.weight
+        heads = decoder.heads
+        weight = decoder.embed.weight
         p = _rounded(max(longest, 1))
         s = _rounded(max_tokens)
         layers = len(decoder.layers)
@@ -293,7 +300,7 @@ class _CompiledCache:
         self.layers = list(zip(*stores, strict=True))
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
-        self.tables = decoder.rotations(self.page, length=longest + max_tokens)
+        self.tables = decoder.rotary.at(self.page, length=longest + max_tokens)
         self.sizes = (p, s)
         self.dtype = weight.dtype
         self.prompts: dict[int, tuple[int, int]] = {}
@@ -314,7 +321,8 @@ class _CompiledCache:
         pages_and_lengths = torch.tensor([self.prompts[r] for r in requests]).t()
         slots = slice(first, first + len(requests))
         # Rows 0 and 1 are page and prompt length; a new completion has no tokens of its own yet.
-        self.metadata[:2, slots], self.length[slots] = pages_and_lengths, 0
+        self.metadata[:2, slots] = pages_and_lengths
+        self.length[slots] = 0
 
     def attention(self, rows: int, _kv_length: int) -> Attend:
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:

@@ -62,9 +62,7 @@ class Dialect:
     """Take the weights of a folder as a version. Raises Misbehaved."""
     stamp: Callable[[object], object] = lambda _: None
     """Reply -> a mark of this start of the server and these weights; None: it gives none."""
-    ids: Callable[[object], Sequence[object]] = lambda reply: (
-        [reply.get("id")] if isinstance(reply, dict) else []
-    )
+    ids: Callable[[object], Sequence[object]] = _reply_id
     """Reply -> the ids that it gives of the request that it answers."""
     key_field: str = "request_id"
     """Field of a body that holds the request's id."""
@@ -108,16 +106,15 @@ def _read_choices(reply: object) -> list[Answer]:
     # Servers may list completions as they end; ``index`` says which random stream each belongs to.
     choices = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
     return [
-        Answer(
-            c.token_ids,
-            c.logprobs.token_logprobs,
-            c.finish_reason,
-            SamplingMask(np.array(m.ids, np.int32), np.array(m.ends, np.int64))
-            if (m := c.sampling_mask)
-            else None,
-        )
+        Answer(c.token_ids, c.logprobs.token_logprobs, c.finish_reason, _mask_of(c.sampling_mask))
         for c in choices
     ]
+
+
+def _mask_of(read: _Mask | None) -> SamplingMask | None:
+    if read is None:
+        return None
+    return SamplingMask(np.array(read.ids, np.int32), np.array(read.ends, np.int64))
 
 
 def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequence[int]) -> Body:

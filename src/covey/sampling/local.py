@@ -56,7 +56,8 @@ class LocalSampler:
         on_fewer: Callable[[int], None] = lambda _: None,
         lags: bool = False,
     ) -> None:
-        self.policy, self.lags = policy, lags
+        self.policy = policy
+        self.lags = lags
         self.max_running = max_running
         self.faults = faults or Faults()
         self.on_fewer = on_fewer
@@ -65,7 +66,8 @@ class LocalSampler:
         """Most bytes that sampling has taken."""
         # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
         # sampling takes it again at once: ``_door`` lets ``sync`` in between two tokens (see ``_still``).
-        self._door, self._weights = threading.Lock(), threading.Lock()
+        self._door = threading.Lock()
+        self._weights = threading.Lock()
         self._known = policy.decoder is not None
         """Whether its engine is known to be correct for this architecture: ours is, modules are tried."""
 
@@ -203,7 +205,8 @@ class _Running:
     """The tokens of the running completions: row b belongs to slot b, column t to token t."""
 
     def __init__(self, policy: Policy, params: SamplingParams, slots: int) -> None:
-        self.policy, self.params = policy, params
+        self.policy = policy
+        self.params = params
         # All on the device, so that a step needs no transfer; the host waits only in ``ended``.
         shape = (slots, params.max_tokens)
         self.owners: list[Owner] = []
@@ -242,7 +245,8 @@ class _Running:
         for slot, owner in enumerate(owners, start=self.count):
             if (drawn := begun.get(owner)) is not None:
                 self.lengths[slot] = length = len(drawn.tokens)
-                self.tokens[slot, :length], self.logprobs[slot, :length] = drawn.tokens, drawn.logprobs
+                self.tokens[slot, :length] = drawn.tokens
+                self.logprobs[slot, :length] = drawn.logprobs
                 self.versions[slot, :length] = drawn.versions
         self.kept += [list(begun[owner].kept) if owner in begun else [] for owner in owners]
         self.owners += owners
@@ -268,7 +272,8 @@ class _Running:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         index = self.starts[: self.count] + self.lengths[: self.count]
         drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[index], self.params)
-        self.tokens.view(-1)[index], self.logprobs.view(-1)[index] = drawn.tokens, drawn.logprobs
+        self.tokens.view(-1)[index] = drawn.tokens
+        self.logprobs.view(-1)[index] = drawn.logprobs
         self.versions.view(-1)[index] = version
         self.lengths[: self.count] += 1
         self.latest[: self.count] = drawn.tokens
@@ -333,4 +338,5 @@ class _Running:
         )
         for rows in tensors if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
-        self.owners, self.kept = compaction.apply(self.owners), compaction.apply(self.kept)
+        self.owners = compaction.apply(self.owners)
+        self.kept = compaction.apply(self.kept)

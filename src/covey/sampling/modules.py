@@ -32,7 +32,9 @@ class ModulesEngine:
     """Slots over the model's own cache: keys and values, states, or both."""
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
-        self.policy, self.prompts, self.slots = policy, prompts, slots
+        self.policy = policy
+        self.prompts = prompts
+        self.slots = slots
         # Rows of the model's batch that still run, in the order of slots; ``decode`` drops the others.
         self.rows: list[int] = []
         self.cache: Cache | None = None

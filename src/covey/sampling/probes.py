@@ -201,7 +201,9 @@ def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
 
     Log-probs are clipped at three standard deviations from their mean, since the bound needs bounded values.
     """
-    off, variance, widest = 0.0, 0.0, 0.0
+    off = 0.0
+    variance = 0.0
+    widest = 0.0
     for own, drawn in pairs:
         values = np.log(np.maximum(own, np.finfo(own.dtype).tiny))
         mean = float(own @ values)

@@ -48,7 +48,8 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     call("embed_back", torch.tensor([1, 1, 0]), full(2), into, T, E, dtype=dtype)
     yield "embed_back", into, torch.tensor([[2.0], [4.0]])
     # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
-    total, normed = _unset(T, E, dtype=dtype), _unset(T, E, dtype=dtype)
+    total = _unset(T, E, dtype=dtype)
+    normed = _unset(T, E, dtype=dtype)
     call("add_norm", full(3), full(1), full(2, E), 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
     dx = _unset(T, E, dtype=dtype)
@@ -59,7 +60,8 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     both = full(0, T, 2 * E)
     out = _unset(T, E, dtype=dtype)
     back = _unset(T, 2 * E, dtype=dtype)
-    both[1, :E], both[:, E:] = 64, 0.5
+    both[1, :E] = 64
+    both[:, E:] = 0.5
     call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
     yield "gate_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
     call("gate_mul_back", both, 1.0, 0.0, full(2), back, T, E, dtype=dtype)

@@ -51,7 +51,8 @@ class _Noted(ctypes.Structure):
         # Integers and pointers go by one list and floats by another, as the C calling convention has it.
         # A stride of 0 bytes is an argument that all rows share.
         factors = [a for a in arguments if isinstance(a, float)]
-        values, strides = list[int](), list[int]()
+        values = list[int]()
+        strides = list[int]()
         for place, a in enumerate(arguments):
             if isinstance(a, Tensor):
                 values.append(a.data_ptr())
@@ -107,7 +108,8 @@ class Recorded:
         self.operations: ctypes.Array[_Noted] | None = None
         self.memory: list[torch.UntypedStorage] = []
         """Storages behind the recorded addresses, held so that none is freed (a packed weight, say)."""
-        self.input, self.result = torch.empty(0, 0), torch.empty(0, 0)
+        self.input = torch.empty(0, 0)
+        self.result = torch.empty(0, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Do the work, by replay if there is a recording for so many rows."""

@@ -79,11 +79,13 @@ def _seconds(work: Callable[[], object]) -> float:
     """CPU seconds of one call, which do not include the time of other programs."""
     work()  # the first call loads caches and pages
     began = time.thread_time()
+    seconds = 0.0
     calls = 0
-    while (taken := time.thread_time() - began) < TURN_SECONDS / 4 or not calls:
+    while seconds < TURN_SECONDS / 4:
         work()
         calls += 1
-    return taken / calls
+        seconds = time.thread_time() - began
+    return seconds / calls
 
 
 if __name__ == "__main__":

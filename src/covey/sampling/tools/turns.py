@@ -46,7 +46,9 @@ class TurnSampler:
     """``covey.sampling.base.Sampler``, around another that samples the turns."""
 
     def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
-        self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
+        self.sampler = sampler
+        self.policy = policy
+        self.toolbox = toolbox
         self.read = reader_of(policy, toolbox.schemas)
         self.words = result_words(policy)
         self.waited = 0.0
@@ -136,7 +138,8 @@ class TurnSampler:
                     tool_turns.append(ToolTurn(owner, whole, calls, results))
                 else:
                     yield Sampled(*owner, whole)
-            pending, owners = [], []
+            pending = []
+            owners = []
             for tool_turn in tool_turns:
                 whole = self._answered(requests[tool_turn.owner[0]], tool_turn, waiting)
                 # No room for another turn: it ends with its own last turn, without the results.
