@@ -27,7 +27,7 @@ class Agreement:
     """Difference of advantages, as a fraction of the step's largest one."""
     kl_coef: float | None = None
     """Relative difference of the KL coefficient."""
-    told: float | None = None
+    metrics: float | None = None
     """Difference of the loss and its metrics, with given examples; relative for values above 1."""
     weights: float | None = None
     """Difference of the weights after the step, if a checkpoint holds them."""

@@ -10,9 +10,9 @@ from covey.config.load import Loaded
 from covey.models.policy import Policy
 from covey.proof.agreement import Agreement, nudged, saved, weights_apart
 from covey.proof.decoder import NamedWeights
+from covey.proof.descent import Trainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
-from covey.proof.shadow import Trainer
 from covey.proof.shadow_given import Answer, Example, Lessons, step
 from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
@@ -52,10 +52,10 @@ def replay_given(
 
 
 def _compared(
-    number: int, norm: float, other: float, told: Mapping[str, float], others: Mapping[str, float]
+    number: int, norm: float, other: float, metrics: Mapping[str, float], others: Mapping[str, float]
 ) -> Agreement:
-    gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in told.items()]
-    return Agreement(number, abs(norm - other) / max(norm, 1e-9), told=max(gaps))
+    gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in metrics.items()]
+    return Agreement(number, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
 def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:

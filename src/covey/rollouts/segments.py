@@ -41,7 +41,7 @@ class Cut:
     """The last token that is kept."""
 
 
-class Expected(NamedTuple):
+class Continuations(NamedTuple):
     """The expected continuations of one completion."""
 
     cuts: float = 0.0
@@ -63,30 +63,32 @@ def cutting_of(algorithm: Algorithm) -> dict[str, Any] | None:
     return {**setting_defaults(segment_difference), **algorithm.advantage.all_settings}
 
 
-def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
+def expected_continuations(algorithm: Algorithm, limit: int, length: float) -> Continuations:
     """Estimate the continuations of completions of ``length`` tokens, if they are as long as the originals.
 
     Segments by text are counted as the most there may be, spread evenly over the completion.
     """
     settings = cutting_of(algorithm)
     if settings is None or length <= 1:
-        return Expected()
+        return Continuations()
     most = settings["most"]
     each = settings["continuations"]
     if settings["split_by"] == "tokens":
         size = part_size(limit, most)
         left = [length - end for end in range(size, math.ceil(length), size)]
-        return Expected(len(left), each, sum(left) / max(len(left), 1))
-    return Expected(min(most - 1, length - 1), each, length / 2)
+        return Continuations(len(left), each, sum(left) / max(len(left), 1))
+    return Continuations(min(most - 1, length - 1), each, length / 2)
 
 
 class PrefixSampler:
     """A sampler that continues given prefixes and yields whole completions."""
 
-    def __init__(self, sampler: Sampler, begun: Mapping[int, tuple[Completion, int]], decode: Decode) -> None:
-        """``begun``: first stream of a request -> (the completion that it continues, the last token kept)."""
+    def __init__(
+        self, sampler: Sampler, prefixes: Mapping[int, tuple[Completion, int]], decode: Decode
+    ) -> None:
+        """``prefixes``: first stream of a request -> (the completion that it continues, its last token)."""
         self.sampler = sampler
-        self.begun = begun
+        self.prefixes = prefixes
         self.decode = decode
         self.version = sampler.version
         self.shares = sampler.shares
@@ -100,7 +102,7 @@ class PrefixSampler:
         """Yield whole completions as their continuations end."""
         for request, sample, tail in self.sampler.sample(requests, params):
             # Streams are unique, so the first one identifies the request in any order.
-            whole, end = self.begun[requests[request].streams[0]]
+            whole, end = self.prefixes[requests[request].streams[0]]
             tokens = np.concatenate([whole.tokens[: end + 1], tail.tokens])
             logprobs = np.concatenate([whole.logprobs[: end + 1], tail.logprobs])
             text = self.decode(tokens.tolist())
@@ -142,7 +144,7 @@ def with_segments(
         alike = together[band]
         problems = []
         requests = []
-        begun = {}
+        prefixes = {}
         for cut in alike:
             group = groups[cut.group]
             whole = groups[cut.group].completions[cut.sample]
@@ -150,10 +152,10 @@ def with_segments(
             streams = [stream(cut, n) for n in range(settings["continuations"])]
             problems.append(Prompted(group.problem, prompt))
             requests.append(problems[-1].request(streams))
-            begun[streams[0]] = (whole, cut.end)
+            prefixes[streams[0]] = (whole, cut.end)
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
-        judged = score(problems, requests, PrefixSampler(sampler, begun, decode), limit)
+        judged = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
         for cut, group in zip(alike, judged, strict=True):
             # Without the kept prefix, which was not sampled again.
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)

@@ -19,12 +19,12 @@ from covey.models.alive import alive_bytes
 from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
-from covey.models.kernels.recorded import Recorded
+from covey.models.kernels.recorded import Recording
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
-from covey.sampling.graphs import Replayed, Step, cuda_recorder
+from covey.sampling.graphs import GraphStep, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
@@ -52,7 +52,7 @@ class CacheEngine:
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
-            self.step = Replayed(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
+            self.step = GraphStep(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
         # One entry per running slot: the number of its request, and how many tokens its cache holds.
         self.owners: list[int] = []
         self.lengths: list[int] = []
@@ -177,7 +177,7 @@ def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache)
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
     if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
         # All operations after the embedding are ours, so the step is recorded once and run again from C.
-        rest = Recorded(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
+        rest = Recording(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
         return lambda tokens, _: rest(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
 

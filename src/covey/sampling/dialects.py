@@ -123,8 +123,8 @@ def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequenc
         "prompt": request.prompt.tolist(),
         "n": len(request.streams),
         "streams": list(request.streams),
-        # Where its draws continue: token t of the rest takes the uniform ``begun`` + t of its stream.
-        **({"begun": request.begun} if request.begun else {}),
+        # Where its draws continue: token t of the rest takes the uniform ``prefix_tokens`` + t of its stream.
+        **({"prefix_tokens": request.prefix_tokens} if request.prefix_tokens else {}),
         **_common(params),
         "logprobs": 0,
         "return_token_ids": True,
@@ -192,7 +192,7 @@ SGLANG_NEUTRAL: Body = {
 def _seed(request: Request) -> int:
     """Return a request's one seed. Each segment needs its own, or all begin with the same draws."""
     first = request.streams[0]
-    return key(first, "segment", request.begun) if request.begun else first
+    return key(first, "segment", request.prefix_tokens) if request.prefix_tokens else first
 
 
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:

@@ -35,9 +35,9 @@ from covey.sampling.restart import restart
 from covey.sampling.servers import (
     FAILURES,
     TRY_AGAIN,
-    Asking,
     Piece,
     RemoteServer,
+    Transport,
     WeightsFolder,
     WorkList,
     none_left,
@@ -79,7 +79,7 @@ class RemoteSampler:
         temperature: float,
         max_running: int,
         token: str = "",
-        asking: Asking = ask,
+        asking: Transport = ask,
         lags: bool = False,
     ) -> None:
         """Nothing is sent yet. ``folder`` is where weights are written for the servers.
@@ -239,10 +239,10 @@ class RemoteSampler:
             if failure is not None or (self.lags and server.version != version):
                 work.again(piece)
                 break
-            done = [self._completion(piece.begun, one, version, server.url) for one in replies]
-            limit = work.requests[piece.request].most(work.params)
+            done = [self._completion(piece.prefix, one, version, server.url) for one in replies]
+            limit = work.requests[piece.request].limit(work.params)
             if done[0].finish == "length" and done[0].length < limit:  # a segment's end
-                work.again(replace(piece, begun=done[0]))
+                work.again(replace(piece, prefix=done[0]))
                 continue
             pairs = zip(piece.samples, done, strict=True)
             work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
@@ -268,13 +268,13 @@ class RemoteSampler:
     def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
         """Ask a server for a piece, or for a segment of it."""
         request = work.requests[piece.request]
-        begun = piece.begun
+        begun = piece.prefix
         drawn = 0 if begun is None else begun.length
-        room = request.most(work.params) - drawn
+        room = request.limit(work.params) - drawn
         if self.lags and not work.params.stop:  # which may begin in one segment and end in the next
             room = min(room, SEGMENT)
         prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])
-        rest = Request(prompt, [request.streams[s] for s in piece.samples], request.begun + drawn)
+        rest = Request(prompt, [request.streams[s] for s in piece.samples], request.prefix_tokens + drawn)
         temperature = 0.0 if request.greedy else work.params.temperature
         return self._ask_for(server, rest, replace(work.params, max_tokens=room, temperature=temperature))
 

@@ -21,7 +21,7 @@ from covey.types import Completion
 
 TRY_AGAIN = 5.0
 """Seconds after which an excluded server is tried again."""
-Asking = Callable[[str, object, str, float, int], object]
+Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
@@ -57,11 +57,11 @@ class RemoteServer:
 
 @dataclass(frozen=True)
 class Piece:
-    """Completions of a request that are asked for together; one that was begun is asked for alone."""
+    """Completions of a request that are asked for together; one with a ``prefix`` is asked for alone."""
 
     request: int
     samples: Sequence[int]
-    begun: Completion | None = None
+    prefix: Completion | None = None
 
 
 @dataclass

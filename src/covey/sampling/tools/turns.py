@@ -264,7 +264,7 @@ def _continued(request: Request, sample: int, whole: Completion, room: int) -> R
         request,
         prompt=np.concatenate([request.prompt, whole.tokens]),
         streams=[request.streams[sample]],
-        begun=request.begun + len(whole.tokens),
+        prefix_tokens=request.prefix_tokens + len(whole.tokens),
         room=room,
     )
 
