@@ -592,7 +592,7 @@ MUTANTS = [
     *of(
         "sampling/tools/turns.py",
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
-        ("draws of a turn begin anew", "begun=request.begun + len(whole.tokens)", "begun=request.begun"),
+        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + len(whole.tokens)", "prefix_tokens=request.prefix_tokens"),
         ("a turn has all the room", "room = params.max_tokens - len(whole.tokens)", "room = params.max_tokens"),
         ("calls without a limit", "answered >= tools.max_calls", "answered < 0"),
         ("the prompt is forgotten", "np.concatenate([request.prompt, whole.tokens])", "whole.tokens"),

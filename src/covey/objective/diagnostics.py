@@ -1,4 +1,4 @@
-"""Diagnostics: metrics of a step's tokens, groups and texts, computed outside the loss, without gradient.
+"""Diagnostics: metrics of a step's tokens and groups, computed outside the loss, without gradient.
 
 ``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
 the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md

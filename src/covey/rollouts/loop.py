@@ -142,27 +142,33 @@ class Rollouts:
         # After all rounds: a step's own results do not change its choice of problems.
         for index, group in found.by_problem.items():
             difficulty.update(index, group.pass_rate)
+        metrics = {**self._metrics(found, kept, groups, stats), **elsewhere}
+        if self.chooser.remembers:
+            metrics |= difficulty.metrics()
+        remembered = difficulty.state() if self.chooser.remembers else {}
+        after = Position(position.cursor + found.used, remembered, unjudged, refused, means)
+        version = self.sampler.version
+        waited = self._tool_seconds()
+        return RolloutBatch(kept, found.filtered, after, version, stats, metrics, waited)
+
+    def _metrics(
+        self, found: StepGroups, kept: Sequence[Group], groups: Sequence[Group], stats: ScoringStats
+    ) -> dict[str, float]:
+        """Return what a step's sampling counts; some only where the config has such a feature."""
         metrics = {
             "rollout/resampling_rounds": float(found.rounds - 1),
             "rollout/filtered": float(len(found.filtered)),
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
             **kept_tokens(groups),
-            **(
-                {"rollout/continued_tokens": float(found.continued)}
-                if "segments" in self.algorithm.needs
-                else {}
-            ),
-            **(tool_metrics(groups) if self.rollout.tools is not None else {}),
-            **elsewhere,
-            **(difficulty.metrics() if self.chooser.remembers else {}),
-            **(staleness(kept, self.sampler.version) if prefetcher is not None else {}),
         }
-        remembered = difficulty.state() if self.chooser.remembers else {}
-        after = Position(position.cursor + found.used, remembered, unjudged, refused, means)
-        version = self.sampler.version
-        waited = self._tool_seconds()
-        return RolloutBatch(kept, found.filtered, after, version, stats, metrics, waited)
+        if "segments" in self.algorithm.needs:
+            metrics["rollout/continued_tokens"] = float(found.continued)
+        if self.rollout.tools is not None:
+            metrics |= tool_metrics(groups)
+        if self.rollout.staleness:
+            metrics |= staleness(kept, self.sampler.version)
+        return metrics
 
     def _rounds(
         self,

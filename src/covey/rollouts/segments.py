@@ -125,48 +125,53 @@ def with_segments(
     ``settings`` are those of ``credit.segment_difference``; ``stream`` gives the key of a continuation by
     place and number. Places whose continuations could not be judged are left out.
     """
-    cuts = [
-        Cut(g, s, end)
-        for g, group in enumerate(groups)
-        for s, completion in enumerate(group.completions)
-        if group.scorable[s]
-        for end in cut_places(completion, settings["split_by"], settings["most"], params.max_tokens, decode)
-    ]
-    together: dict[int, list[Cut]] = defaultdict(list)
-    for cut in cuts:
-        # The band is the fraction of tokens left, in eighths.
-        together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
     # (group, sample) -> last token of a segment -> value after it.
-    found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
-    # Longest limits first, in an order that is the same on all processes.
-    for band in sorted(together, reverse=True):
-        alike = together[band]
+    for cuts in _bands(groups, settings, params, decode):
         problems = []
         requests = []
         prefixes = {}
-        for cut in alike:
+        for cut in cuts:
             group = groups[cut.group]
-            whole = groups[cut.group].completions[cut.sample]
+            whole = group.completions[cut.sample]
             prompt = np.concatenate([group.prompt, whole.tokens[: cut.end + 1]])
             streams = [stream(cut, n) for n in range(settings["continuations"])]
             problems.append(Prompted(group.problem, prompt))
             requests.append(problems[-1].request(streams))
             prefixes[streams[0]] = (whole, cut.end)
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
-        limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
+        limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
         judged = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
-        for cut, group in zip(alike, judged, strict=True):
+        for cut, group in zip(cuts, judged, strict=True):
             # Without the kept prefix, which was not sampled again.
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
-                value = float(group.rewards[group.scorable].mean())
-                found[cut.group, cut.sample][cut.end] = value
+                values[cut.group, cut.sample][cut.end] = float(group.rewards[group.scorable].mean())
     valued = []
     for g, group in enumerate(groups):
-        segments = tuple(_segments(found[g, s]) for s in range(len(group.completions)))
+        segments = tuple(_segments(values[g, s]) for s in range(len(group.completions)))
         valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
     return valued, tokens
+
+
+def _bands(
+    groups: Sequence[Group], settings: Mapping[str, Any], params: SamplingParams, decode: Decode
+) -> Iterator[list[Cut]]:
+    """Yield all places to continue from, those with about as many tokens left together.
+
+    Longest limits come first, in an order that is the same on all processes.
+    """
+    limit = params.max_tokens
+    bands: dict[int, list[Cut]] = defaultdict(list)
+    for g, group in enumerate(groups):
+        for s, completion in enumerate(group.completions):
+            if group.scorable[s]:
+                for end in cut_places(completion, settings["split_by"], settings["most"], limit, decode):
+                    # The band is the fraction of tokens left, in eighths.
+                    bands[(limit - end - 1) * BANDS // limit].append(Cut(g, s, end))
+    for band in sorted(bands, reverse=True):
+        yield bands[band]
 
 
 def part_size(limit: int, most: int) -> int:
