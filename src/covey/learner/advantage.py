@@ -134,7 +134,7 @@ def _misfit(found: object, mask: Tensor) -> str:
         return f"returns {type(found).__name__} {str(found)[:60]}, not a tensor"
     if found.shape not in (mask.shape[:1], mask.shape):
         due = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
-        return f"returns the shape {tuple(found.shape)} where {due} is due"
+        return f"returns the shape {tuple(found.shape)} where {due} is expected"
     trained = found if found.ndim == 1 else found[mask]
     return "" if bool(trained.isfinite().all()) else f"returns {_listed(trained)}, not finite everywhere"
 

@@ -297,7 +297,7 @@ class Learner(Generic[M]):
         self.when_lost(half)
         return BeginAgain(
             "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
-            f"checkpoint the run goes on with micro-batches of {half} tokens"
+            f"checkpoint the run continues with micro-batches of {half} tokens"
         )
 
     def _threads_lent(self) -> AbstractContextManager[None]:

@@ -121,8 +121,8 @@ class Policy:
         if longest <= self.context:
             return said
         return (
-            f"{said} (of {longest}: longer sequences are turned by another table, so that a token would be "
-            "sampled by one and trained by the other; longrope: long turns all by that of long ones)"
+            f"{said} (of {longest}: longer sequences use another rotary table, so a token would be sampled "
+            "by one and trained by the other; longrope: long uses the long one for all)"
         )
 
     @property

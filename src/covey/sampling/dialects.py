@@ -198,7 +198,7 @@ def _seed(request: Request) -> int:
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:
     reply = ask("/weights", {"folder": folder, "version": version})
     if not isinstance(reply, Mapping) or reply.get("version") != version:
-        raise Misbehaved(f"/weights answers {str(reply)[:200]}")
+        raise Misbehaved(f"unexpected reply from /weights: {str(reply)[:200]}")
 
 
 def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Sequence[int]) -> Body:
@@ -294,7 +294,7 @@ def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
     body = {"model_path": folder, "flush_cache": True, "weight_version": name}
     reply = ask("/update_weights_from_disk", body)
     if not isinstance(reply, Mapping) or reply.get("success") is not True:
-        raise Misbehaved(f"/update_weights_from_disk answers {str(reply)[:200]}")
+        raise Misbehaved(f"unexpected reply from /update_weights_from_disk: {str(reply)[:200]}")
 
 
 COVEY = Dialect(
@@ -357,7 +357,7 @@ def answers(
         place = ".".join(map(str, first["loc"]))
         raise Misbehaved(f"its reply has an unexpected form: {place}: {first['msg']}") from None
     if len(replies) != len(request.streams):
-        raise Misbehaved(f"{len(replies)} completions instead of {len(request.streams)}")
+        raise Misbehaved(f"it returned {len(replies)} completions instead of {len(request.streams)}")
     for one in replies:
         _check(one, params, vocabulary, ends)
     return replies
