@@ -345,7 +345,7 @@ MUTANTS = [
         ("scored over the whole vocabulary", "sampling_masks=masks or None", "sampling_masks=None"),
         ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
         ("advantages of other rows after select", "values[index, :longest]", "values[index.sort().values, :longest]"),
-        ("tokens of other rows after select", "tuple(self.tokens[i] for i in rows)", "tuple(self.tokens[i] for i in sorted(rows))"),
+        ("tokens of other rows after select", "tuple(values[i] for i in rows)", "tuple(values[i] for i in sorted(rows))"),
         ("mask one short", "< lengths[:, None]\n", "< lengths[:, None] - 1\n"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
         ("truncated completions trained although masked", "(truncated & mask_truncated)", "(truncated & False)"),
@@ -593,7 +593,7 @@ MUTANTS = [
         "sampling/tools/turns.py",
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
         ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + len(whole.tokens)", "prefix_tokens=request.prefix_tokens"),
-        ("a turn has all the room", "room = params.max_tokens - len(whole.tokens)", "room = params.max_tokens"),
+        ("a turn has all the room", "room=params.max_tokens - len(whole.tokens)", "room=params.max_tokens"),
         ("calls without a limit", "answered >= tools.max_calls", "answered < 0"),
         ("the prompt is forgotten", "np.concatenate([request.prompt, whole.tokens])", "whole.tokens"),
         ("a call in plain text does not end a turn", "stop=(*params.stop, CLOSE_CALL)", "stop=params.stop"),
@@ -694,7 +694,7 @@ MUTANTS = [
     ),
     *of(
         "sampling/tools/turns.py",
-        ("answered siblings continue in another order", "owners.append([owner])", "owners.insert(0, [owner])"),
+        ("answered siblings continue in another order", "[owner] for owner, _ in continued", "[owner] for owner, _ in reversed(continued)"),
         ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),
 ]

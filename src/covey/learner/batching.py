@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,29 +83,17 @@ class Batch:
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
 
-        def part(values: Tensor) -> Tensor:
-            return values[index, :longest]
+        def part(values: Any) -> Any:
+            # By its form alone, so that no field is forgotten: (N, L), (N,), N objects, or several of them.
+            if values is None:
+                return None
+            if isinstance(values, Tensor):
+                return values[index, :longest] if values.ndim == 2 else values[index]
+            if hasattr(values, "_fields"):
+                return type(values)(*map(part, values))
+            return tuple(values[i] for i in rows)
 
-        masks = self.sampling_masks
-        old = self.old_distribution
-        critic = self.critic
-        return Batch(
-            prompts=tuple(self.prompts[i] for i in rows),
-            tokens=tuple(self.tokens[i] for i in rows),
-            group=self.group[index],
-            rewards=self.rewards[index],
-            correct=self.correct[index],
-            mask=part(self.mask),
-            sampler_logprobs=part(self.sampler_logprobs),
-            advantages=part(self.advantages),
-            origin=self.origin[index],
-            sampling_masks=None if masks is None else tuple(masks[i] for i in rows),
-            old_logprobs=None if self.old_logprobs is None else part(self.old_logprobs),
-            old_distribution=None if old is None else OldDistribution(*map(part, old)),
-            ref_logprobs=None if self.ref_logprobs is None else part(self.ref_logprobs),
-            critic=None if critic is None else ValueTargets(*map(part, critic)),
-            selected=None if self.selected is None else part(self.selected),
-        )
+        return Batch(**{name: part(values) for name, values in vars(self).items()})
 
     @property
     def group_tokens(self) -> Tensor:

@@ -176,7 +176,8 @@ def test_a_tag_inside_of_a_text_ends_no_call_in_plain_text(policy: Policy, box: 
     ]
     assert str(answer["content"]).startswith("error: ")
     first, second, _ = (request for request, _ in inner.asked)
-    assert second.prefix_tokens == len(second.prompt) - len(first.prompt), "its draws continue where they were"
+    before = len(second.prompt) - len(first.prompt)
+    assert second.prefix_tokens == before, "its draws continue where they were"
 
 
 def test_a_turn_of_nothing_but_tags_ends(policy: Policy, box: Toolbox) -> None:
@@ -320,7 +321,7 @@ def test_a_nested_text_costs_steps_by_its_length(nested: tuple[str, str]) -> Non
         words.words = Counted(words.words)
         words.removed(nested[0] * depth + nested[1] * depth)
         steps.append(words.words.reads)
-    assert steps[1] < 4.5 * steps[0] < 4.5 * 40 * 500 * (len(nested[0]) + len(nested[1]))
+    assert steps[1] <= 4.5 * steps[0] <= 4.5 * 40 * 500 * (len(nested[0]) + len(nested[1]))
 
 
 def test_a_template_may_be_made_of_tokens_that_are_not_special(
