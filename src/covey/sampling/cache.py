@@ -21,7 +21,7 @@ from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.models.kernels.recorded import Recording
 from covey.models.ops import Heads, capped_attention
-from covey.models.packing import pack
+from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 from covey.sampling.graphs import GraphStep, Step, cuda_recorder
@@ -121,16 +121,7 @@ class CacheEngine:
             yield chunk
 
     def _prefill(self, requests: list[int]) -> None:
-        prompts = [self.prompts[r] for r in requests]
-        shared = common_start(prompts)
-        # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token
-        # is never read, so each rest gets one more.
-        if shared:
-            packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
-        else:
-            packed = pack(prompts, [[] for _ in prompts])
-        # (start, length) of each prompt's own tokens in the packed row; a shared beginning is the first span.
-        own = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
+        packed, places = packed_prompts([self.prompts[r] for r in requests])
         packed = packed.to(self.policy.device)
         rotations = self.decoder.rotary.at(packed.positions)
         ops = self.decoder.ops
@@ -145,12 +136,26 @@ class CacheEngine:
 
         hidden = self.decoder(packed.tokens, attend)
         # Only the last token of each prompt needs the head: its logits draw the first token.
-        last = torch.tensor([start + length - 1 for start, length in own], device=hidden.device)
-        for r, (start, length), first in zip(requests, own, self.policy.head(hidden[last]), strict=True):
-            # A prompt's tokens in the packed row: the shared beginning, then its own.
-            places = torch.cat((torch.arange(shared), torch.arange(start, start + length))).to(hidden.device)
-            self.cache.add_prompt(r, [(k[places], v[places]) for k, v in layers])
+        last = torch.stack([own[-1] for own in places]).to(hidden.device)
+        for r, own, first in zip(requests, places, self.policy.head(hidden[last]), strict=True):
+            tokens = own.to(hidden.device)
+            self.cache.add_prompt(r, [(k[tokens], v[tokens]) for k, v in layers])
             self.logits[r] = first
+
+
+def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]:
+    """Pack prompts, what they all begin with only once. -> the row, and the places of each one's tokens."""
+    shared = common_start(prompts)
+    # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token is
+    # never read, so each rest gets one more.
+    if shared:
+        packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
+    else:
+        packed = pack(prompts, [[] for _ in prompts])
+    # (start, length) of each prompt's own tokens; a shared beginning is the first span.
+    spans = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
+    beginning = torch.arange(shared)
+    return packed, [torch.cat((beginning, torch.arange(a, a + length))) for a, length in spans]
 
 
 def common_start(prompts: Sequence[np.ndarray]) -> int:

@@ -149,11 +149,7 @@ class LocalSampler:
         partial: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
         """Complete what is left. New weights end the pass early, with what was under way in ``partial``."""
-        prompts = [r.prompt for r in requests]
-        # An interrupted completion becomes a prompt of its own, after those of the requests: its prompt and
-        # tokens are prefilled under the new weights. ``place`` is where the engine finds it.
-        place = {owner: len(prompts) + i for i, owner in enumerate(partial)}
-        prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in partial.items()]
+        prompts, place = _prompts_of(requests, partial)
         # Interrupted ones first: they are the oldest.
         waiting = deque([*partial, *(owner for owner in left if owner not in partial)])
         slots = min(self.max_running, len(waiting))
@@ -176,6 +172,7 @@ class LocalSampler:
                 admitted = [waiting.popleft() for _ in range(count)]
                 if admitted:
                     running.admit(admitted, requests, partial)
+                    # An interrupted completion has a prompt of its own, the others have their request's.
                     logits.append(engine.admit([place.get(owner, owner[0]) for owner in admitted]))
                 running.draw(torch.cat(logits), version)
                 if ended := running.ended():
@@ -199,6 +196,21 @@ class _PartialCompletion(NamedTuple):
     logprobs: Tensor
     versions: Tensor
     kept: list[np.ndarray]
+
+
+def _prompts_of(
+    requests: Sequence[Request], partial: Mapping[Owner, _PartialCompletion]
+) -> tuple[list[np.ndarray], dict[Owner, int]]:
+    """Return the prompts of the requests, then those of interrupted completions, and where these are.
+
+    An interrupted completion's prompt ends with its tokens: they are prefilled under the new weights.
+    """
+    prompts = [request.prompt for request in requests]
+    place = {}
+    for owner, drawn in partial.items():
+        place[owner] = len(prompts)
+        prompts.append(np.concatenate([requests[owner[0]].prompt, drawn.tokens.cpu().numpy()]))
+    return prompts, place
 
 
 class _Running:
