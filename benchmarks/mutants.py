@@ -74,6 +74,7 @@ NEAR = {
         "tests/proof/test_axes.py::test_the_kl_coefficient_and_the_reference_are_steered_alike",
     ],
     "models/value_head": ["tests/train/test_critic.py"],
+    "models/pretrained": ["tests/train/test_critic.py", "tests/models/test_pretrained.py"],
     "rollouts/prefetch": ["tests/test_ahead.py"],
     "rollouts/segments": ["tests/test_rollout.py"],
     "training/reward_model": [*SEAMS, "tests/train/test_reward_models.py"],
@@ -520,8 +521,11 @@ MUTANTS = [
     ),
     *of(
         "models/value_head.py",
-        ("a critic begins with a random head", "0.0 * made.head.weight if head is None", "1.0 * made.head.weight if head is None"),
-        ("a critic's own head is forgotten", "made.head.weight if head is None else head.weight", "made.head.weight if head is None else 0 * head.weight"),
+        ("a critic's own head is forgotten", "made.head.weight.copy_(head.weight)", "made.head.weight.copy_(0 * head.weight)"),
+    ),
+    *of(
+        "models/pretrained.py",
+        ("a critic begins with a random head", "parameter.zero_()", "parameter.detach()"),
     ),
     *of(
         "rollouts/prefetch.py",

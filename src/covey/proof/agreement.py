@@ -54,6 +54,11 @@ NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
 """Relative difference of a twin's first weights; the second if weights are rounded to bfloat16."""
 
 
+def with_twin(model: NamedWeights, coarsely: bool, twin: bool) -> list[NamedWeights]:
+    """Return the weights that shadows begin with: the model's and, with ``twin``, nearly the same."""
+    return [model, nudged(model, coarsely)] if twin else [model]
+
+
 def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
     """Return the weights with random relative changes as large as rounding."""
     random = torch.Generator().manual_seed(0)

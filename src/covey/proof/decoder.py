@@ -15,6 +15,11 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """x (T, in), W (out, in) -> x W^T."""
 
 
+def copied(weights: NamedWeights) -> NamedWeights:
+    """Return weights that do not move with these, and are not trained."""
+    return {name: w.detach().clone() for name, w in weights.items()}
+
+
 def exactly(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T."""
     return x @ weight.T

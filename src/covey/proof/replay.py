@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from covey.proof import shadow
-from covey.proof.agreement import Agreement, StepFigures, agreement, nudged, saved
-from covey.proof.decoder import NamedWeights, exactly, rounded
+from covey.proof.agreement import Agreement, StepFigures, agreement, saved, with_twin
+from covey.proof.decoder import NamedWeights, copied, exactly, rounded
 from covey.proof.descent import ShadowConfig, Trainer
 from covey.proof.formulas import AxisSettings, Row
 from covey.runs.folder import read_numbers
@@ -30,9 +30,9 @@ def replay(
     same steps. Raises ConfigError if the run used a function that the shadow does not know.
     """
     setting = read_setting(folder, architecture)
-    start = {name: w.detach().clone() for name, w in model.items()}
+    start = copied(model)
     trainers = [
-        _begun(folder, setting, w) for w in ([model, nudged(model, setting.rounded)] if twin else [model])
+        _first_trainer(folder, setting, weights) for weights in with_twin(model, setting.rounded, twin)
     ]
     # pasts[i] has the old weights of trainers[i], for completions that an earlier version sampled.
     pasts: list[Past] = [{} for _ in trainers]
@@ -53,8 +53,8 @@ def replay(
         yield replace(agreement(number, own, written, known, start), apart=apart)
 
 
-def _begun(folder: Path, setting: ShadowConfig, model: NamedWeights) -> Trainer:
-    start = {name: w.detach().clone() for name, w in model.items()}
+def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> Trainer:
+    start = copied(model)
     # Without its adapters a model is the one they were put into.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl = setting.algorithm["kl"]

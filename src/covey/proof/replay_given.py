@@ -8,8 +8,8 @@ from pathlib import Path
 
 from covey.config.load import Loaded
 from covey.models.policy import Policy
-from covey.proof.agreement import Agreement, nudged, saved, weights_apart
-from covey.proof.decoder import NamedWeights
+from covey.proof.agreement import Agreement, saved, weights_apart, with_twin
+from covey.proof.decoder import NamedWeights, copied
 from covey.proof.descent import Trainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
@@ -34,9 +34,8 @@ def replay_given(
 ) -> Iterator[Agreement]:
     """Repeat a stage that learns from given examples, as ``covey.proof.replay.replay`` does for RL."""
     setting = read_setting(folder, architecture)
-    start = {name: w.detach().clone() for name, w in model.items()}
-    begun = [model, nudged(model, setting.rounded)] if twin else [model]
-    trainers = [Trainer(w, {name: x.detach().clone() for name, x in w.items()}) for w in begun]
+    start = copied(model)
+    trainers = [Trainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         norm, values = step(trainers[0], setting, lessons, number)
         own = trainers[0].weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from covey.config.schema import Config
 from covey.models.chat import ignored, leaves_out
@@ -19,9 +19,11 @@ def unseen_by_model(
     """Return notes on data that the model does not read, or not as meant; a sentence each."""
     problems = [p for p in problems if p.sampled is None]
     examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
-    answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
-    everything = [*answered, *((problem, []) for problem in problems)]
-    notes = [*_unread_roles(policy, everything), *_unread_keys(policy, everything)]
+    # A chat is read with its first answer in messages, if it has one.
+    answers = [(e.problem, next((a for a in e.answers if not isinstance(a, str)), ())) for e in examples]
+    everything = [*answers, *((problem, ()) for problem in problems)]
+    chats = [(p, [*p.prompt, *answer]) for p, answer in everything if not isinstance(p.prompt, str)]
+    notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
     notes += _unread_by_texts(problems, config)
     notes += _forging(policy, problems)
     notes += _begun_turns(problems)
@@ -87,22 +89,18 @@ def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
     return []
 
 
-def _unread_roles(policy: Policy, conversations: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+def _unread_roles(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> list[str]:
     """Return a note per role whose messages the template omits, as most do with roles they do not know."""
     notes = list[str]()
     checked = {"assistant"}
-    for problem, answers in conversations:
-        if isinstance(problem.prompt, str):
-            continue
-        messages = [*problem.prompt, *(answers[0] if answers else ())]
+    for problem, messages in chats:
         for place, message in enumerate(messages):
             role = str(message["role"])
             if role in checked or not message["content"]:
                 continue
             checked.add(role)
             # If other words in this message change nothing in the rendering, the template does not show it.
-            other = [*messages[:place], {**message, "content": "Other words."}, *messages[place + 1 :]]
-            if leaves_out(policy.tokenizer, messages, problem.template, other):
+            if _unseen(policy, problem, messages, place, {**message, "content": "Other words."}):
                 notes.append(
                     f"{problem.id}: the chat template omits messages of role {role!r}, so the model does not "
                     "read them; most templates know system, user, assistant and tool"
@@ -110,23 +108,26 @@ def _unread_roles(policy: Policy, conversations: Iterable[tuple[Problem, Sequenc
     return notes
 
 
-def _unread_keys(policy: Policy, conversations: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> list[str]:
     """Return a note per key of messages, a name or a date for instance, that the template does not show."""
     notes = list[str]()
     checked = {"role", "content", "tool_call_id", UNTRAINED}
-    for problem, answers in conversations:
-        if isinstance(problem.prompt, str):
-            continue
-        messages = [*problem.prompt, *(answers[0] if answers else ())]
+    for problem, messages in chats:
         for place, message in enumerate(messages):
             for name in [key for key in message if key not in checked]:
                 checked.add(name)
-                # As with roles: rendered with and without the key.
                 bare = {key: value for key, value in message.items() if key != name}
-                other = [*messages[:place], bare, *messages[place + 1 :]]
-                if leaves_out(policy.tokenizer, messages, problem.template, other):
+                if _unseen(policy, problem, messages, place, bare):
                     notes.append(
                         f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
                         "does not read it"
                     )
     return notes
+
+
+def _unseen(
+    policy: Policy, problem: Problem, messages: Messages, place: int, other: Mapping[str, object]
+) -> bool:
+    """Whether the template renders a chat the same with another message at a place."""
+    changed = [*messages[:place], other, *messages[place + 1 :]]
+    return leaves_out(policy.tokenizer, messages, problem.template, changed)
