@@ -15,7 +15,7 @@ from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.insight.stages import in_columns
-from covey.learner.memory import Shape, asked_of, forecast, planned_tokens
+from covey.learner.memory import Shape, forecast, largest_step, planned_tokens
 
 BANDWIDTH = 0.5
 """Fraction of the peak bandwidth that decoding reaches."""
@@ -133,11 +133,11 @@ def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> f
 def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
     """Return the bytes at the peak of the run, with the largest micro-batch that fits."""
     config, shape = stage.config, subject.shape
-    asked = asked_of(config, subject.prompts, (), stage.algorithm.whole_groups)
+    largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
     kept = stage.algorithm.needs_reference and config.lora is None
-    roles = forecast(shape, config, asked, config.train.tokens_per_micro_batch, kept, PROGRAM)
-    tokens = planned_tokens(roles, shape, config, asked, gpu.gib << 30)
-    return sum(forecast(shape, config, asked, tokens, kept, PROGRAM).values())
+    roles = forecast(shape, config, largest, config.train.tokens_per_micro_batch, kept, PROGRAM)
+    tokens = planned_tokens(roles, shape, config, largest, gpu.gib << 30)
+    return sum(forecast(shape, config, largest, tokens, kept, PROGRAM).values())
 
 
 def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:

@@ -68,7 +68,7 @@ class Wanted(BaseModel):
     seed: int | None = None
     streams: list[int] | None = Field(None, max_length=4096)
     """A key for each of the ``n`` completions, instead of ``seed``."""
-    begun: int = Field(0, ge=0, le=2**32)
+    prefix_tokens: int = Field(0, ge=0, le=2**32)
     """Number of tokens at the end of the prompt that were drawn from these streams before."""
     request_id: str = Field("", max_length=200)
     """The id that the reply gets."""
@@ -287,7 +287,7 @@ class Service:
             )
         if not size or not all(0 <= t < vocabulary for t in tokens):
             raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
-        return Request(np.array(tokens, dtype=np.int64), keys, wanted.begun)
+        return Request(np.array(tokens, dtype=np.int64), keys, wanted.prefix_tokens)
 
     def _reply(
         self, kind: str, wanted: Wanted, answered: Answered, choices: Sequence[Mapping[str, object]]
