@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 from pathlib import Path
@@ -95,6 +96,17 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
     curve = next(line for line in lines if line.startswith("1 ┤"))
     assert curve.index("┤", 3) == lines[lines.index(curve) + 1].index("┤", 3), "the second curve is upright"
     assert any(0x2800 < ord(c) < 0x2900 for c in text)
+
+
+def test_a_low_terminal_shows_the_same_curve_in_one_line() -> None:
+    console = RunConsole(quiet=True)
+    console.begin("2-rl (rl)", 10)
+    for number in range(1, 11):
+        console.step(number, math.nan if number == 5 else number / 10, FACTS)
+    low, tall = (shown(console, 80, height) for height in (12, 30))
+    lines = [sum(any(0x2800 < ord(c) < 0x2900 for c in line) for line in page) for page in (low, tall)]
+    assert lines[0] == 1 < lines[1]
+    assert not any("nan" in line for line in (*low, *tall))
 
 
 def test_a_resumed_stage_shows_its_past() -> None:

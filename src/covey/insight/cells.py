@@ -14,12 +14,13 @@ import numpy as np
 
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.evidence import student
-from covey.insight.stages import in_columns, points
+from covey.insight.stages import points
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
 from covey.system.console import duration
+from covey.system.plot import table
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
 SEED_SPREAD = 0.05
@@ -144,16 +145,11 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
 def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     """Yield a sweep as a table for people, and its conclusions."""
     rows = rows_of(sweep)
-    if not rows:
+    if rows:
+        head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
+        yield from table([head, *map(_cells, rows)])
+    else:
         yield "no run has ended with held-out problems: nothing to compare"
-    head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
-    table = [head]
-    for row in rows:
-        change = points(row.change["sampled"]) if row.change else "-"
-        took = duration(float(np.mean([run.seconds for run in row.ended.values()])))
-        cells = [*row.cell.values, str(len(row.ended)), *(str(row.found[n]) for n in COMPARED), change, took]
-        table.append(cells)
-    yield from in_columns(table) if rows else ()
     if len(rows) > 1:
         yield _best(sweep, rows, failed)
     if changed := changed_between(rows):
@@ -165,6 +161,14 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
         yield "of one seed: another may differ by more than these intervals say (--seeds 3)"
     for folder, why in failed.items():
         yield f"failed: {folder.name}: {why.partition('. ')[0]}"
+
+
+def _cells(row: CellRow) -> list[str]:
+    """Return a row of the table."""
+    accuracies = [str(row.found[name]) for name in COMPARED]
+    change = points(row.change["sampled"]) if row.change else "-"
+    seconds = float(np.mean([run.seconds for run in row.ended.values()]))
+    return [*row.cell.values, str(len(row.ended)), *accuracies, change, duration(seconds)]
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,14 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.plot import beside, framed, span
+from covey.system.plot import Curve, draw, span
 from covey_verify.errors import ConfigError
 
 LATE = 0.25
 """Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
+WIDTH = 78
+"""Characters of a line of curves."""
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
@@ -119,21 +121,33 @@ def _late_rewards(stage: Path) -> dict[str, float]:
     return {problem: float(np.mean(rewards)) for problem, rewards in found.items()}
 
 
-def _curves(first: Path, second: Path, width: int = 78) -> Iterator[str]:
+def _curves(first: Path, second: Path) -> Iterator[str]:
+    """Yield the curves of both runs, those of a metric beside each other and on one scale."""
     logs = [read_numbers(stage, "metrics.jsonl") for stage in (first, second)]
     evals = [read_numbers(stage, "evals.jsonl") for stage in (first, second)]
     last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
-    for name, metric in (*CURVES.items(), ("held-out accuracy", "pass@1")):
-        source = evals if metric == "pass@1" else logs
-        points = [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in source]
-        if not all(points) or (metric == "loss" and any("reward/mean" in m for m in logs[0])):
-            continue
-        bounds = (0.0, 1.0) if metric == "pass@1" else span([v for own in points for _, v in own])
-        drawn = [
-            framed(f"{which} {name}", own, width // 2 - 2, 4, last, bounds=bounds)
-            for which, own in zip("AB", points, strict=True)
-        ]
-        yield from (line.plain.rstrip() for line in beside(drawn[0], drawn[1], width // 2))
+    rewarded = any("reward/mean" in m for m in logs[0])
+    for name, metric in CURVES.items():
+        if metric != "loss" or not rewarded:
+            yield from _pair(name, _points(logs, metric), last)
+    yield from _pair("held-out accuracy", _points(evals, "pass@1"), last, (0.0, 1.0))
+
+
+def _points(logs: Sequence[Sequence[Mapping[str, float]]], metric: str) -> list[list[tuple[float, float]]]:
+    return [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in logs]
+
+
+def _pair(
+    name: str,
+    points: Sequence[Sequence[tuple[float, float]]],
+    last: float,
+    bounds: tuple[float, float] | None = None,
+) -> Iterator[str]:
+    """Yield the lines of one metric's curves; none if a run does not have it."""
+    if all(points):
+        bounds = bounds or span([value for own in points for _, value in own])
+        curves = [Curve(f"{run} {name}", own, bounds=bounds) for run, own in zip("AB", points, strict=True)]
+        yield from (line.plain.rstrip() for line in draw(curves, WIDTH, 4, last))
 
 
 def _signed(estimate: Estimate) -> str:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.insight.forecast import Forecast, Workload, seconds_text
-from covey.insight.stages import in_columns
 from covey.learner.memory import Shape, asked_of, forecast, planned_tokens
+from covey.system.plot import table
 
 BANDWIDTH = 0.5
 """Fraction of the peak bandwidth that decoding reaches."""
@@ -156,9 +156,10 @@ def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table for people."""
     yield "on one GPU, computed from its data sheet: at least so long, and without the rewards"
-    table = [["GPU", "memory, GB", "a step", "the run"]]
-    for row in rows:
-        fits = "" if row.memory <= row.there else ": does not fit"
-        memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
-        table.append([row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)])
-    yield from in_columns(table)
+    yield from table([["GPU", "memory, GB", "a step", "the run"], *map(_cells, rows)])
+
+
+def _cells(row: Row) -> list[str]:
+    fits = "" if row.memory <= row.there else ": does not fit"
+    memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
+    return [row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)]

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypedDict
 
 import yaml
 
-from covey.insight.stages import in_columns
+from covey.system.plot import table
 from covey_verify.errors import ConfigError
 
 KEPT = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")
@@ -167,15 +167,15 @@ def _lines(taken: Lane, advice: list[str], rows: list[LaneRow]) -> Iterator[str]
     yield ""
     sized = any(row["gigabytes"] is not None for row in rows)
     roles = [role.replace("_", " ") for role in KEPT]
-    table = [["lane", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]]
+    rows_of_table = [["lane", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]]
     for row in rows:
         size = f"{row['gigabytes']}{' (too much)' if row['fits'] is False else ''}"
-        table.append([
+        rows_of_table.append([
             row["lane"], row["needs"], "yes" if row["have"] else "no",
             *(f"{row['memory'][role]:g}" for role in KEPT), f"{row['times_weights']:g}",
             *([size] if sized else []),
         ])  # fmt: skip
-    yield from in_columns(table)
+    yield from table(rows_of_table)
     yield (
         "memory in multiples of the policy's weights in float32, measured (docs/lanes.md); activations and "
         "sampling come on top"

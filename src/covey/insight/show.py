@@ -17,9 +17,9 @@ from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import BARS, duration
+from covey.system.console import duration
 from covey.system.opening import count_lines
-from covey.system.plot import beside, framed
+from covey.system.plot import Curve, bar, draw, table
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 
@@ -41,6 +41,8 @@ TABLE = {
     "margin": ("preference/margin", "reward_model/margin"),
 }
 """Heading -> the metrics that may fill its column; the first that was logged is shown."""
+WIDTH = 78
+"""Characters of a line of curves."""
 PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
@@ -104,32 +106,37 @@ def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
         yield f"step {f.step + 1}: {f}{place}"
 
 
-def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
+def _curves(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
     name = "reward" if any("reward/mean" in m for m in metrics) else "loss"
-    points = [(m["step"], v) for m in metrics if (v := _value(m, name)) is not None]
+    points = [(m["step"], value) for m in metrics for value in _known(m, name)]
+    curves = [Curve(name, points)]
     held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
-    last = max([1.0, *(s for s, _ in (*points, *held_out))])
-    lines = framed(name, points, width // 2 - 2, 5, last)
     if held_out:
-        accuracy = framed("held-out accuracy", held_out, width // 2, 5, last, bounds=(0.0, 1.0))
-        lines = beside(lines, accuracy, width // 2)
-    return [line.plain.rstrip() for line in lines]
+        curves.append(Curve("held-out accuracy", held_out, bounds=(0.0, 1.0)))
+    last = max([1.0, *(step for curve in curves for step, _ in curve.points)])
+    return [line.plain.rstrip() for line in draw(curves, WIDTH, 5, last)]
 
 
-def _table(metrics: NumberRecords) -> Iterator[str]:
-    shown = [name for name in TABLE if any(_value(m, name) is not None for m in metrics)]
-    shown = [name for name in shown if name != "loss" or "reward" not in shown]
+def _table(metrics: NumberRecords) -> list[str]:
+    """Return evenly spread steps, the first and the newest one among them, as a table."""
+    columns = [name for name in TABLE if any(_known(m, name) for m in metrics)]
+    columns = [name for name in columns if name != "loss" or "reward" not in columns]
+    if not metrics:
+        return []
     # Ceiling division; the newest step is added if the stride misses it.
-    every = max(1, -(-len(metrics) // TABLE_ROWS))
-    yield " ".join(f"{name:>9}" for name in ("step", *shown))
-    for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
-        values = (_value(record, name) for name in shown)
-        cells = (f"{v:>9.3g}" if v is not None else f"{'-':>9}" for v in values)
-        yield " ".join((f"{record['step']:>9.0f}", *cells))
+    every = -(-len(metrics) // TABLE_ROWS)
+    steps = sorted({*range(0, len(metrics), every), len(metrics) - 1})
+    rows = [[f"{metrics[n]['step']:.0f}", *(_cell(metrics[n], name) for name in columns)] for n in steps]
+    return table([["step", *columns], *rows], numbers=1 + len(columns))
 
 
-def _value(record: Mapping[str, float], heading: str) -> float | None:
-    return next((record[name] for name in TABLE[heading] if record.get(name) is not None), None)
+def _cell(record: Mapping[str, float], heading: str) -> str:
+    return "".join(f"{value:.3g}" for value in _known(record, heading)) or "-"
+
+
+def _known(record: Mapping[str, float], heading: str) -> list[float]:
+    """Return the value of a column in a step, if it has one."""
+    return [record[name] for name in TABLE[heading] if record.get(name) is not None][:1]
 
 
 def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
@@ -139,15 +146,11 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r.spread, r.group))
     # One range for all bars of the step, so that groups can be compared.
     known = [r for row in rows for r in row.rewards if r is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
+    low = min(known, default=0.0)
+    high = max(known, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
-    lines.append(f"{'group':>5} {'mean':>7} {'tokens':>6}  {'rewards':<17}{'':9}prompt")
-    for row in rows:
-        mean = f"{row.mean:.3g}" if row.mean is not None else "-"
-        bars = "".join(_bar(r, low, high) for r in row.rewards)
-        kind = "dead" if row.dead else "" if row.trained else "filtered"
-        prompt = " ".join(row.prompt.split())[:PROMPT_SHOWN]
-        lines.append(f"{row.group:>5} {mean:>7} {row.tokens:>6.0f}  {bars:<17}{kind:<9}{prompt}")
+    head = ["group", "mean", "tokens", "rewards", "", "prompt"]
+    lines += table([head, *(row.cells(low, high) for row in rows)], numbers=3)
     why = why_pushed(stage, log.rows)
     lines += ["", f"dead: the rewards are equal. {why}"] if why else []
     record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
@@ -165,6 +168,14 @@ class _Row:
     spread: float
     dead: bool
     tokens: float
+
+    def cells(self, low: float, high: float) -> list[str]:
+        """Return its row of the table, with a bar per reward between ``low`` and ``high``."""
+        mean = "-" if self.mean is None else f"{self.mean:.3g}"
+        bars = "".join("?" if r is None else bar(r, low, high) for r in self.rewards)
+        kind = "dead" if self.dead else "" if self.trained else "filtered"
+        prompt = " ".join(self.prompt.split())[:PROMPT_SHOWN]
+        return [str(self.group), mean, f"{self.tokens:.0f}", bars, kind, prompt]
 
 
 def why_pushed(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -240,9 +251,3 @@ def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """Return a prompt as text; of a chat, the system message and the last message of the user."""
     system, text = last_turn(prompt)
     return f"{system}\n{text}" if system else text
-
-
-def _bar(reward: float | None, low: float, high: float) -> str:
-    if reward is None:
-        return "?"
-    return BARS[min(7, int(8 * (reward - low) / (high - low)))] if high > low else BARS[0]

@@ -10,6 +10,7 @@ from typing import Any
 from covey.runs.estimates import Estimate, Evaluation, gains
 from covey.runs.folder import read_stream
 from covey.system.opening import count_lines
+from covey.system.plot import table
 from covey.tasks.source import EXAMPLES
 
 HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")
@@ -23,19 +24,7 @@ MEASURES: Mapping[str, str] = {
 
 def stage_table(folders: Sequence[Path]) -> list[str]:
     """Return lines for people: each stage, its final held-out accuracy and its gain."""
-    return in_columns([HEAD, *(_row(folder) for folder in folders)])
-
-
-def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's rows, all of the same length, as aligned lines.
-
-    >>> in_columns([("stage", "steps"), ("1-sft", "40")])
-    ['stage  steps', '1-sft  40']
-    """
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return table([HEAD, *(_row(folder) for folder in folders)])
 
 
 def _row(folder: Path) -> tuple[str, ...]:
