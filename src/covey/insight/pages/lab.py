@@ -13,6 +13,7 @@ import torch
 from pydantic import BeforeValidator, Field, ValidationError, validate_call
 from torch import Tensor
 
+from covey.config.algorithm import checked_settings
 from covey.objective.advantages import centered, standard_deviation
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
@@ -67,8 +68,8 @@ def group_tool(
     *,
     rewards: RewardList,
     lengths: LengthList = [],  # noqa: B006 - validated into a list of its own
-    ddof: Annotated[int, Field(ge=0, le=1)] = 1,
-    eps: Annotated[float, Field(ge=0, le=1)] = 1e-4,
+    ddof: int = 1,
+    eps: Finite = 1e-4,
     greedy: Finite | None = None,
     max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 512,
 ) -> ToolAnswer:
@@ -114,7 +115,7 @@ def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -
 
 def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> ToolAnswer:
     """Apply an estimator to a group: its advantages, its formula, and the numbers in the formula."""
-    settings = {k: v for k, v in given.items() if k in setting_defaults(function)}
+    settings = _own_settings(function, given)
     bound: Bound[GroupData, Tensor] = bind(function, **settings)
     formula = formula_of(function)
     count = len(data.rewards)
@@ -127,6 +128,12 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
         "numbers": [_numbers(formula, data, i, bound.all_settings) for i in range(count)] if formula else [],
         "sums_to_zero": abs(float(bound(data).sum())) < 1e-9,
     }
+
+
+def _own_settings(function: Callable[..., object], given: Mapping[str, float]) -> dict[str, object]:
+    """Return those settings that a function has, checked as in a config. Raises ConfigError."""
+    own = {name: value for name, value in given.items() if name in setting_defaults(function)}
+    return checked_settings(function.__name__, function, own)
 
 
 def first_words(function: Callable[..., object]) -> str:
@@ -228,8 +235,8 @@ def gate_tool(
     *,
     ratio: Annotated[float, Field(gt=0, le=20)] = 1.0,
     advantage: Finite = 1.0,
-    clip_low: Annotated[float, Field(gt=0, le=20)] = 0.2,
-    clip_high: Annotated[float, Field(gt=0, le=20)] = 0.2,
+    clip_low: Finite = 0.2,
+    clip_high: Finite = 0.2,
     old: Annotated[float, Field(gt=0, lt=1)] = 0.1,
 ) -> ToolAnswer:
     """Return for every clip rule a token's objective and its gradient coefficient, over many ratios."""
@@ -248,8 +255,7 @@ def gate_tool(
     )
     found = []
     for rule in AXIS["surrogate"]:
-        chosen = {"clip_low": clip_low, "clip_high": clip_high}
-        surrogate = bind(rule, **{k: v for k, v in chosen.items() if k in setting_defaults(rule)})
+        surrogate = bind(rule, **_own_settings(rule, {"clip_low": clip_low, "clip_high": clip_high}))
         if "group" in surrogate.needs:  # one of all completions of a group has no push of a token alone
             continue
         algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)

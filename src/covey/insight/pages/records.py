@@ -18,7 +18,7 @@ from covey.config.load import flatten
 from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
-from covey.insight.pages.settings import algorithm_rows, recorded_values, written
+from covey.insight.pages.settings import nearest_preset, recorded_values, written
 from covey.insight.pages.thinning import Curve
 from covey.insight.show import why_pushed
 from covey.insight.verdict import recorded_verdict
@@ -172,7 +172,7 @@ def _known(folder: Path) -> Record:
     streams = tuple((path.name, path.stat().st_size if path.exists() else 0) for path in paths)
     return _facts(folder, streams) | {
         "method": settings["method"],
-        "algorithm": next(algorithm_rows(settings))["value"] if settings["method"] == "rl" else "",
+        "algorithm": nearest_preset(settings) if settings["method"] == "rl" else "",
         "model": str(settings.get("model")),
         "steps": 0 if settings["method"] == "filter" else settings["train"].get("steps"),
     }

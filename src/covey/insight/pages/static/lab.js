@@ -2,7 +2,7 @@
 
 import { ask, failure, h, isStatic, num, percent } from "./dom.js";
 import { models, ways } from "./drawings.js";
-import { useGrids, VIEWS } from "./tools.js";
+import { useTexts, VIEWS } from "./tools.js";
 
 const TOOLS = [
   ["", "Dead groups in a minute"],
@@ -27,7 +27,7 @@ let held = null;
 
 export async function lab(parts) {
   held ??= await ask("lab");
-  useGrids(held.grids);
+  useTexts(held);
   const [page = "", id] = parts;
   const query = Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? ""));
   const guide = page === "guide" ? held.guides.find((g) => g.id === id) : null;
