@@ -108,7 +108,9 @@ class _Job:
         return codes
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
-        now, before, self.last = time.monotonic(), self.last, time.monotonic()
+        now = time.monotonic()
+        before = self.last
+        self.last = now
         if now - before < TOGETHER:  # a terminal's comes through the parent, too
             return
         self.stopping = True

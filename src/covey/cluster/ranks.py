@@ -22,8 +22,10 @@ from covey_verify.errors import ConfigError
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-NODE_ANSWERS, PLACING = 20.0, 120.0
-"""Seconds for an actor to answer before its node counts as lost; seconds for all actors to get room."""
+NODE_ANSWERS = 20.0
+"""Seconds for an actor to answer before its node counts as lost."""
+PLACING = 120.0
+"""Seconds for all actors to get room."""
 
 
 class RankHost:
@@ -91,7 +93,9 @@ class PlacedRank:
             try:
                 self.code, out, err = ray.get(self.actor.look.remote(), timeout=NODE_ANSWERS)
             except (RayActorError, TimeoutError) as error:
-                self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
+                self.code = -signal.SIGKILL
+                out = b""
+                err = f"a node is lost: {said(error)}\n".encode()
             # Printed here, since the user reads this process's terminal.
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
@@ -122,7 +126,8 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
 
     assert config.launch.ray is not None
     connect_ray(config.launch.ray)
-    count, there = config.launch.processes, ray.cluster_resources()
+    count = config.launch.processes
+    there = ray.cluster_resources()
     each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in there)}
     # Concurrent calls, so that a signal gets through while ``look`` waits for a reader.
     kind = ray.remote(RankHost).options(**each, max_concurrency=4)
@@ -142,7 +147,8 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     shared = {**os.environ, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
     # Processes per node, and how many of each node's have a local rank already.
-    on_node, seen = Counter(ip for ip, _ in places), Counter[str]()
+    on_node = Counter(ip for ip, _ in places)
+    seen = Counter[str]()
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
         own = environment_of(rank, count, seen[ip], on_node[ip])
         seen[ip] += 1

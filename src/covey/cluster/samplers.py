@@ -57,7 +57,8 @@ class SamplerHost:
             "query_string": b"",
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
-        status, parts = HTTPStatus.INTERNAL_SERVER_ERROR.value, list[bytes]()
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        parts = list[bytes]()
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body or b"", "more_body": False}
@@ -106,7 +107,8 @@ class PlacedSamplers:
         """Return the resources of a sampler. Raises ConfigError if the cluster does not have them."""
         import ray
 
-        there, count = ray.cluster_resources(), config.launch.samplers
+        there = ray.cluster_resources()
+        count = config.launch.samplers
         wanted = {"CPU": config.threads or 1, "GPU": int(config.device != "cpu" and there.get("GPU", 0) > 0)}
         for name, each in wanted.items():
             if each * count > there.get(name, 0):

@@ -22,7 +22,8 @@ from covey.runs.reader import read_environment, seconds_of, stages_in
 from covey.system.console import duration
 from covey.system.plot import table
 
-RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
+RECORD_NAME = "sweep.json"
+CHART_NAME = "sweep.svg"
 SEED_SPREAD = 0.05
 """Std of accuracy over seeds, assumed if each cell has one seed; 3 points were measured."""
 COMPARED = ("greedy", "sampled")
@@ -72,7 +73,8 @@ class CellRow(NamedTuple):
 
 def rows_of(sweep: Sweep) -> list[CellRow]:
     """Return the results of every cell with a run that ended with held-out problems."""
-    rows, first = list[CellRow](), dict[int, Ended]()
+    rows = list[CellRow]()
+    first = dict[int, Ended]()
     for cell in sweep.cells:
         known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in known.items() if run is not None}
@@ -83,7 +85,8 @@ def rows_of(sweep: Sweep) -> list[CellRow]:
         sizes = {len(run.rates["greedy"]) for run in ended.values()}
         if len(sizes) != 1:
             continue
-        found, change = {}, {}
+        found = {}
+        change = {}
         for name in COMPARED:
             found[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
             if both and ended is not first:

@@ -97,7 +97,8 @@ def chart(
             x = LEFT + (LEFT + wide + RIGHT) * place
             drawn.append(f'<g transform="translate({x},{y + TOP})">{"".join(inside)}</g>')
         y += TOP + head + high + BOTTOM
-    width, height = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1)), y + 4
+    width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
+    height = y + 4
     paper = _element("rect", class_="paper", width=width, height=height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="chart" role="img"'
@@ -205,11 +206,14 @@ def _line(line: Line, colour: str, frame: _Frame) -> Iterator[str]:
 
 def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[float, int, str, str]]:
     """Return (x, y, name, colour) for each name with points, on as many rows as needed."""
-    entries, x, y = list[tuple[float, int, str, str]](), 0.0, 6
+    entries = list[tuple[float, int, str, str]]()
+    x = 0.0
+    y = 6
     for name in dict.fromkeys(line.name for line in panel.lines if line.name and line.points(line.y)):
         width = 24 + LETTER * len(name)
         if x and x + width > wide + RIGHT:
-            x, y = 0.0, y + 14
+            x = 0.0
+            y += 14
         entries.append((round(x, 1), y, name, colours[name]))
         x += width
     return entries
@@ -227,7 +231,8 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     span = max(span, 1e-30)
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(m * power for m in (1, 2, 5, 10) if m * power * most >= span * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     # Removes the rounding of i * step, as 0.30000000000000004.
     return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 

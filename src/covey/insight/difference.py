@@ -36,7 +36,8 @@ CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "leng
 def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
     first, second = last_stage(a), last_stage(b)
-    settings, files = changed(first, second), changed_files(first, second)
+    settings = changed(first, second)
+    files = changed_files(first, second)
     held_out, why_not = held_out_change(first, second)
     common, shared = _in_training(first, second)
     lines = [
@@ -84,9 +85,11 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
     a, b = (Evaluation.from_record(log[-1]) for log in logs)
     if why_not := incomparable(a, b, ("in A", "in B")):
         return {}, f"{why_not}: not compared"
-    found, shared = gains(a, b), on_shared_problems(a, b)
+    found = gains(a, b)
+    shared = on_shared_problems(a, b)
     found["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
-    count, most = len(shared[0].greedy), max(len(a.greedy), len(b.greedy))
+    count = len(shared[0].greedy)
+    most = max(len(a.greedy), len(b.greedy))
     note = f"{count} held-out problems that both measured" if count < most else ""
     return {name: e for name, e in found.items() if not math.isnan(e.value)}, note
 
@@ -113,7 +116,8 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 def _late_rewards(stage: Path) -> dict[str, float]:
     """Return problem and prompt -> mean late reward. Two files may use one name for different problems."""
-    steps, found = recorded_steps(stage), defaultdict[str, list[float]](list)
+    steps = recorded_steps(stage)
+    found = defaultdict[str, list[float]](list)
     for step in steps[-max(1, round(LATE * len(steps))) :]:
         for row in read_rollouts(stage, step).rows:
             if row["reward"] is not None:

@@ -82,10 +82,13 @@ def rescore(
     if wording.note:
         say(wording.note)
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
-    rewards.calls, rewards.decode = calls_by_text, wording.decode
+    rewards.calls = calls_by_text
+    rewards.decode = wording.decode
     found = []
     for step in logged:
-        log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
+        log = read_rollouts(stage, step)
+        scorer = Scorer(rewards, step)
+        begun = []
         for number, places in log.groups.items():
             name, prompt = (log.rows[places[0]][key] for key in ("problem", "prompt"))
             problem = problems.get(name)
@@ -115,13 +118,15 @@ def rescore(
 
 def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wording) -> Problem:
     """Return a group's problem with the note whether its prompt, by its recorded tokens, opens thoughts."""
-    place, ends = list(log.groups).index(group), log.arrays["prompt_ends"]
+    place = list(log.groups).index(group)
+    ends = log.arrays["prompt_ends"]
     first = int(ends[place - 1]) if place else 0
     return wording.with_thoughts(problem, log.arrays["prompt_tokens"][first : int(ends[place])].tolist())
 
 
 def _completion(log: RolloutLog, place: int) -> Completion:
-    row, arrays = log.rows[place], log.of_completion(place)
+    row = log.rows[place]
+    arrays = log.of_completion(place)
     fault = str(row.get("environment_fault", ""))
     return Completion(
         arrays["tokens"],

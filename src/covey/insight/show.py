@@ -56,8 +56,10 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     judged = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
     verdict = judged.sentence if judged else None
     ending = read_ending(stage)
-    found, steps = findings(stage), recorded_steps(stage)
-    done, wanted = len(metrics), settings["train"]["steps"]
+    found = findings(stage)
+    steps = recorded_steps(stage)
+    done = len(metrics)
+    wanted = settings["train"]["steps"]
     examples = stage / EXAMPLES
     made = count_lines(stage, EXAMPLES) if examples.is_file() else None
     record = {

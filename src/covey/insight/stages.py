@@ -32,7 +32,8 @@ def _row(folder: Path) -> tuple[str, ...]:
     found = [Evaluation.from_record(e) for e in evals]
     accuracy = ("", "", "")
     if len(found) > 1:
-        after, gained = found[-1].summary(), gains(found[0], found[-1])["sampled"]
+        after = found[-1].summary()
+        gained = gains(found[0], found[-1])["sampled"]
         accuracy = (str(after["greedy"]), str(after["pass@1"]), points(gained))
     last: Mapping[str, Any] = metrics[-1] if metrics else {}
     told = [text.format(last[name]) for name, text in MEASURES.items() if last.get(name)]

@@ -239,7 +239,8 @@ class Service:
         if self.weights is None:
             raise Refused(403, "this server takes no weights: start it with --weights FOLDER")
         # Resolved first, so that neither ``..`` nor a link leads out of the folder.
-        folder, root = Path(wanted.folder).resolve(), self.weights.resolve()
+        folder = Path(wanted.folder).resolve()
+        root = self.weights.resolve()
         if not folder.is_relative_to(root) or not folder.is_dir():
             raise Refused(403, f"weights are only taken from folders in {root}")
 
@@ -277,8 +278,10 @@ class Service:
 
     def _request(self, wanted: Wanted, keys: list[int], encode: Callable[[], Sequence[int]]) -> Request:
         """Encode and check a request. Raises Refused."""
-        policy, tokens = self.model.policy, encode()
-        size, vocabulary = len(tokens), policy.embedded
+        policy = self.model.policy
+        tokens = encode()
+        size = len(tokens)
+        vocabulary = policy.embedded
         if size + wanted.max_tokens > policy.context:
             raise Refused(
                 400,
@@ -292,7 +295,8 @@ class Service:
     def _reply(
         self, kind: str, wanted: Wanted, answered: Answered, choices: Sequence[Mapping[str, object]]
     ) -> JSONResponse:
-        size, count = len(answered.prompt), sum(len(c.tokens) for c in answered.completions)
+        size = len(answered.prompt)
+        count = sum(len(c.tokens) for c in answered.completions)
         return JSONResponse(
             {
                 "id": wanted.request_id or f"covey-{secrets.token_hex(8)}",

@@ -81,7 +81,9 @@ class SharedModel:
         """
         self._sampler = LocalSampler(policy, max_running)
         self._sampler.check()
-        self._most, self._waiting, self._open = most_waiting, 0, True
+        self._most = most_waiting
+        self._waiting = 0
+        self._open = True
         self._lock = threading.Lock()
         # Not a SimpleQueue: in Python 3.11 its `get` may wait forever once a short timeout has passed.
         self._queue: queue.Queue[_Asked | _Between[None]] = queue.Queue()
@@ -153,7 +155,8 @@ class SharedModel:
         params = replace(open_[0][0].params, max_tokens=longest)
         try:
             for sampled in self._sampler.sample(requests, params):
-                (asked, request), mine = open_[sampled.request], found[sampled.request]
+                asked, request = open_[sampled.request]
+                mine = found[sampled.request]
                 mine[sampled.sample] = sampled.completion
                 # A caller is answered once its own completions are there, while others are still sampled.
                 if len(mine) == asked.count:

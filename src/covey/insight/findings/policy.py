@@ -141,7 +141,8 @@ def held_out_problems_gain_nothing(run: RunView) -> str | None:
     """
     if len(run.evals) < 2:
         return None
-    rise, gain = run.rise("reward/mean"), run.accuracy_gain
+    rise = run.rise("reward/mean")
+    gain = run.accuracy_gain
     errors = errors_needed(math.inf, len(run.evals) - 1)
     unlikely = gains(run.evals[0], run.evals[-1], errors)["sampled"].high < 0.05
     # Nearly solved from the start: there is little left to gain.

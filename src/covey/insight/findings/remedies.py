@@ -150,7 +150,8 @@ def all_points(specs: Specs) -> Specs:
 
 def longer_limit(run: RunView) -> str:
     """Return a limit that lets most completions end: 1.25 times the length needed now, or twice the limit."""
-    limit, ended = run.setting("rollout.max_tokens"), run.late("length/ended_q90")
+    limit = run.setting("rollout.max_tokens")
+    ended = run.late("length/ended_q90")
     limit = limit if isinstance(limit, int) else 512
     most = 2 * limit if run.late("length/truncated") > 0.5 else 1.25 * max(limit, ended)
     return yaml_line("rollout.max_tokens", math.ceil(most))

@@ -93,7 +93,8 @@ def every_reward_is_the_same(run: RunView) -> str | None:
     """Every completion got the same reward: from a function of the user's own, or a value other than 0 and 1.
     It does not apply to a reward of 0 if more than half of the completions are truncated.
     """
-    value, own = run.late("reward/mean"), [n for n in map(spec_name, specs_of(run)) if ":" in n]
+    value = run.late("reward/mean")
+    own = [n for n in map(spec_name, specs_of(run)) if ":" in n]
     if not (run.late("reward/std") == 0 and run.late("groups/dead") == 1):
         return None
     cut = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
@@ -107,7 +108,8 @@ def answers_are_written_but_not_read(run: RunView) -> str | None:
     """Less than a twentieth is correct, but the reference answer is in a fifth more of the texts, beyond
     chance, than are correct or contain the answer to another problem.
     """
-    inside, right = run.least("text/reference"), run.late("accuracy")
+    inside = run.least("text/reference")
+    right = run.late("accuracy")
     by_chance = run.late("text/reference_elsewhere")
     if not (right < 0.05 and inside > by_chance + right + 0.2):
         return None
@@ -132,7 +134,8 @@ def rewards_outweigh_the_kl(run: RunView) -> str | None:
     """The std of the rewards is more than 5000 times the coefficient of the KL, under an estimator that does
     not divide by a std.
     """
-    std, coef = run.late("reward/std"), run.setting("algorithm.kl.coef")
+    std = run.late("reward/std")
+    coef = run.setting("algorithm.kl.coef")
     divides = run.setting("algorithm.advantage") in BY_STD or run.setting("algorithm.whiten") is not None
     held = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
     if not held or divides or run.setting is unknown:

@@ -75,7 +75,8 @@ def model_roles(algorithm: Algorithm, taken: Mapping[str, float]) -> Drawing:
     Memory is in multiples of the policy's weights.
     """
     trained = sum(taken[part] for part in ("weights", "gradient", "optimizer"))
-    critic, reference = "values" in algorithm.needs, algorithm.needs_reference
+    critic = "values" in algorithm.needs
+    reference = algorithm.needs_reference
     models = [
         ("policy", True, trained, "the model that is trained, its gradient, its optimizer"),
         ("critic", critic, taken["critic"], "predicts the reward from every prefix; trained too"),

@@ -78,7 +78,8 @@ def group_tool(
     if len(lengths) != len(rewards):
         raise ConfigError(f"{len(rewards)} rewards, but {len(lengths)} lengths")
     data = _group_data(torch.tensor(rewards, dtype=torch.float64), lengths, greedy)
-    mean, std = float(data.rewards.mean()), [float(standard_deviation(data.rewards, d)) for d in (0, 1)]
+    mean = float(data.rewards.mean())
+    std = [float(standard_deviation(data.rewards, d)) for d in (0, 1)]
     return {
         "mean": mean,
         "std": std[ddof],
@@ -150,7 +151,9 @@ def formula_of(function: Callable[..., object]) -> str:
 
 def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float]) -> dict[str, float]:
     """Return symbol -> number for completion i, longer symbols first, since they contain shorter ones."""
-    r, ddof, eps = data.rewards, int(settings.get("ddof", 1)), settings.get("eps", 0.0)
+    r = data.rewards
+    ddof = int(settings.get("ddof", 1))
+    eps = settings.get("eps", 0.0)
     others = torch.cat([r[:i], r[i + 1 :]])
     spread = float(standard_deviation(others, 1))
     known: dict[str, float] = {
@@ -192,7 +195,8 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
     # Every step is one token long, so step k ends at token k.
     given = [StepRewards(row, range(len(row))) for row in values]
     mask = torch.arange(longest) < torch.tensor([len(row) for row in values])[:, None]
-    none, one = torch.zeros(1, len(values), dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    none = torch.zeros(1, len(values), dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
     every = torch.tensor([v for row in values for v in row], dtype=torch.float64)
     credited = {
         how: process_zscore(none, one, mask, [given], credit=how, ddof=0, eps=0.0).tolist()
@@ -214,7 +218,8 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     longest = max(map(len, words))
     ids = torch.tensor([[number[w] for w in row] + [-1] * (longest - len(row)) for row in words])
     values = torch.tensor(rewards, dtype=torch.float64)
-    known, there = prefix_values(values, ids), ids >= 0
+    known = prefix_values(values, ids)
+    there = ids >= 0
     last = torch.tensor([len(row) - 1 for row in words])
     # (N, T): the whole reward is paid at the last token of each completion.
     paid = torch.zeros_like(known[:, 1:]).scatter(1, last[:, None], values[:, None])
@@ -339,7 +344,9 @@ def toy_tool(
     algorithm = Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
     others = [(1 - start) / (answers - 1)] * (answers - 1)
     logits = torch.tensor([start, *others], dtype=torch.float64).log().requires_grad_()
-    course, dead, drawn = [logits.softmax(0).tolist()], list[bool](), list[list[int]]()
+    course = [logits.softmax(0).tolist()]
+    dead = list[bool]()
+    drawn = list[list[int]]()
     for update in range(updates):
         draws = torch.from_numpy(uniforms(key(seed, "toy", update), size)).double()
         # Inverse-CDF sampling; the clamp guards against a cumulative sum that rounds below 1.

@@ -206,7 +206,8 @@ class Reading:
 
     def __init__(self, folder: Path) -> None:
         # Requests run in threads, and two of them may open the same page.
-        self.folder, self.busy = folder, Lock()
+        self.folder = folder
+        self.busy = Lock()
         self.forget()
 
     def forget(self) -> None:
@@ -275,14 +276,16 @@ def run_page(name: str, folder: Path) -> Record:
     notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
     with suppress(CoveyError):  # of a damaged result, or of what was refused
         notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
-    settings, environment = list[Record](), list[tuple[str, str]]()
+    settings = list[Record]()
+    environment = list[tuple[str, str]]()
     try:
         settings = recorded_values(folder)
         environment = [(k, written(v)) for k, v in flatten(read_environment(folder) or {})]
     except CoveyError as error:
         notes.append(str(error))
     remarks: list[Record] = []
-    seconds, verdict = 0.0, None
+    seconds = 0.0
+    verdict = None
     try:
         seconds = seconds_of(folder, read["timings"])
         verdict = run_verdict(folder, read["evals"], seconds)

@@ -41,7 +41,8 @@ def write_report(run: Path, output: Path) -> None:
     stages = [run] if (run / "config.yaml").exists() else stages_in(run) or [last_stage(run)]
     if output.is_dir() or not output.parent.is_dir():
         raise ConfigError(f"--output {output}: name a file in a folder that exists")
-    name, answers = run.resolve().name, dict[str, object]()
+    name = run.resolve().name
+    answers = dict[str, object]()
     room = ROOM // max(1, sum(bool(recorded_steps(stage)) for stage in stages))
     for stage in stages:
         _refuse_damage(stage)
@@ -62,7 +63,9 @@ def _refuse_damage(stage: Path) -> None:
 
 def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     """Return address -> page: the run's own, and of its completions those that have room."""
-    page, pages, kinds = run_page(run, folder), dict[str, object](), Counter[str]()
+    page = run_page(run, folder)
+    pages = dict[str, object]()
+    kinds = Counter[str]()
     for must, (path, query, full) in _by_importance(folder, page):
         answer = rounded(full, DIGITS)
         size = len(json.dumps(answer, separators=(",", ":")))
@@ -164,6 +167,7 @@ def _evidence(page: Record) -> Iterator[tuple[int, int]]:
     for finding in page["findings"] or page["remarks"]:
         place = finding.get("evidence")
         known = {"step": finding.get("step"), **(place if isinstance(place, Mapping) else {})}
-        step, group = known["step"], known.get("group")
+        step = known["step"]
+        group = known.get("group")
         if isinstance(step, int):
             yield step, group if isinstance(group, int) else -1

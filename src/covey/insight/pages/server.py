@@ -73,7 +73,8 @@ class TokenGate:
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self.app, self.token = app, token
+        self.app = app
+        self.token = token
         self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,7 +191,8 @@ def build_site(root: Path | None) -> Starlette:
 
 async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
     """Yield new records of a run as server-sent events; `reset` if a resume has truncated its streams."""
-    streams, before = tails(folder, at), ""
+    streams = tails(folder, at)
+    before = ""
     while True:
         try:
             read = await to_thread(lambda: {name: tail.read() for name, tail in streams.items()})
@@ -229,7 +231,8 @@ def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str,
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "a port is 0 to 65535"
             raise ConfigError(f"--port {port}: {why}. Choose another, or leave it out") from None
-        port, token = place.getsockname()[1], secrets.token_urlsafe(16)
+        port = place.getsockname()[1]
+        token = secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
         settings = uvicorn.Config(
             TokenGate(build_site(root), token, port),

@@ -26,8 +26,10 @@ class Stretch:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the record of the next step."""
-        step, extremes = int(record["step"]), self.extremes
-        self.last, self.size = step, self.size + 1
+        step = int(record["step"])
+        extremes = self.extremes
+        self.last = step
+        self.size = self.size + 1
         for name, value in record.items():
             if not isinstance(value, int | float) or name == "step":
                 continue
@@ -41,7 +43,8 @@ class Stretch:
 
     def join(self, other: Stretch) -> None:
         """Merge a later stretch into this one."""
-        self.last, self.size = other.last, self.size + other.size
+        self.last = other.last
+        self.size = self.size + other.size
         for name, (low, low_at, high, high_at) in other.extremes.items():
             known = self.extremes.setdefault(name, [low, low_at, high, high_at])
             if low < known[0]:

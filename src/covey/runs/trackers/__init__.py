@@ -84,7 +84,8 @@ class Tracking:
 
     def __init__(self, begin: Callable[[], Tracker], failed: Callable[[str], None]) -> None:
         """Start the thread. ``failed`` is called once with the reason if the tracker gets no more numbers."""
-        self.begin, self.failed = begin, failed
+        self.begin = begin
+        self.failed = failed
         self.records: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(WAITING)
         self.reason = ""
         self.told = False
