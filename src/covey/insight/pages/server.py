@@ -6,13 +6,10 @@ import asyncio
 import json
 import os
 import secrets
-import signal
-import socket
 import sys
 import webbrowser
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +17,6 @@ from tempfile import TemporaryDirectory
 from urllib.parse import parse_qs
 
 import h11
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -46,6 +42,7 @@ from covey.insight.pages.records import (
 )
 from covey.insight.pages.tokens import token_page
 from covey.system.console import finite
+from covey.system.http import Server, listen
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.web import two_lengths
 
@@ -256,52 +253,23 @@ def _read_all(streams: Mapping[str, Tail]) -> dict[str, list[Record]]:
     return {name: tail.read() for name, tail in streams.items()}
 
 
-class PageServer(uvicorn.Server):
-    """A server that ends at the first signal; the terminal and the supervisor may both send one."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing: ``serve_pages`` sets the handlers earlier, and uvicorn would raise the signal again."""
-        yield
-
-
 def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
     """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken."""
     if root is not None and not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder. Give a run's folder, or one with runs in it")
-    with socket.socket() as listener:
-        _bind(listener, port)
+    with listen(ADDRESS, port) as listener, TemporaryDirectory(prefix="covey-") as private:
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
-        settings = uvicorn.Config(
-            TokenGate(build_site(root), token, port),
-            log_level="critical",
-            timeout_graceful_shutdown=1,
-            lifespan="off",
-            http=PromptProtocol,
-        )
-        server = PageServer(settings)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, server.handle_exit)
+        server = Server(TokenGate(build_site(root), token, port), "critical", PromptProtocol)
         print(json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it", flush=True)
-        with TemporaryDirectory(prefix="covey-") as private:  # only its owner can look into it
-            if open_browser and _has_display():
-                webbrowser.open(_doorway(Path(private), url).as_uri())
-            server.run(sockets=[listener])
-
-
-def _bind(listener: socket.socket, port: int) -> None:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((ADDRESS, port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or "a port is 0 to 65535"
-        raise ConfigError(f"--port {port}: {reason}. Choose another, or leave it out") from None
+        if open_browser and _has_display():
+            webbrowser.open(_doorway(Path(private), url).as_uri())
+        server.run(sockets=[listener])
 
 
 def _doorway(folder: Path, url: str) -> Path:
-    """Return a private file that redirects a browser to the address.
+    """Return a file in a private folder that redirects a browser to the address.
 
     Anybody on a machine can read a command's arguments, and the address holds the token.
     """
