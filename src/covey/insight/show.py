@@ -23,7 +23,7 @@ from covey.system.plot import Curve, bar, draw, table
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 
-ShownRecord = Mapping[str, object]
+ShownRecord = Mapping[str, Any]
 NumberRecords = Sequence[Mapping[str, float]]
 STATE_SHOWN = 500
 """Characters of an environment's final state that are shown."""
@@ -51,40 +51,42 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     """Show a run's facts, course and findings: as JSON, and as lines for people."""
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
-    metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
-    seconds = seconds_of(stage, timings)
-    judged = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
-    verdict = judged.sentence if judged else None
-    ending = read_ending(stage)
-    found = findings(stage)
-    steps = recorded_steps(stage)
-    done = len(metrics)
-    wanted = settings["train"]["steps"]
-    examples = stage / EXAMPLES
-    made = count_lines(stage, EXAMPLES) if examples.is_file() else None
-    record = {
+    metrics = read_numbers(stage, "metrics.jsonl")
+    evals = read_numbers(stage, "evals.jsonl")
+    seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
+    verdict = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
+    record: ShownRecord = {
         "run": str(stage),
         "method": settings["method"],
-        "steps": done,
-        "of": wanted,
+        "steps": len(metrics),
+        "of": settings["train"]["steps"],
         "seconds": seconds,
-        "verdict": verdict,
-        "ending": ending or None,
+        "verdict": verdict.sentence if verdict else None,
+        "ending": read_ending(stage) or None,
         "metrics": metrics[-1] if metrics else None,
-        "findings": found,
-        "steps_with_completions": steps,
-        "examples": made,
+        "findings": findings(stage),
+        "steps_with_completions": recorded_steps(stage),
+        "examples": count_lines(stage, EXAMPLES) if (stage / EXAMPLES).is_file() else None,
     }
-    course = f"{done} of {wanted} steps in {duration(seconds)}"
-    lines = [f"{stage} ({settings['method']})" + (f": {course}" if settings["method"] != "filter" else "")]
-    lines += [f"{made} examples in {examples}"] if made is not None else []
-    lines += [f"before it: covey show {other}" for other in stages_in(folder) if other != stage]
-    lines += [said for said in (verdict, ending) if said]
-    lines += ["", *_curves(metrics, evals), "", *_table(metrics)] if metrics or evals else []
-    lines += ["", *found] if found else []
-    if steps:
+    lines = [*_facts(folder, stage, record)]
+    if metrics or evals:
+        lines += ["", *_curves(metrics, evals), "", *_table(metrics)]
+    if record["findings"]:
+        lines += ["", *record["findings"]]
+    if steps := record["steps_with_completions"]:
         lines += ["", f"completions: covey show {stage} STEP, of {steps[0]} to {steps[-1]}"]
     return record, lines
+
+
+def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
+    """Yield what is known of a run besides its numbers: progress, examples, other stages, verdict, end."""
+    course = f": {record['steps']} of {record['of']} steps in {duration(record['seconds'])}"
+    # Filtering samples each problem once, and has no steps.
+    yield f"{stage} ({record['method']}){'' if record['method'] == 'filter' else course}"
+    if record["examples"] is not None:
+        yield f"{record['examples']} examples in {stage / EXAMPLES}"
+    yield from (f"before it: covey show {other}" for other in stages_in(folder) if other != stage)
+    yield from (record[name] for name in ("verdict", "ending") if record[name])
 
 
 def findings(stage: Path) -> list[str]:
@@ -153,7 +155,7 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
     head = ["group", "mean", "tokens", "rewards", "", "prompt"]
     lines += table([head, *(row.cells(low, high) for row in rows)], numbers=3)
-    why = why_pushed(stage, log.rows)
+    why = advantage_reason(stage, log.rows)
     lines += ["", f"dead: the rewards are equal. {why}"] if why else []
     record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
@@ -180,7 +182,7 @@ class _Row:
         return [str(self.group), mean, f"{self.tokens:.0f}", bars, kind, prompt]
 
 
-def why_pushed(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
     """Explain why completions of dead groups have advantages; empty if none has."""
     if not any(row.get("dead") and row["advantage"] for row in rows):
         return ""
@@ -219,29 +221,37 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
     lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
     for row in rows:
-        lines += ["", f"sample {row['sample']}: {said_of(row)}"]
-        for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
-            lines += _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
-        if (state := row.get("environment")) is not None:
-            lines += _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
+        lines += ["", *_completion(row)]
     return {"run": str(stage), "step": step, "group": number, "completions": rows}, lines
 
 
-def said_of(row: Mapping[str, Any]) -> str:
+def _completion(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"sample {row['sample']}: {facts_of(row)}"
+    for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
+        yield from _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
+    state = row.get("environment")
+    if state is not None:
+        yield from _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
+
+
+def facts_of(row: Mapping[str, Any]) -> str:
     """Return the facts of a logged completion in one line."""
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
-    facts = f"advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
-    return "; ".join((f"{reward}, {facts}", *(f"{name} {_said(row, name)}" for name in row["components"])))
+    facts = f"{reward}, advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
+    return "; ".join((facts, *(f"{name} {_component(row, name)}" for name in row["components"])))
 
 
-def _said(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """Describe the value of a reward, and the reason for it."""
-    value, status, extracted = (row[k].get(name) for k in ("components", "status", "extracted"))
-    words = [f"{value:.3g}" if isinstance(value, float | int) else "-"]
-    words += [str(status)] if status not in ("ok", None) else []
-    words += [f"found {extracted!r}"] if extracted is not None else []
-    words += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
-    return f"{words[0]} ({', '.join(words[1:])})" if len(words) > 1 else words[0]
+    value = row["components"].get(name)
+    status = row["status"].get(name)
+    extracted = row["extracted"].get(name)
+    reasons = [str(status)] if status not in ("ok", None) else []
+    if extracted is not None:
+        reasons.append(f"found {extracted!r}")
+    reasons += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
+    shown = f"{value:.3g}" if isinstance(value, float | int) else "-"
+    return f"{shown} ({', '.join(reasons)})" if reasons else shown
 
 
 def _indented(text: str, before: str) -> list[str]:

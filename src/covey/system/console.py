@@ -109,19 +109,25 @@ def say_aside(text: str) -> None:
     print(inert(text), file=sys.stderr)
 
 
-def finite(value: object) -> object:
+def finite(value: object, digits: int | None = None) -> object:
     """Return a value that JSON can hold: None for numbers that are not finite.
+
+    With ``digits``, numbers have so many significant ones.
 
     >>> finite({"mean": math.nan, "rows": [1, 0.5]})
     {'mean': None, 'rows': [1, 0.5]}
     """
     if hasattr(value, "tolist"):  # numpy's, which is not loaded here
-        return finite(value.tolist())
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+        return finite(value.tolist(), digits)
+    if isinstance(value, Mapping):
+        return {k: finite(v, digits) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(v, digits) for v in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
 
 
 def as_line(value: object) -> str:

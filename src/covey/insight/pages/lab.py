@@ -85,7 +85,7 @@ def group_tool(
         "std": std[ddof],
         "std_population": std[0],
         "std_sample": std[1],
-        "dead": not bool(centered(data.rewards).any()),
+        "dead": _is_dead(data),
         "estimators": [
             _estimated(function, data, {"ddof": ddof, "eps": eps})
             for function in AXIS["advantage"]
@@ -112,6 +112,10 @@ def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -
         token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
         values=None,
     )
+
+
+def _is_dead(data: GroupData) -> bool:
+    return not bool(centered(data.rewards).any())
 
 
 def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> ToolAnswer:
@@ -258,29 +262,25 @@ def gate_tool(
         torch.ones(len(grid)),
         selected=torch.ones_like(log_ratio).bool(),
     )
-    found = []
+    rules = []
     for rule in AXIS["surrogate"]:
         surrogate = bind(rule, **_own_settings(rule, {"clip_low": clip_low, "clip_high": clip_high}))
-        if "group" in surrogate.needs:  # one of all completions of a group has no push of a token alone
-            continue
-        algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
-        gains = -policy_values(algorithm, _with_ratio(algorithm, inputs))[:, 0]
-        pushes = gradient_coefficient(algorithm, inputs)[:, 0]
-        found.append(
-            {
-                "name": surrogate.name,
-                "says": first_words(rule),
-                "gains": gains[:-1].tolist(),
-                "pushes": pushes[:-1].tolist(),
-                "gain": float(gains[-1]),
-                "push": float(pushes[-1]),
-            }
-        )
-    return {"ratios": grid[:-1], "rules": found}
+        if "group" not in surrogate.needs:  # such a rule has no gradient of a token alone
+            rules.append({"name": surrogate.name, "says": first_words(rule), **_gate(surrogate, inputs)})
+    return {"ratios": grid[:-1], "rules": rules}
 
 
-def _with_ratio(algorithm: Algorithm, inputs: LossInputs) -> LossInputs:
-    return replace(inputs, ratio=algorithm.ratio(inputs))
+def _gate(surrogate: Bound[LossInputs, Tensor], inputs: LossInputs) -> ToolAnswer:
+    """Return what a token adds to the objective, and its gradient coefficient, by ratio."""
+    algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
+    gains = -policy_values(algorithm, replace(inputs, ratio=algorithm.ratio(inputs)))[:, 0]
+    pushes = gradient_coefficient(algorithm, inputs)[:, 0]
+    return {
+        "gains": gains[:-1].tolist(),
+        "pushes": pushes[:-1].tolist(),
+        "gain": float(gains[-1]),
+        "push": float(pushes[-1]),
+    }
 
 
 @validate_call
@@ -343,28 +343,35 @@ def toy_tool(
         raise ConfigError(f"estimator: {estimator}: one of {', '.join(known)} is due")
     algorithm = Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
     others = [(1 - start) / (answers - 1)] * (answers - 1)
-    logits = torch.tensor([start, *others], dtype=torch.float64).log().requires_grad_()
+    logits = torch.tensor([start, *others], dtype=torch.float64).log()
     course = [logits.softmax(0).tolist()]
-    dead = list[bool]()
-    drawn = list[list[int]]()
+    dead = []
+    drawn = []
     for update in range(updates):
         draws = torch.from_numpy(uniforms(key(seed, "toy", update), size)).double()
         # Inverse-CDF sampling; the clamp guards against a cumulative sum that rounds below 1.
-        samples = torch.searchsorted(logits.detach().softmax(0).cumsum(0), draws).clamp(max=answers - 1)
+        samples = torch.searchsorted(logits.softmax(0).cumsum(0), draws).clamp(max=answers - 1)
         data = _group_data((samples == 0).double(), [1] * size, None)
-        advantages = algorithm.advantage(data)
-        logprobs = logits.log_softmax(0)[samples][:, None]
-        totals = Totals(size, size, 1, 1)
-        whole = torch.full((size,), float(size))
-        inputs = LossInputs(logprobs, data.mask, advantages[:, None], logprobs.detach(), totals, whole)
-        loss = policy_loss(algorithm, inputs).total
-        (gradient,) = torch.autograd.grad(loss, logits)
-        logits = (logits.detach() - lr * gradient).requires_grad_()
+        logits = logits - lr * _toy_gradient(algorithm, logits, samples, data)
         course.append(logits.softmax(0).tolist())
-        dead.append(not bool(centered(data.rewards).any()))
+        dead.append(_is_dead(data))
         drawn.append(samples.tolist())
     entropy = [-sum(x * math.log(x) for x in row if x > 0) for row in course]
     return {"course": course, "entropy": entropy, "dead": dead, "drawn": drawn}
+
+
+def _toy_gradient(algorithm: Algorithm, logits: Tensor, samples: Tensor, data: GroupData) -> Tensor:
+    """Return the gradient of the loss of a group by the logits; an answer is one token."""
+    logits = logits.clone().requires_grad_()
+    logprobs = logits.log_softmax(0)[samples][:, None]
+    advantages = algorithm.advantage(data)[:, None]
+    size = len(samples)
+    totals = Totals(size, size, 1, 1)
+    inputs = LossInputs(
+        logprobs, data.mask, advantages, logprobs.detach(), totals, torch.full((size,), float(size))
+    )
+    (gradient,) = torch.autograd.grad(policy_loss(algorithm, inputs).total, logits)
+    return gradient
 
 
 TOOLS: dict[str, Callable[..., ToolAnswer]] = {

@@ -20,7 +20,7 @@ from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.settings import nearest_preset, recorded_values, written
 from covey.insight.pages.thinning import Curve
-from covey.insight.show import why_pushed
+from covey.insight.show import advantage_reason
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
@@ -337,9 +337,9 @@ def step_of(folder: Path, number: int, log: RolloutLog) -> Record:
     """Return the page of a step whose log was read."""
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
-    why = why_pushed(folder, log.rows)
+    why = advantage_reason(folder, log.rows)
     logged = recorded_steps(folder)
-    return {"step": number, "logged": logged, "of": len(groups), "why_pushed": why, "groups": groups}
+    return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
 
 
 def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
@@ -388,7 +388,7 @@ def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
         "prompt": rows[0]["prompt"],
         "weights": rows[0]["weights"],
         "greedy_reward": rows[0]["greedy_reward"],
-        "why_pushed": why_pushed(folder, rows),
+        "advantage_reason": advantage_reason(folder, rows),
         "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
     }
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from covey.insight.pages.document import address, document
 from covey.insight.pages.records import Record, group_of, run_page, step_of
-from covey.insight.pages.thinning import rounded
 from covey.insight.pages.tokens import tokens_of
 from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.console import finite
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
@@ -67,7 +67,7 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     pages = dict[str, object]()
     kinds = Counter[str]()
     for must, (path, query, full) in _by_importance(folder, page):
-        answer = rounded(full, DIGITS)
+        answer = finite(full, DIGITS)
         size = len(json.dumps(answer, separators=(",", ":")))
         if size > room and not must:
             break
@@ -81,7 +81,7 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
             f"groups and {kinds['tokens']} completions token by token. `covey ui` shows all from the run's "
             "folder."
         )
-    return {**pages, address("run", {"run": run}): rounded(page | {"report": said}, DIGITS)}
+    return {**pages, address("run", {"run": run}): finite(page | {"report": said}, DIGITS)}
 
 
 class _Completions:
