@@ -9,7 +9,7 @@ trained. Held-out accuracy is measured once, at the end, on the same 300 problem
 thread and of training alone. Runs are kept in covey-benchmarks/lanes of the temporary folder,
 so that the same command goes on after an
 interruption. With --write the tables go to benchmarks/results/lanes.md, and the memory by role to
-src/covey/insight/lane_memory.yaml, which `covey recommend` and the lab read.
+src/covey/insight/memory_of_models.yaml, which `covey recommend` and the lab read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from covey.tasks.sums import worked
 from presets import RESULTS, ROOT
 
 FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "lanes"
-MEASURED = ROOT / "src" / "covey" / "insight" / "lane_memory.yaml"
+MEASURED = ROOT / "src" / "covey" / "insight" / "memory_of_models.yaml"
 STEPS, COMPLETIONS, TEST = 30, 64, 300
 REWARDS = [{"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1}]
 ROLES = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")

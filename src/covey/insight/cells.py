@@ -48,7 +48,7 @@ class Sweep:
     cells: Sequence[Cell]
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     """A run that has ended: its last held-out results, and the problems they belong to."""
 
     rates: Mapping[str, np.ndarray]
@@ -65,7 +65,7 @@ class CellRow(NamedTuple):
     """The results of a cell."""
 
     cell: Cell
-    ended: Mapping[int, Ended]
+    ended: Mapping[int, EndedRun]
     found: Mapping[str, Estimate]
     change: Mapping[str, Estimate]
     """Accuracy minus that of the first cell, over the seeds and problems that both have."""
@@ -74,7 +74,7 @@ class CellRow(NamedTuple):
 def rows_of(sweep: Sweep) -> list[CellRow]:
     """Return the results of every cell with a run that ended with held-out problems."""
     rows = list[CellRow]()
-    first = dict[int, Ended]()
+    first = dict[int, EndedRun]()
     for cell in sweep.cells:
         known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in known.items() if run is not None}
@@ -96,7 +96,7 @@ def rows_of(sweep: Sweep) -> list[CellRow]:
     return rows
 
 
-def _ended(folder: Path) -> Ended | None:
+def _ended(folder: Path) -> EndedRun | None:
     stage = (stages_in(folder) or [folder])[-1]
     evals = read_stream(stage, "evals.jsonl")
     if not evals or not (stage / RESULT).exists():
@@ -105,7 +105,7 @@ def _ended(folder: Path) -> Ended | None:
     seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
     rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
     before = Evaluation.from_record(evals[0]).pass_rate if evals[0].get("step") == 0 else np.array(np.nan)
-    return Ended(
+    return EndedRun(
         rates,
         float(before.mean()),
         ((read_environment(stage) or {}).get("data"), last.verdict),

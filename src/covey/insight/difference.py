@@ -35,33 +35,31 @@ CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "leng
 
 def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
-    first, second = last_stage(a), last_stage(b)
+    first = last_stage(a)
+    second = last_stage(b)
     settings = changed(first, second)
     files = changed_files(first, second)
     held_out, why_not = held_out_change(first, second)
     common, shared = _in_training(first, second)
-    lines = [
-        f"A: {first}",
-        f"B: {second}",
-        "",
-        "what differs" if settings or files else "same settings, same files",
-    ]
+    record = {
+        "a": str(first),
+        "b": str(second),
+        "settings": {name: list(values) for name, values in settings.items()},
+        "files": files,
+        "held_out": {name: _ends(estimate) for name, estimate in held_out.items()} or None,
+        "note": why_not,
+        "training": {"problems": shared, **_ends(common)} if common is not None else None,
+    }
+    lines = [f"A: {first}", f"B: {second}", ""]
+    lines.append("what differs" if settings or files else "same settings, same files")
     lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
     lines += [f"  {name}: {what}" for name, what in files.items()]
     lines += ["", *_curves(first, second), ""]
     lines += [f"held-out, the same problems, B - A: {name} {_signed(e)}" for name, e in held_out.items()]
-    lines += [why_not] if why_not else []
+    if why_not:
+        lines.append(why_not)
     if common is not None:
         lines.append(f"training reward of {shared} problems that both met late, B - A: {_signed(common)}")
-    record = {
-        "a": str(first),
-        "b": str(second),
-        "settings": {k: list(v) for k, v in settings.items()},
-        "files": files,
-        "held_out": {k: _ends(e) for k, e in held_out.items()} or None,
-        "note": why_not,
-        "training": {"problems": shared, **_ends(common)} if common is not None else None,
-    }
     return record, lines
 
 

@@ -149,7 +149,7 @@ def duration(seconds: float) -> str:
     return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
-class Shown(NamedTuple):
+class Example(NamedTuple):
     """A completion for the panel, with its reward."""
 
     reward: float
@@ -170,7 +170,7 @@ class RunConsole:
         self.held_out: list[tuple[float, float]] = []
         self.facts: Mapping[str, str] = {}
         self.worries: Mapping[str, str] = {}
-        self.examples: tuple[str, Shown, Shown] | None = None
+        self.examples: tuple[str, Example, Example] | None = None
         self.newest = ""
         self.activity = ""
         self.step_number = 0

@@ -10,15 +10,15 @@ from typing import Any
 import yaml
 
 from covey.config.algorithm import rows_of
-from covey.insight.lanes import kept_multiple, lanes, measured_memory
 from covey.insight.pages.lab import first_words
+from covey.insight.recommendation import kept_multiple, measured_memory, routes
 from covey.objective.advantages import group_zscore
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import Bound
 from covey.objective.surrogates import clip
 
 Drawing = dict[str, Any]
-LANE_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
+MEMORY_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
 """Preset -> its row of the memory measurements; DAPO keeps the same models as Dr. GRPO."""
 AXES_DRAWN = ("advantage", "ratio", "surrogate", "kl", "reduce")
 WAYS = {"SFT": "Imitation", "DPO": "Preferences", "GRPO (dapo)": "Verifiable rewards"}
@@ -34,10 +34,10 @@ def lab_texts() -> Drawing:
 def lab_contents() -> Drawing:
     """Return everything that the lab shows besides its tools' answers."""
     drawn = [
-        {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[lane])}
-        for name, lane in LANE_OF.items()
+        {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[route])}
+        for name, route in MEMORY_OF.items()
     ]
-    by_name = {lane.name: lane for lane in lanes()}
+    by_name = {route.name: route for route in routes()}
     return {
         "algorithms": drawn,
         "dpo": kept_multiple("dpo"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from covey.system.console import duration
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey_verify.errors import ConfigError, CoveyError
 
+T = TypeVar("T")
 Record = dict[str, Any]
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
@@ -268,49 +269,55 @@ def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
 
 
 def run_page(name: str, folder: Path) -> Record:
-    """Return the page of a run: its facts, curves and findings."""
+    """Return the page of a run: its facts, curves and findings; ``notes`` say what of it is damaged."""
     known = reading(folder)
-    read = known.streams()
-    streams = known.tails
-    notes = [*known.refused.values()]
-    notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
-    with suppress(CoveyError):  # of a damaged result, or of what was refused
-        notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
-    settings = list[Record]()
-    environment = list[tuple[str, str]]()
-    try:
-        settings = recorded_values(folder)
-        environment = [(k, written(v)) for k, v in flatten(read_environment(folder) or {})]
-    except CoveyError as error:
-        notes.append(str(error))
-    remarks: list[Record] = []
-    seconds = 0.0
-    verdict = None
-    try:
-        seconds = seconds_of(folder, read["timings"])
-        verdict = run_verdict(folder, read["evals"], seconds)
-        if not read["findings"]:
-            remarks = [vars(r) for r in _remarks(folder, tuple(tail.at for tail in streams.values()))]
-    except CoveyError as error:
-        notes.append(str(error))
-    now = run_state(folder)
-    if now in ("stopped", "interrupted") and (ending := read_ending(folder)):
-        notes.append(ending)
+    records = known.streams()
+    notes = _notes(known)
+    settings = _unless_damaged(partial(recorded_values, folder), notes, list[Record]())
+    environment = _unless_damaged(partial(read_environment, folder), notes, None)
+    seconds = _unless_damaged(partial(seconds_of, folder, records["timings"]), notes, 0.0)
+    verdict = _unless_damaged(partial(run_verdict, folder, records["evals"], seconds), notes, None)
+    state = run_state(folder)
+    if state in ("stopped", "interrupted"):
+        notes.append(read_ending(folder))
+    positions = {kind: tail.at for kind, tail in known.tails.items()}
+    remarks: list[Finding] = []
+    if not records["findings"]:
+        remarks = _unless_damaged(partial(_remarks, folder, tuple(positions.values())), notes, remarks)
     return {
         "run": name,
         "folder": str(folder),
-        "state": now,
+        "state": state,
         "settings": settings,
-        "environment": environment,
+        "environment": [(key, written(value)) for key, value in flatten(environment or {})],
         "spent": dict(known.spent),
         "verdict": verdict,
         "duration": duration(seconds),
-        "remarks": remarks,
-        "notes": list(dict.fromkeys(notes)),
-        "at": {kind: tail.at for kind, tail in streams.items()},
-        **news(read),
+        "remarks": [vars(remark) for remark in remarks],
+        "notes": list(dict.fromkeys(note for note in notes if note)),
+        "at": positions,
+        **news(records),
         "logged": recorded_steps(folder),
     }
+
+
+def _notes(known: Reading) -> list[str]:
+    """Return why streams, or lines of them, are not read, and whether a stream ends before its record."""
+    tails = known.tails.values()
+    notes = [*known.refused.values()]
+    notes += [f"{tail.path}: {tail.unreadable} lines cannot be read" for tail in tails if tail.unreadable]
+    with suppress(CoveyError):  # of a damaged result, or of what was refused
+        notes += [ended_otherwise(known.folder, tail.path.name) for tail in tails]
+    return notes
+
+
+def _unless_damaged(read: Callable[[], T], notes: list[str], otherwise: T) -> T:
+    """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
+    try:
+        return read()
+    except CoveyError as error:
+        notes.append(str(error))
+        return otherwise
 
 
 def news(read: Mapping[str, list[Record]]) -> Record:

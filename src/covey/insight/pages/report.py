@@ -131,21 +131,16 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
     evidence = list(_evidence(page))
     ends = list(dict.fromkeys([*logged[:1], *logged[-1:]]))
     middle = logged[len(logged) // 2 :][:1]
-    pointed = [step for step, _ in evidence if step in logged]
-    steps = list(dict.fromkeys([*ends, *middle, *pointed]))
+    others = [step for step in [*middle, *(step for step, _ in evidence)] if step in logged]
+    steps = list(dict.fromkeys([*ends, *others]))
     made = _Completions(folder, steps)
     for step in ends:
         yield True, made.step(step)
     for step in ends:
         yield True, made.group(step, made.orders[step][0])
-    for step in steps:
-        if step not in ends:
-            yield False, made.step(step)
-    # The first group of each step, then the second of each, and so on.
-    turns = zip_longest(*([(step, group) for group in made.orders[step][:GROUPS]] for step in steps))
-    by_turns = [place for turn in turns for place in turn if place]
-    named = [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
-    for step, group in dict.fromkeys([*named, *by_turns]):
+    for step in steps[len(ends) :]:
+        yield False, made.step(step)
+    for step, group in dict.fromkeys([*_known(evidence, made), *_by_turns(steps, made)]):
         if (step, group) not in made.samples:
             yield False, made.group(step, group)
         for sample in made.samples[step, group][:2]:
@@ -153,6 +148,19 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
     for (step, group), samples in made.samples.items():
         for sample in samples[2:]:
             yield False, made.tokens(step, group, sample)
+
+
+def _known(evidence: Sequence[tuple[int, int]], made: _Completions) -> list[tuple[int, int]]:
+    """Return (step, group) of those places that are in the log."""
+    return [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
+
+
+def _by_turns(steps: Sequence[int], made: _Completions) -> Iterator[tuple[int, int]]:
+    """Yield (step, group): the first group of each step, then the second of each, and so on."""
+    for turn in zip_longest(*(made.orders[step][:GROUPS] for step in steps)):
+        for step, group in zip(steps, turn, strict=True):
+            if group is not None:
+                yield step, group
 
 
 def _telling(completions: Sequence[Record]) -> list[int]:
