@@ -127,8 +127,8 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     assert config.launch.ray is not None
     connect_ray(config.launch.ray)
     count = config.launch.processes
-    there = ray.cluster_resources()
-    each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in there)}
+    resources = ray.cluster_resources()
+    each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in resources)}
     # Concurrent calls, so that a signal gets through while ``look`` waits for a reader.
     kind = ray.remote(RankHost).options(**each, max_concurrency=4)
     actors = [keep(kind.remote()) for _ in range(count)]
@@ -138,9 +138,9 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
         for actor in actors:
             end(actor)
         raise ConfigError(
-            f"launch.processes: no room on the Ray cluster for {count} with {each['num_cpus']} CPUs and "
-            f"{each['num_gpus']} GPUs each, it has {there.get('CPU', 0):g} and {there.get('GPU', 0):g} "
-            f"({said(error)})"
+            f"launch.processes: the Ray cluster has no room for {count} processes of {each['num_cpus']} CPUs "
+            f"and {each['num_gpus']} GPUs each; it has {resources.get('CPU', 0):g} CPUs and "
+            f"{resources.get('GPU', 0):g} GPUs ({said(error)})"
         ) from None
     # Rank 0 listens there; the others meet at its address.
     address, port = places[0]

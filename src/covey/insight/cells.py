@@ -203,23 +203,30 @@ def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bo
     If all cells are equal, no pair passes in 95 % of sweeps: the level is divided by the number of pairs. The
     variance over seeds is pooled over all cells; with one seed each it is ``SEED_SPREAD`` squared.
     """
-    (n, one), (m, two) = ((len(row.ended), next(iter(row.ended.values()))) for row in (best, other))
-    if one.of != two.of or len(one.rates["sampled"]) != len(two.rates["sampled"]):
+    runs = next(iter(best.ended.values()))
+    others = next(iter(other.ended.values()))
+    if runs.of != others.of or len(runs.rates["sampled"]) != len(others.rates["sampled"]):
         return False
+    # Mean accuracy over the seeds by problem, (problems,), of either cell.
     means = [np.mean([run.rates["sampled"] for run in row.ended.values()], axis=0) for row in (best, other)]
     # Two opposite pseudo-problems keep the standard error above 0 where all problems agree.
-    gaps = np.append(means[0] - means[1], (1.0, -1.0))
-    problems = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    known = [[float(run.rates["sampled"].mean()) for run in row.ended.values()] for row in rows]
-    freedom = sum(len(seeds) - 1 for seeds in known)
-    spread = (
-        sum(float(np.var(seeds)) * len(seeds) for seeds in known) / freedom if freedom else SEED_SPREAD**2
-    )
-    seeds = math.sqrt(spread * (1 / n + 1 / m))
+    changes = np.append(means[0] - means[1], (1.0, -1.0))
+    of_problems = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    variance, freedom = _seed_variance(rows)
+    of_seeds = math.sqrt(variance * (1 / len(best.ended) + 1 / len(other.ended)))
     # Bonferroni over all pairs of cells.
     normal = NormalDist().inv_cdf(1 - 0.025 / math.comb(len(rows), 2))
-    doubt = math.hypot(normal * problems, student(normal, freedom or math.inf) * seeds)
+    doubt = math.hypot(normal * of_problems, student(normal, freedom or math.inf) * of_seeds)
     return float(means[0].mean() - means[1].mean()) > doubt
+
+
+def _seed_variance(rows: Sequence[CellRow]) -> tuple[float, int]:
+    """Return the variance of accuracy over seeds, pooled over all cells, and its degrees of freedom."""
+    accuracies = [[float(run.rates["sampled"].mean()) for run in row.ended.values()] for row in rows]
+    freedom = sum(len(seeds) - 1 for seeds in accuracies)
+    if not freedom:
+        return SEED_SPREAD**2, 0
+    return sum(float(np.var(seeds)) * len(seeds) for seeds in accuracies) / freedom, freedom
 
 
 def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:

@@ -81,30 +81,40 @@ def chart(
 ) -> str:
     """Return an SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
     heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 8.2))  # px of a letter in a wide font
-    drawn = [_element("text", text, class_="head", x=16, y=22 + 17 * n) for n, text in enumerate(heads)]
+    parts = [_element("text", text, class_="head", x=16, y=22 + 17 * n) for n, text in enumerate(heads)]
     y = 17 * len(heads) + (10 if heads else 0)
-    every = [line for p in panels for line in p.lines]
+    lines = [line for panel in panels for line in panel.lines]
     # With few names a name has the same colour in every panel; else colours repeat per panel.
-    few = len({line.name for line in every if not line.background}) <= len(LIGHT)
+    shared = len({line.name for line in lines if not line.background}) <= len(LIGHT)
+    colours = [_colours(lines if shared else panel.lines) for panel in panels]
     for start in range(0, len(panels), across):
         row = panels[start : start + across]
-        own = [_colours(every if few else p.lines) for p in row]
-        legends = [_legend(p, c, wide) for p, c in zip(row, own, strict=True)]
-        # The tallest legend of a row of panels, so that their axes align.
-        head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
-        for place, (panel, legend, named) in enumerate(zip(row, legends, own, strict=True)):
-            inside = [*_named(panel, legend), *_axes(panel, named, wide, high, head)]
+        drawings, height = _row(row, colours[start : start + across], wide, high)
+        for place, drawing in enumerate(drawings):
             x = LEFT + (LEFT + wide + RIGHT) * place
-            drawn.append(f'<g transform="translate({x},{y + TOP})">{"".join(inside)}</g>')
-        y += TOP + head + high + BOTTOM
+            parts.append(f'<g transform="translate({x},{y + TOP})">{drawing}</g>')
+        y += TOP + height + BOTTOM
     width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
-    height = y + 4
-    paper = _element("rect", class_="paper", width=width, height=height)
+    paper = _element("rect", class_="paper", width=width, height=y + 4)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="chart" role="img"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 4}" class="chart" role="img"'
         f' aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">\n'
-        + "\n".join([f"<style>{STYLE}</style>", paper, *drawn, "</svg>"])
+        + "\n".join([f"<style>{STYLE}</style>", paper, *parts, "</svg>"])
     )
+
+
+def _row(
+    panels: Sequence[Panel], colours: Sequence[Mapping[str, str]], wide: int, high: int
+) -> tuple[list[str], int]:
+    """Return the drawing of each panel of a row, and their height between the margins."""
+    legends = [_legend(panel, own, wide) for panel, own in zip(panels, colours, strict=True)]
+    # The tallest legend of the row, so that the axes of its panels align.
+    head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
+    drawings = [
+        "".join([*_named(panel, legend), *_axes(panel, own, wide, high, head)])
+        for panel, legend, own in zip(panels, legends, colours, strict=True)
+    ]
+    return drawings, head + high
 
 
 def _element(kind: str, text: str = "", **attributes: object) -> str:

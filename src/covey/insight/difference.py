@@ -87,8 +87,8 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
     shared = on_shared_problems(a, b)
     found["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
     count = len(shared[0].greedy)
-    most = max(len(a.greedy), len(b.greedy))
-    note = f"{count} held-out problems that both measured" if count < most else ""
+    larger = max(len(a.greedy), len(b.greedy))
+    note = f"{count} held-out problems that both measured" if count < larger else ""
     return {name: e for name, e in found.items() if not math.isnan(e.value)}, note
 
 

@@ -37,9 +37,9 @@ def one_outlier_decides(run: RunView) -> str | None:
     if not (isinstance(size, int) and 1 < size <= 4 and alone > 0.5):
         return None
     # The largest z-score that one of n values can have, with the std over n - 1.
-    most = (size - 1) / math.sqrt(size)
+    largest = (size - 1) / math.sqrt(size)
     said = f"in {percent(alone)} of the groups that train one outlier of {size} decides"
-    return f"{said}: it gets {most:.2g}, by luck or not"
+    return f"{said}: it gets {largest:.2g}, by luck or not"
 
 
 def std_moves_the_gradient(run: RunView) -> str | None:

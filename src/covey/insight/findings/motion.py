@@ -79,8 +79,8 @@ def ratios_are_wide(run: RunView) -> str | None:
     if not wide > 2:
         return None
     large = isinstance(size, int) and size >= 32
-    why = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
-    return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){why}"
+    reason = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
+    return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){reason}"
 
 
 def tokens_are_clipped(run: RunView) -> str | None:

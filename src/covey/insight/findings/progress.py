@@ -113,9 +113,9 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     updates = run.late("optimizer/updates")
     warm = run.setting("train.warmup_steps")
     # Updates during the warm-up are small on purpose.
-    begun = 5 + (warm if isinstance(warm, int) else 0)
+    patience = 5 + (warm if isinstance(warm, int) else 0)
     # Right after the warm-up only rounding-sized motion counts; later on the bound is wider.
-    still = (run.after(20) and moved < 1e-3) or (run.after(begun) and moved < 1e-6)
+    still = (run.after(20) and moved < 1e-3) or (run.after(patience) and moved < 1e-6)
     if not (still and updates > 0 and run.late("groups/dead") < 0.9):
         return None
     said = f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began"

@@ -48,8 +48,8 @@ def scores_are_missing(run: RunView) -> str | None:
     if not unscored > 0.05:
         return None
     name, silent = largest(run.names("reward/", "/not_applicable"))
-    whose = f": {name} says nothing about {percent(silent)} (not_applicable)" if silent > 0.05 else ""
-    return f"{percent(unscored)} of the completions could not be scored{whose}"
+    culprit = f": {name} says nothing about {percent(silent)} (not_applicable)" if silent > 0.05 else ""
+    return f"{percent(unscored)} of the completions could not be scored{culprit}"
 
 
 def models_give_most_of_the_reward(run: RunView) -> str | None:
@@ -100,8 +100,10 @@ def every_reward_is_the_same(run: RunView) -> str | None:
     cut = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
     if cut or (value in (0.0, 1.0) and not own):
         return None
-    whose = f" from {own[0]}" if own else ""
-    return f"every completion of the last steps got the reward {value:g}{whose}: it cannot tell answers apart"
+    source = f" from {own[0]}" if own else ""
+    return (
+        f"every completion of the last steps got the reward {value:g}{source}: it cannot tell answers apart"
+    )
 
 
 def answers_are_written_but_not_read(run: RunView) -> str | None:
@@ -122,7 +124,7 @@ def answers_are_no_better_than_chance(run: RunView) -> str | None:
     problem, beyond chance, and accuracy has not risen by five points.
     """
     # own and other: fractions of texts that contain their own, or another problem's, answer.
-    (own, doubt), (other, more) = (run.whole(f"text/reference{where}") for where in ("", "_elsewhere"))
+    (own, doubt), (other, more) = (run.whole(f"text/reference{suffix}") for suffix in ("", "_elsewhere"))
     close = own - other + math.hypot(doubt, more) < 0.5 * other
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None

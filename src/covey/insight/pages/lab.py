@@ -203,8 +203,8 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
     one = torch.ones(1, dtype=torch.float64)
     every = torch.tensor([v for row in values for v in row], dtype=torch.float64)
     credited = {
-        how: process_zscore(none, one, mask, [given], credit=how, ddof=0, eps=0.0).tolist()
-        for how in ("own_step", "sum_to_go", "min_form")
+        credit: process_zscore(none, one, mask, [given], credit=credit, ddof=0, eps=0.0).tolist()
+        for credit in ("own_step", "sum_to_go", "min_form")
     }
     return {"mean": float(every.mean()), "std": float(standard_deviation(every, 0)), "credits": credited}
 
@@ -223,15 +223,15 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     ids = torch.tensor([[number[w] for w in row] + [-1] * (longest - len(row)) for row in words])
     values = torch.tensor(rewards, dtype=torch.float64)
     known = prefix_values(values, ids)
-    there = ids >= 0
+    mask = ids >= 0
     last = torch.tensor([len(row) - 1 for row in words])
     # (N, T): the whole reward is paid at the last token of each completion.
     paid = torch.zeros_like(known[:, 1:]).scatter(1, last[:, None], values[:, None])
     return {
         "words": words,
         "values": known.tolist(),
-        "critic": gae(paid, known[:, :-1], there).tolist(),
-        "credit": prefix_tree(values, ids, there).tolist(),
+        "critic": gae(paid, known[:, :-1], mask).tolist(),
+        "credit": prefix_tree(values, ids, mask).tolist(),
         "outcome": centered(values).tolist(),
     }
 
