@@ -51,7 +51,7 @@ const cardsFace = {
         h("span", { class: "muted" }, `answer ${i + 1}`), guide?.cards?.[i] ? h("span", { class: "says" }, guide.cards[i]) : null, value, gain);
       return { card, value, gain };
     });
-    top.replaceChildren(h("div", { class: "cards", vars: { "--columns": cards.length % 3 === 0 ? 3 : 4 }, role: "group", "aria-label": "Completions; click one to turn its reward over" }, cards.map((c) => c.card)));
+    top.replaceChildren(h("div", { class: "cards", vars: { "--columns": cards.length % 3 === 0 ? 3 : 4 }, role: "group", "aria-label": "Completions; click one to flip its reward" }, cards.map((c) => c.card)));
     return (advantages) => {
       const largest = Math.max(...advantages.map(Math.abs), 1e-12);
       cards.forEach(({ card, value, gain }, i) => {
