@@ -172,24 +172,34 @@ class _Frame(NamedTuple):
 def _axes(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> Iterator[str]:
     """Yield the axes of a panel and its lines. ``head`` is the height of the legend above them."""
     across = [x for line in panel.lines for x in line.x]
-    known = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
-    least, most = panel.bounds or (min([0.0, *known, *panel.bars]), max([*known, *panel.bars], default=1.0))
-    last = max(across, default=1.0) or 1.0
-    frame = _Frame(wide, high, head, last, round_ticks(least, most, 6))
+    frame = _Frame(wide, high, head, max(across, default=1.0) or 1.0, round_ticks(*_bounds(panel), 6))
     for tick, text in zip(frame.rows, tick_texts(frame.rows), strict=True):
-        y = frame.y(tick)
-        yield _element("line", class_="grid", x1=0, x2=wide, y1=y, y2=y)
-        yield _element("text", text + panel.unit, x=-7, y=y + 4, text_anchor="end")
+        yield _across("grid", frame, tick)
+        yield _element("text", text + panel.unit, x=-7, y=frame.y(tick) + 4, text_anchor="end")
     for tick, text in _columns(panel, across, frame):
         x = frame.x(tick)
         yield _element("line", class_="grid", x1=x, x2=x, y1=frame.foot, y2=frame.foot + 4)
         yield _element("text", text, x=x, y=frame.foot + 16, text_anchor="middle")
     yield _element("text", panel.x_label, x=wide / 2, y=frame.foot + 30, text_anchor="middle")
     for bar in panel.bars:
-        yield _element("line", class_="bar", x1=0, x2=wide, y1=frame.y(bar), y2=frame.y(bar))
+        yield _across("bar", frame, bar)
     # Lines of the background are drawn first, so that the others cover them.
     for line in sorted(panel.lines, key=lambda line: not line.background):
         yield from _line(line, colours[line.name], frame)
+
+
+def _bounds(panel: Panel) -> tuple[float, float]:
+    """Return the range of y that a panel has to show."""
+    if panel.bounds is not None:
+        return panel.bounds
+    values = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
+    return min([0.0, *values, *panel.bars]), max([*values, *panel.bars], default=1.0)
+
+
+def _across(kind: str, frame: _Frame, value: float) -> str:
+    """Return a horizontal line at a value of y."""
+    y = frame.y(value)
+    return _element("line", class_=kind, x1=0, x2=frame.wide, y1=y, y2=y)
 
 
 def _columns(panel: Panel, across: Sequence[float], frame: _Frame) -> list[tuple[float, str]]:
