@@ -38,10 +38,12 @@ class Workload:
         too: greedy ones and continuations (``expected_continuations``). Of P prompts, in R further rounds,
         P (1 + d + ... + d^R) groups are sampled and P (1 - d^(R+1)) kept.
         """
-        rollout, rounds = config.rollout, config.rollout.max_resampling_rounds + 1
+        rollout = config.rollout
+        rounds = config.rollout.max_resampling_rounds + 1
         sampled = rollout.prompts_per_step * rollout.group_size
         live = 1 - dead if algorithm.skips_idle else 1.0
-        total, trained = float(sampled), sampled * live
+        total = float(sampled)
+        trained = sampled * live
         continued = expected_continuations(algorithm, rollout.max_tokens, length)
         if algorithm.filter is not None:
             total = sampled * sum(dead**n for n in range(rounds))
