@@ -41,11 +41,13 @@ from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey_verify.errors import ConfigError, CoveyError
-from presets import PRESETS, RESULTS, ROOT, Settings, merged
 from worlds import write_cold_start, write_problems
 
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "diseases"
 OWN = f"{ROOT / 'benchmarks' / 'worlds.py'}:"
+Settings = Mapping[str, Any]
 ANSWER = {"math_answer": {"rule": "answer_tag"}}
 BASE: Settings = {
     "threads": 1,
@@ -180,9 +182,21 @@ HEALTHY = {
     f"preset {name}": Disease(
         "healthy", f"the preset {name}", "guess", {"algorithm": {"name": name}}, {}, "nothing", "accuracy"
     )
-    for name in PRESETS
+    for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "max_rl", "gdpo")
 }
 """Presets as they are, on a task that can be learned: nothing is to be said."""
+
+
+def merged(base: Settings, over: Settings) -> dict[str, Any]:
+    """Return nested settings with others over them, whose dotted keys reach inside."""
+    result = {k: dict(v) if isinstance(v, Mapping) else v for k, v in base.items()}
+    for dotted, value in over.items():
+        section, _, name = dotted.partition(".")
+        if name or (isinstance(value, Mapping) and isinstance(result.get(section), dict)):
+            result[section] = {**result.get(section, {}), **({name: value} if name else value)}
+        else:
+            result[section] = value
+    return result
 
 
 def cold(seed: int) -> Path:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -33,7 +34,8 @@ def views(run: str, step: int, group: int) -> dict[str, str]:
 def take(page: Page, url: str, run: str, step: int, theme: str) -> None:
     """All pictures in one theme."""
     page.goto(url)
-    query = f"api/step?run={run}&step={step}"
+    (token,) = parse_qs(urlsplit(url).query)["token"]
+    query = f"api/step?run={run}&step={step}&token={token}"
     group = page.evaluate("q => fetch(q).then(r => r.json()).then(s => s.groups[0].group)", query)
     for name, fragment in views(run, step, group).items():
         page.evaluate("f => { location.hash = f; }", fragment)

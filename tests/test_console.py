@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from covey.config.load import load_config
-from covey.system.console import Output, RunConsole, Shown
+from covey.system.console import Example, Output, RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
@@ -80,7 +81,7 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
         console.step(number, number / 5, FACTS, {"truncated": "red"})
     console.measured(5, 0.25)
     long = "an answer that is much longer than a line of the terminal " * 9
-    console.examples = ("1+\x1b[2J2=", Shown(1.0, f"3\n{long}"), Shown(0.0, long))
+    console.examples = ("1+\x1b[2J2=", Example(1.0, f"3\n{long}"), Example(0.0, long))
     console.say(f"step 4: something. {long}", "yellow")
     lines = shown(console, width, 30)
     assert max(map(len, lines)) <= width
@@ -98,6 +99,17 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
     curve = next(line for line in lines if line.startswith("1 ┤"))
     assert curve.index("┤", 3) == lines[lines.index(curve) + 1].index("┤", 3), "the second curve is upright"
     assert any(0x2800 < ord(c) < 0x2900 for c in text)
+
+
+def test_a_low_terminal_shows_the_same_curve_in_one_line() -> None:
+    console = RunConsole(quiet=True)
+    console.begin("2-rl (rl)", 10)
+    for number in range(1, 11):
+        console.step(number, math.nan if number == 5 else number / 10, FACTS)
+    low, tall = (shown(console, 80, height) for height in (12, 30))
+    lines = [sum(any(0x2800 < ord(c) < 0x2900 for c in line) for line in page) for page in (low, tall)]
+    assert lines[0] == 1 < lines[1]
+    assert not any("nan" in line for line in (*low, *tall))
 
 
 def test_a_resumed_stage_shows_its_past() -> None:

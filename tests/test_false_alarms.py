@@ -17,7 +17,8 @@ from covey.insight.findings.settings import unknown
 from covey.insight.findings.table import RULES, explain, gravest, no_signal
 from covey.insight.findings.view import WINDOW, RunView
 from covey.insight.verdict import change
-from covey.objective.diagnostics import answers_inside, standard_error
+from covey.objective.diagnostics import standard_error
+from covey.objective.texts import answers_inside
 from covey.runs.checkpoint import GuardMemory
 from covey.runs.estimates import Evaluation
 from covey.training.guards import Stop, judge_step

@@ -6,6 +6,8 @@ import importlib
 import json
 import math
 import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from covey.config.load import load_config, resolved_yaml
 from covey.config.sources import options
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.remedies import verified
-from covey.insight.findings.rule import find, markdown
+from covey.insight.findings.rule import Rule, find
 from covey.insight.findings.settings import SettingOf, settings_of, unknown
 from covey.insight.findings.table import RULES, explain, no_signal
 from covey.insight.findings.view import WIDEST, RunView
@@ -410,6 +412,17 @@ def test_rules_speak_of_metrics_that_are_logged() -> None:
     names = set(re.findall(r'"((?:\w+/)+\w+)"', source))
     assert len(names) > 20
     assert names <= logged()
+
+
+def markdown(rules: Sequence[Rule]) -> Iterator[str]:
+    """Yield the rules as sections of docs/findings.md, one for each family."""
+    for family, members in groupby(rules, key=lambda rule: rule.family):
+        yield from (f"### {family.capitalize()}", "")
+        yield "| finding | condition | reason | silences |"
+        yield "|---|---|---|---|"
+        for r in members:
+            yield f"| `{r.name}` ({r.severity}) | {r.condition} | {r.reason} | {', '.join(r.silences)} |"
+        yield ""
 
 
 def test_the_page_has_the_table_of_the_rules() -> None:

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.config.algorithm import RECORDS
+from covey.config.algorithm import RECORDS, algorithm_rows
 from covey.config.layers import SHORT
 from covey.config.load import load_config, resolved, resolved_yaml
 from covey.config.rows import key_paths
@@ -335,6 +335,17 @@ def test_the_length_that_a_loss_divides_by_stands_as_a_number(tmp_path: Path) ->
     (tmp_path / "config.yaml").write_text(resolved_yaml(again))
     shown = {s["setting"]: s["value"] for s in differing_settings(tmp_path)}
     assert shown["algorithm.name"] == "dr_grpo" and not any("reduce" in name for name in shown)
+
+
+def test_the_page_says_what_a_changed_setting_of_the_algorithm_does(tmp_path: Path) -> None:
+    algorithm = {"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": {"coef": 0.5, "estimator": "k2"}}
+    loaded = load_config(values={"data": {"task": "sums"}, "algorithm": algorithm})
+    (tmp_path / "config.yaml").write_text(resolved_yaml(loaded))
+    says = {s["setting"]: s["says"] for s in differing_settings(tmp_path)}
+    effects = {(row.key, row.owner): row.setting.effect for row in algorithm_rows()}
+    assert says["algorithm.surrogate.clip_high"] == effects["algorithm.surrogate.clip_high", "clip"]
+    assert says["algorithm.kl.coef"] == effects["algorithm.kl.coef", "kl"]
+    assert says["algorithm.kl.estimator.name"] == effects["algorithm.kl.estimator", "kl"]
 
 
 def test_a_setting_of_an_axis_leaves_what_its_short_form_says(tmp_path: Path) -> None:

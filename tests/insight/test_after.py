@@ -12,7 +12,7 @@ import pytest
 from covey.cli import main
 from covey.commands.demonstration import demonstrate
 from covey.insight import difference
-from covey.insight.rescore import Rescored
+from covey.insight.rescore import RescoredGroup
 from covey.runs.estimates import paired_bootstrap
 from covey.runs.folder import WRITTEN
 from covey.runs.rollouts import read_rollouts
@@ -200,7 +200,7 @@ def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> N
     assert json.loads(out(capsys, "rescore", tmp_path / "run", "math_answer", "--json"))["groups"] == 4
     file.write_text("".join(json.dumps(row) + "\n" for row in reversed(asked)))
     assert main(["rescore", str(tmp_path / "run"), "math_answer"]) == 3
-    assert "has another prompt: put the data back" in capsys.readouterr().err
+    assert "has another prompt. Put the data back" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> N
     ],
 )
 def test_what_becomes_of_a_group(old, new, change: str, flips: int) -> None:
-    found = Rescored(0, 0, "p", np.array(old, dtype=float), np.array(new, dtype=float), {})
+    found = RescoredGroup(0, 0, "p", np.array(old, dtype=float), np.array(new, dtype=float), {})
     assert (found.change, found.flips) == (change, flips)
 
 

@@ -12,11 +12,12 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedModel
 
 from covey.config.load import load_config
 from covey.config.schema import Lora
-from covey.models.forward import supported, turned_alike
+from covey.models.forward import supported
 from covey.models.load import load_policy, skeleton, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy, save_policy
+from covey.models.rotary import turned_alike
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler

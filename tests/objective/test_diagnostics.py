@@ -19,13 +19,13 @@ from covey.objective.diagnostics import (
     gradient_shares,
     group_metrics,
     step_spread,
-    text_metrics,
     token_metrics,
     token_record,
     token_stats,
 )
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
+from covey.objective.texts import text_metrics
 from covey.types import Group
 from covey_verify.types import StepRewards
 from tests.fakes import component, group

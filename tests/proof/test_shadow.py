@@ -51,12 +51,21 @@ def test_the_shadow_reaches_the_same_weights_under_more_settings(
 
 def test_the_shadow_imports_nothing_of_covey() -> None:
     proof = Path(__file__).parents[2] / "src" / "covey" / "proof"
-    for name in ("formulas.py", "losses.py", "decoder.py", "shadow.py", "shadow_given.py", "streams.py"):
+    for name in (
+        "formulas.py",
+        "losses.py",
+        "decoder.py",
+        "descent.py",
+        "shadow.py",
+        "shadow_given.py",
+        "streams.py",
+    ):
         imports = re.findall(r"^\s*(?:from|import) +(covey\S*)", (proof / name).read_text(), re.MULTILINE)
         assert set(imports) <= {
             "covey.proof",
             "covey.proof.formulas",
             "covey.proof.decoder",
+            "covey.proof.descent",
             "covey.proof.losses",
             "covey.proof.shadow",
             "covey.proof.streams",

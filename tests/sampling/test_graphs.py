@@ -28,7 +28,7 @@ from covey.rng import key
 from covey.sampling import draw
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import CacheEngine, _step, _TorchCache
-from covey.sampling.graphs import Replayed, Work, cuda_recorder
+from covey.sampling.graphs import GraphStep, Work, cuda_recorder
 from covey.sampling.local import LocalSampler, _Running
 from tests.conftest import CONFIGS, policy_of, random_prompts
 from tests.sampling.test_local import SETTINGS
@@ -66,7 +66,7 @@ class ReplayingSampler(LocalSampler):
         assert isinstance(engine, CacheEngine)
         kv_length = max(map(len, prompts)) + params.max_tokens
         direct = _step(self.policy, self.policy.decoder, engine.cache)
-        engine.step = Replayed(direct, self.record, slots, kv_length, self.policy.device)
+        engine.step = GraphStep(direct, self.record, slots, kv_length, self.policy.device)
         self.seen = weakref.ref(engine.cache)
         return engine
 
@@ -116,7 +116,7 @@ def test_long_rollouts_are_recorded_once_per_bucket() -> None:
         asked.append((len(tokens), kv_length))
         return tokens[:, None].float()
 
-    replayed = Replayed(step, Recorder(), slots=100, kv_length=700, device=torch.device("cpu"))
+    replayed = GraphStep(step, Recorder(), slots=100, kv_length=700, device=torch.device("cpu"))
     for running in range(100, 0, -1):
         tokens = torch.arange(running)
         assert replayed(tokens, max(1, 700 - running * 7))[:, 0].tolist() == tokens.tolist()
@@ -134,7 +134,7 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
         policy = Policy(model, tokenizer)
         cache, running = _TorchCache(policy.decoder, 8, 9, 20, 30), _Running(policy, params, 8)
         running.owners = [(0, i) for i in range(6)]
-        step = Replayed(_step(policy, policy.decoder, cache), Recorder(), 8, 50, policy.device)
+        step = GraphStep(_step(policy, policy.decoder, cache), Recorder(), 8, 50, policy.device)
         for _ in range(2):
             logits = step(running.last(), 40)
             cache.advance(6)

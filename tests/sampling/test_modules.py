@@ -96,7 +96,7 @@ def test_architectures_with_states_are_sampled_from_in_bfloat16(name: str) -> No
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (RwkvConfig(**{**ALONE, "pad_token_id": None}), "rwkv .* no cache of transformers"),
+        (RwkvConfig(**{**ALONE, "pad_token_id": None}), "rwkv .* no transformers cache"),
         (Lfm2Config(**SMALL, layer_types=["conv", "conv"]), "lfm2 .* fail with a cache .*get_seq_length"),
     ],
     ids=["own states", "no attention"],

@@ -29,7 +29,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
 from covey.sampling.restart import restart
-from covey.sampling.servers import Asking
+from covey.sampling.servers import Transport
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
 from tests.conftest import policy_of, random_prompts
@@ -55,7 +55,7 @@ def asked(count: int = 5, size: int = 3) -> list[Request]:
 
 
 def sampler(
-    policy: Policy, stubs: list[Stub], folder: Path, asking: Asking = ask, **settings: object
+    policy: Policy, stubs: list[Stub], folder: Path, asking: Transport = ask, **settings: object
 ) -> RemoteSampler:
     urls = tuple(s.url for s in stubs)
     servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})

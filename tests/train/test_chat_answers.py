@@ -11,7 +11,8 @@ from transformers import GenerationConfig
 from covey.config.schema import Config, Data
 from covey.models.policy import Policy, save_policy
 from covey.models.tiny import CHAT_TEMPLATE, END, PAD, build_tokenizer
-from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples, unseen_by_model
+from covey.sampling.notes import unseen_by_model
+from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
 from covey.tasks.examples import AnswerText, Example, examples_of, with_prompt
 from covey.types import Problem
 from covey_verify.errors import DataError

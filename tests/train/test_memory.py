@@ -17,8 +17,8 @@ from covey.config.schema import Config
 from covey.learner import memory
 from covey.learner.memory import (
     Shape,
-    asked_of,
     forecast,
+    largest_step,
     planned_tokens,
     sampling_bytes,
     shape_of,
@@ -52,7 +52,7 @@ CONFIG = Config.model_validate(
         "train": {"tokens_per_micro_batch": 1000},
     }
 )
-ASKED = asked_of(CONFIG, [3, 5], [])
+LARGEST_STEP = largest_step(CONFIG, [3, 5], [])
 
 
 def test_what_a_token_leaves_behind() -> None:
@@ -104,22 +104,24 @@ def test_a_model_with_images_has_the_shape_of_its_text_model() -> None:
 
 
 def test_without_a_reference_none_is_paid_for() -> None:
-    without, with_one = (forecast(SHAPE, CONFIG, ASKED, 1000, own, 0) for own in (False, True))
+    without, with_one = (forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, own, 0) for own in (False, True))
     assert (without["reference"], with_one["reference"]) == (0, without["weights"])
-    assert forecast(SHAPE._replace(number=2), CONFIG, ASKED, 1000, False, 0)["optimizer"] == 10_000 * 12
+    assert (
+        forecast(SHAPE._replace(number=2), CONFIG, LARGEST_STEP, 1000, False, 0)["optimizer"] == 10_000 * 12
+    )
 
 
 def test_a_step_of_few_tokens_does_not_take_a_whole_micro_batch() -> None:
-    roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
+    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, False, 0)
     assert roles["update"] == update_bytes(SHAPE, 2 * 5 + 2 * 4 * 20, False)
 
 
 @pytest.mark.parametrize("share", [2.0, 0.5, 0.01])
 def test_the_planned_micro_batch_fits(share: float) -> None:
-    roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
+    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, False, 0)
     others = sum(roles.values()) - roles["update"]
     there = int((others + share * update_bytes(SHAPE, 1000, False)) / memory.USABLE) + 1
-    tokens = planned_tokens(roles, SHAPE, CONFIG, ASKED._replace(step=5000), there)
+    tokens = planned_tokens(roles, SHAPE, CONFIG, LARGEST_STEP._replace(step=5000), there)
     assert others + update_bytes(SHAPE, tokens, False) <= memory.USABLE * there
     assert tokens == 1000 if share > 1 else tokens < 1000
 
@@ -127,9 +129,9 @@ def test_the_planned_micro_batch_fits(share: float) -> None:
 @pytest.mark.parametrize(("tokens", "passing"), [(1000, 170), (100, 100), (10, 25), (1, 25)])
 def test_a_completion_goes_through_whole_however_small_micro_batches_are(tokens: int, passing: int) -> None:
     """With the longest prompt, 5, and all that it may have, 20; with its group where that has one loss."""
-    roles = forecast(SHAPE, CONFIG, ASKED, tokens, False, 0)
+    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, tokens, False, 0)
     assert roles["update"] == update_bytes(SHAPE, passing, False)
-    of_groups = asked_of(CONFIG, [3, 5], [], whole_groups=True)
+    of_groups = largest_step(CONFIG, [3, 5], [], whole_groups=True)
     assert forecast(SHAPE, CONFIG, of_groups, tokens, False, 0)["update"] == update_bytes(
         SHAPE, max(passing, 5 + 4 * 20), False
     )
@@ -137,14 +139,14 @@ def test_a_completion_goes_through_whole_however_small_micro_batches_are(tokens:
 
 def test_micro_batches_are_not_halved_in_vain() -> None:
     """Below the longest prompt, or where a whole step is less than one and fits."""
-    asked = asked_of(CONFIG, [300, 3], [])
+    asked = largest_step(CONFIG, [300, 3], [])
     roles = forecast(SHAPE, CONFIG, asked, 1000, False, 0)
     assert planned_tokens(roles, SHAPE, CONFIG, asked, there=1) == 250
     fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, False, 0).values()) / memory.USABLE) + 1
     assert planned_tokens(roles, SHAPE, CONFIG, asked, fits) == 500
-    roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
+    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, False, 0)
     there = int(sum(roles.values()) / memory.USABLE) + 1
-    assert planned_tokens(roles, SHAPE, CONFIG, ASKED, there) == 1000
+    assert planned_tokens(roles, SHAPE, CONFIG, LARGEST_STEP, there) == 1000
 
 
 def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
@@ -197,14 +199,14 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
     config = CONFIG.model_copy(
         update={"method": "dpo", "train": CONFIG.train.model_copy(update={"batch_size": 2})}
     )
-    asked = asked_of(config, [3, 5], [30, 10, 40])
+    asked = largest_step(config, [3, 5], [30, 10, 40])
     assert asked == (5, 70, 40)  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
         roles = forecast(SHAPE, config, asked, tokens, False, 0, judges=7)
         assert roles["update"] == update_bytes(SHAPE, passing, False)
         assert roles["reward models"] == 7
     collecting = config.model_copy(update={"method": "pairs"})
-    roles = forecast(SHAPE, collecting, asked_of(collecting, [3, 5], []), 1000, False, 0)
+    roles = forecast(SHAPE, collecting, largest_step(collecting, [3, 5], []), 1000, False, 0)
     assert roles["gradient"] == roles["optimizer"] == roles["update"] == 0
 
 

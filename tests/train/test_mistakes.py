@@ -107,7 +107,7 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
 @pytest.mark.parametrize(
     ("changes", "code", "says"),
     [
-        ({"rewards": [{"rewards.py:fine": 0}]}, 2, "rewards: each has weight 0"),
+        ({"rewards": [{"rewards.py:fine": 0}]}, 2, "rewards: every weight is 0"),
         ({"data__train": "absent.jsonl"}, 3, "error: absent.jsonl: no such file"),
         (
             {"data__prompt": "question"},

@@ -13,7 +13,7 @@ from tests.train.test_runs import metrics_of, start
 from transformers import AutoTokenizer
 
 import covey
-from covey.proof import decoder, shadow
+from covey.proof import decoder, descent
 from covey.training.given import batch_rows
 
 
@@ -41,10 +41,10 @@ def test_a_supervised_run_is_that_of_a_naive_float64_trainer(tmp_path: Path, mic
     )
     tokenizer = AutoTokenizer.from_pretrained(model.folder)
     weights = {n: w.clone().requires_grad_() for n, w in model.weights.items()}
-    trainer, moving = shadow.Trainer(weights, {}), list(weights.values())
+    trainer, moving = descent.Trainer(weights, {}), list(weights.values())
     adam = {"betas": (0.9, 0.999), "weight_decay": 0.0, "schedule": "constant", "inner_epochs": 1}
     adam |= {"updates_per_batch": 1, **train}
-    setting = shadow.ShadowConfig(model.shape, {}, adam, 1.0, 12, False, 1, 0)
+    setting = descent.ShadowConfig(model.shape, {}, adam, 1.0, 12, False, 1, 0)
     for step, record in enumerate(metrics_of(tmp_path / "run")):
         losses, tokens = [], 0
         for row in (rows[i] for i in batch_rows(len(rows), 5, step, seed=0)):
@@ -58,7 +58,7 @@ def test_a_supervised_run_is_that_of_a_naive_float64_trainer(tmp_path: Path, mic
         norm = float(torch.cat([g.flatten() for g in gradient.values()]).norm())
         assert record["loss"] == pytest.approx(loss.item(), rel=1e-4)
         assert record["optimizer/grad_norm"] == pytest.approx(norm, rel=1e-3)
-        shadow.adamw(trainer, setting, gradient, norm, step)
+        descent.adamw(trainer, setting, gradient, norm, step)
     final = load_file(tmp_path / "run" / "final" / "model.safetensors")
     for name, weight in final.items():
         moved, off = (

@@ -19,7 +19,7 @@ from covey.commands.sweep import cells_of, sweep
 from covey.config.grid import Grid, planned_runs
 from covey.config.start import Start
 from covey.errors import Stopped
-from covey.insight.cells import Cell, CellRow, Ended, Sweep, _best, rows_of, sweep_lines
+from covey.insight.cells import Cell, CellRow, EndedRun, Sweep, _best, rows_of, sweep_lines
 from covey.runs.estimates import over_seeds
 from covey.runs.reader import last_stage
 from covey.system.console import RunConsole
@@ -253,7 +253,7 @@ def drawn_rows(generator: np.random.Generator, cells: int, seeds: int, gains: fl
         for seed in range(seeds):
             shift = generator.normal(0, 0.03) + gains * (cell == cells - 1)
             solved = generator.binomial(2, np.clip(chances + shift, 0, 1)) / 2
-            ended[seed] = Ended({"greedy": solved, "sampled": solved}, 0.0, "same", 1.0, Path())
+            ended[seed] = EndedRun({"greedy": solved, "sampled": solved}, 0.0, "same", 1.0, Path())
         found = {n: over_seeds(np.stack([e.rates[n] for e in ended.values()])) for n in ("greedy", "sampled")}
         change = {"sampled": found["sampled"]} if cell else {}
         rows.append(

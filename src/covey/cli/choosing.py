@@ -72,7 +72,7 @@ def command_recommend(
     :param parameters: Of the model, in billions.
     :param memory: Of the device, in GB.
     """
-    from covey.insight.lanes import Have, recommend
+    from covey.insight.recommendation import Resources, recommend
 
-    _print(as_json, *recommend(Have(worked, pairs, judged, verifier, steps, budget), parameters, memory))
+    _print(as_json, *recommend(Resources(worked, pairs, judged, verifier, steps, budget), parameters, memory))
     return 0

@@ -49,18 +49,18 @@ def launch(config: Config, as_json: bool = False) -> int:
             if cause is None:
                 return 0
             code = codes[cause]
-            how = f"process {cause} of {len(codes)}: {how_ended(code)}"
+            end = f"process {cause} of {len(codes)}: {how_ended(code)}"
             if job.stopping or not has_died(list(codes.values())):
                 break
             if attempt < restarts and not as_json:
                 left = f"restart {attempt + 1} of {restarts}"
-                print(f"{how}; continuing from the last checkpoint ({left})", file=sys.stderr)
+                print(f"{end}; continuing from the last checkpoint ({left})", file=sys.stderr)
     killed = code < 0
     code = 128 - code if killed else code  # Popen reports signal n as -n, a shell as 128 + n
     if not killed or job.stopping:
         return code
     error = CoveyError(
-        f"{how}: the system does that when memory runs out, or somebody did. Continue from the last "
+        f"{end}: the system does that when memory runs out, or somebody did. Continue from the last "
         f"checkpoint with: {resume_command(config.output)}"
     )
     error.code = code
@@ -108,7 +108,9 @@ class _Job:
         return codes
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
-        now, before, self.last = time.monotonic(), self.last, time.monotonic()
+        now = time.monotonic()
+        before = self.last
+        self.last = now
         if now - before < TOGETHER:  # a terminal's comes through the parent, too
             return
         self.stopping = True

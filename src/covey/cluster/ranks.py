@@ -22,8 +22,10 @@ from covey_verify.errors import ConfigError
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-NODE_ANSWERS, PLACING = 20.0, 120.0
-"""Seconds for an actor to answer before its node counts as lost; seconds for all actors to get room."""
+NODE_ANSWERS = 20.0
+"""Seconds for an actor to answer before its node counts as lost."""
+PLACING = 120.0
+"""Seconds for all actors to get room."""
 
 
 class RankHost:
@@ -91,7 +93,9 @@ class PlacedRank:
             try:
                 self.code, out, err = ray.get(self.actor.look.remote(), timeout=NODE_ANSWERS)
             except (RayActorError, TimeoutError) as error:
-                self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
+                self.code = -signal.SIGKILL
+                out = b""
+                err = f"a node is lost: {said(error)}\n".encode()
             # Printed here, since the user reads this process's terminal.
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
@@ -122,8 +126,9 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
 
     assert config.launch.ray is not None
     connect_ray(config.launch.ray)
-    count, there = config.launch.processes, ray.cluster_resources()
-    each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in there)}
+    count = config.launch.processes
+    resources = ray.cluster_resources()
+    each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in resources)}
     # Concurrent calls, so that a signal gets through while ``look`` waits for a reader.
     kind = ray.remote(RankHost).options(**each, max_concurrency=4)
     actors = [keep(kind.remote()) for _ in range(count)]
@@ -133,16 +138,17 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
         for actor in actors:
             end(actor)
         raise ConfigError(
-            f"launch.processes: no room on the Ray cluster for {count} with {each['num_cpus']} CPUs and "
-            f"{each['num_gpus']} GPUs each, it has {there.get('CPU', 0):g} and {there.get('GPU', 0):g} "
-            f"({said(error)})"
+            f"launch.processes: the Ray cluster has no room for {count} processes of {each['num_cpus']} CPUs "
+            f"and {each['num_gpus']} GPUs each; it has {resources.get('CPU', 0):g} CPUs and "
+            f"{resources.get('GPU', 0):g} GPUs ({said(error)})"
         ) from None
     # Rank 0 listens there; the others meet at its address.
     address, port = places[0]
     shared = {**os.environ, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
     # Processes per node, and how many of each node's have a local rank already.
-    on_node, seen = Counter(ip for ip, _ in places), Counter[str]()
+    on_node = Counter(ip for ip, _ in places)
+    seen = Counter[str]()
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
         own = environment_of(rank, count, seen[ip], on_node[ip])
         seen[ip] += 1

@@ -57,7 +57,8 @@ class SamplerHost:
             "query_string": b"",
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
-        status, parts = HTTPStatus.INTERNAL_SERVER_ERROR.value, list[bytes]()
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        parts = list[bytes]()
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body or b"", "more_body": False}
@@ -106,13 +107,17 @@ class PlacedSamplers:
         """Return the resources of a sampler. Raises ConfigError if the cluster does not have them."""
         import ray
 
-        there, count = ray.cluster_resources(), config.launch.samplers
-        wanted = {"CPU": config.threads or 1, "GPU": int(config.device != "cpu" and there.get("GPU", 0) > 0)}
+        resources = ray.cluster_resources()
+        count = config.launch.samplers
+        wanted = {
+            "CPU": config.threads or 1,
+            "GPU": int(config.device != "cpu" and resources.get("GPU", 0) > 0),
+        }
         for name, each in wanted.items():
-            if each * count > there.get(name, 0):
+            if each * count > resources.get(name, 0):
                 raise ConfigError(
                     f"launch.samplers: {count} with {each} {name} each, and the Ray cluster has "
-                    f"{there.get(name, 0):g}; ask for fewer, or add a node"
+                    f"{resources.get(name, 0):g}; ask for fewer, or add a node"
                 )
         return {"num_cpus": wanted["CPU"], "num_gpus": wanted["GPU"]}
 

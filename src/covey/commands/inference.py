@@ -21,7 +21,8 @@ from covey.runs.estimates import Evaluation
 from covey.runs.reader import with_newest
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of, unseen_by_model
+from covey.sampling.notes import unseen_by_model
+from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of
 from covey.sampling.tools.forms import calls_by
 from covey.sampling.tools.use import toolbox_of, untold, with_schemas, with_tools
 from covey.system.console import RunConsole

@@ -65,7 +65,7 @@ IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")
 
 
 @dataclass(frozen=True)
-class Trained:
+class CardFacts:
     """The facts that a card reports."""
 
     loaded: Loaded
@@ -80,20 +80,21 @@ class Trained:
     """Sentence that replaces a missing verdict."""
 
 
-def write_cards(final: Path, trained: Trained) -> None:
+def write_cards(final: Path, trained: CardFacts) -> None:
     """Write `README.md` of the model, and of its adapters in place of peft's stub."""
     (final / "README.md").write_text(model_card(trained), encoding="utf-8")
     if (final / "adapter").is_dir():
         (final / "adapter" / "README.md").write_text(model_card(trained, adapter=True), encoding="utf-8")
 
 
-def model_card(trained: Trained, adapter: bool = False) -> str:
+def model_card(trained: CardFacts, adapter: bool = False) -> str:
     """Return the Markdown of a card; with ``adapter``, of the card of the adapter weights."""
     config = trained.loaded.config
-    path, base = "final", _source(trained.loaded)
+    path = "final"
+    base = _source(trained.loaded)
     load = f"{trained.loader}.from_pretrained({path!r})"
     imports = f"from transformers import {trained.loader}, AutoTokenizer"
-    writes = trained.loader == Trained.loader
+    writes = trained.loader == CardFacts.loader
     use = f"tokenizer.decode(model.generate(**inputs, max_new_tokens={config.rollout.max_tokens})[0])"
     if adapter and base:
         load = load.replace(repr(path), repr(base))
@@ -160,7 +161,8 @@ def _source(loaded: Loaded) -> str | None:
 
     Of a folder from elsewhere only the name: the path above it would show the author's machine.
     """
-    name, run = _name(loaded), loaded.config.output.resolve()
+    name = _name(loaded)
+    run = loaded.config.output.resolve()
     folder = _folder(name, loaded.folder)
     if published := _published(loaded):
         return published
@@ -168,7 +170,8 @@ def _source(loaded: Loaded) -> str | None:
         # Of a GGUF file too only the name.
         return Path(name).name if is_gguf(name) else name if name != "tiny" else None
     # A relative path only if model and run lie in one project: these are moved together.
-    place, shared = folder.resolve(), (run.parent.parent, loaded.folder.resolve())
+    place = folder.resolve()
+    shared = (run.parent.parent, loaded.folder.resolve())
     near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
     return Path(os.path.relpath(place, run)).as_posix() if near else place.name
 

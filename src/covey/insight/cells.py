@@ -14,14 +14,16 @@ import numpy as np
 
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.evidence import student
-from covey.insight.stages import in_columns, points
+from covey.insight.stages import points
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
 from covey.system.console import duration
+from covey.system.plot import table
 
-RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
+RECORD_NAME = "sweep.json"
+CHART_NAME = "sweep.svg"
 SEED_SPREAD = 0.05
 """Std of accuracy over seeds, assumed if each cell has one seed; 3 points were measured."""
 COMPARED = ("greedy", "sampled")
@@ -46,7 +48,7 @@ class Sweep:
     cells: Sequence[Cell]
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     """A run that has ended: its last held-out results, and the problems they belong to."""
 
     rates: Mapping[str, np.ndarray]
@@ -63,7 +65,7 @@ class CellRow(NamedTuple):
     """The results of a cell."""
 
     cell: Cell
-    ended: Mapping[int, Ended]
+    ended: Mapping[int, EndedRun]
     found: Mapping[str, Estimate]
     change: Mapping[str, Estimate]
     """Accuracy minus that of the first cell, over the seeds and problems that both have."""
@@ -71,7 +73,8 @@ class CellRow(NamedTuple):
 
 def rows_of(sweep: Sweep) -> list[CellRow]:
     """Return the results of every cell with a run that ended with held-out problems."""
-    rows, first = list[CellRow](), dict[int, Ended]()
+    rows = list[CellRow]()
+    first = dict[int, EndedRun]()
     for cell in sweep.cells:
         known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in known.items() if run is not None}
@@ -82,7 +85,8 @@ def rows_of(sweep: Sweep) -> list[CellRow]:
         sizes = {len(run.rates["greedy"]) for run in ended.values()}
         if len(sizes) != 1:
             continue
-        found, change = {}, {}
+        found = {}
+        change = {}
         for name in COMPARED:
             found[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
             if both and ended is not first:
@@ -92,7 +96,7 @@ def rows_of(sweep: Sweep) -> list[CellRow]:
     return rows
 
 
-def _ended(folder: Path) -> Ended | None:
+def _ended(folder: Path) -> EndedRun | None:
     stage = (stages_in(folder) or [folder])[-1]
     evals = read_stream(stage, "evals.jsonl")
     if not evals or not (stage / RESULT).exists():
@@ -101,7 +105,7 @@ def _ended(folder: Path) -> Ended | None:
     seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
     rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
     before = Evaluation.from_record(evals[0]).pass_rate if evals[0].get("step") == 0 else np.array(np.nan)
-    return Ended(
+    return EndedRun(
         rates,
         float(before.mean()),
         ((read_environment(stage) or {}).get("data"), last.verdict),
@@ -144,16 +148,11 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
 def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     """Yield a sweep as a table for people, and its conclusions."""
     rows = rows_of(sweep)
-    if not rows:
+    if rows:
+        head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
+        yield from table([head, *map(_cells, rows)])
+    else:
         yield "no run has ended with held-out problems: nothing to compare"
-    head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
-    table = [head]
-    for row in rows:
-        change = points(row.change["sampled"]) if row.change else "-"
-        took = duration(float(np.mean([run.seconds for run in row.ended.values()])))
-        cells = [*row.cell.values, str(len(row.ended)), *(str(row.found[n]) for n in COMPARED), change, took]
-        table.append(cells)
-    yield from in_columns(table) if rows else ()
     if len(rows) > 1:
         yield _best(sweep, rows, failed)
     if changed := changed_between(rows):
@@ -165,6 +164,14 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
         yield "of one seed: another may differ by more than these intervals say (--seeds 3)"
     for folder, why in failed.items():
         yield f"failed: {folder.name}: {why.partition('. ')[0]}"
+
+
+def _cells(row: CellRow) -> list[str]:
+    """Return a row of the table."""
+    accuracies = [str(row.found[name]) for name in COMPARED]
+    change = points(row.change["sampled"]) if row.change else "-"
+    seconds = float(np.mean([run.seconds for run in row.ended.values()]))
+    return [*row.cell.values, str(len(row.ended)), *accuracies, change, duration(seconds)]
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
@@ -196,23 +203,30 @@ def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bo
     If all cells are equal, no pair passes in 95 % of sweeps: the level is divided by the number of pairs. The
     variance over seeds is pooled over all cells; with one seed each it is ``SEED_SPREAD`` squared.
     """
-    (n, one), (m, two) = ((len(row.ended), next(iter(row.ended.values()))) for row in (best, other))
-    if one.of != two.of or len(one.rates["sampled"]) != len(two.rates["sampled"]):
+    runs = next(iter(best.ended.values()))
+    others = next(iter(other.ended.values()))
+    if runs.of != others.of or len(runs.rates["sampled"]) != len(others.rates["sampled"]):
         return False
+    # Mean accuracy over the seeds by problem, (problems,), of either cell.
     means = [np.mean([run.rates["sampled"] for run in row.ended.values()], axis=0) for row in (best, other)]
     # Two opposite pseudo-problems keep the standard error above 0 where all problems agree.
-    gaps = np.append(means[0] - means[1], (1.0, -1.0))
-    problems = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    known = [[float(run.rates["sampled"].mean()) for run in row.ended.values()] for row in rows]
-    freedom = sum(len(seeds) - 1 for seeds in known)
-    spread = (
-        sum(float(np.var(seeds)) * len(seeds) for seeds in known) / freedom if freedom else SEED_SPREAD**2
-    )
-    seeds = math.sqrt(spread * (1 / n + 1 / m))
+    changes = np.append(means[0] - means[1], (1.0, -1.0))
+    of_problems = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    variance, freedom = _seed_variance(rows)
+    of_seeds = math.sqrt(variance * (1 / len(best.ended) + 1 / len(other.ended)))
     # Bonferroni over all pairs of cells.
     normal = NormalDist().inv_cdf(1 - 0.025 / math.comb(len(rows), 2))
-    doubt = math.hypot(normal * problems, student(normal, freedom or math.inf) * seeds)
+    doubt = math.hypot(normal * of_problems, student(normal, freedom or math.inf) * of_seeds)
     return float(means[0].mean() - means[1].mean()) > doubt
+
+
+def _seed_variance(rows: Sequence[CellRow]) -> tuple[float, int]:
+    """Return the variance of accuracy over seeds, pooled over all cells, and its degrees of freedom."""
+    accuracies = [[float(run.rates["sampled"].mean()) for run in row.ended.values()] for row in rows]
+    freedom = sum(len(seeds) - 1 for seeds in accuracies)
+    if not freedom:
+        return SEED_SPREAD**2, 0
+    return sum(float(np.var(seeds)) * len(seeds) for seeds in accuracies) / freedom, freedom
 
 
 def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:

@@ -81,29 +81,40 @@ def chart(
 ) -> str:
     """Return an SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
     heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 8.2))  # px of a letter in a wide font
-    drawn = [_element("text", text, class_="head", x=16, y=22 + 17 * n) for n, text in enumerate(heads)]
+    parts = [_element("text", text, class_="head", x=16, y=22 + 17 * n) for n, text in enumerate(heads)]
     y = 17 * len(heads) + (10 if heads else 0)
-    every = [line for p in panels for line in p.lines]
+    lines = [line for panel in panels for line in panel.lines]
     # With few names a name has the same colour in every panel; else colours repeat per panel.
-    few = len({line.name for line in every if not line.background}) <= len(LIGHT)
+    shared = len({line.name for line in lines if not line.background}) <= len(LIGHT)
+    colours = [_colours(lines if shared else panel.lines) for panel in panels]
     for start in range(0, len(panels), across):
         row = panels[start : start + across]
-        own = [_colours(every if few else p.lines) for p in row]
-        legends = [_legend(p, c, wide) for p, c in zip(row, own, strict=True)]
-        # The tallest legend of a row of panels, so that their axes align.
-        head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
-        for place, (panel, legend, named) in enumerate(zip(row, legends, own, strict=True)):
-            inside = [*_named(panel, legend), *_axes(panel, named, wide, high, head)]
+        drawings, height = _row(row, colours[start : start + across], wide, high)
+        for place, drawing in enumerate(drawings):
             x = LEFT + (LEFT + wide + RIGHT) * place
-            drawn.append(f'<g transform="translate({x},{y + TOP})">{"".join(inside)}</g>')
-        y += TOP + head + high + BOTTOM
-    width, height = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1)), y + 4
-    paper = _element("rect", class_="paper", width=width, height=height)
+            parts.append(f'<g transform="translate({x},{y + TOP})">{drawing}</g>')
+        y += TOP + height + BOTTOM
+    width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
+    paper = _element("rect", class_="paper", width=width, height=y + 4)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="chart" role="img"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 4}" class="chart" role="img"'
         f' aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">\n'
-        + "\n".join([f"<style>{STYLE}</style>", paper, *drawn, "</svg>"])
+        + "\n".join([f"<style>{STYLE}</style>", paper, *parts, "</svg>"])
     )
+
+
+def _row(
+    panels: Sequence[Panel], colours: Sequence[Mapping[str, str]], wide: int, high: int
+) -> tuple[list[str], int]:
+    """Return the drawing of each panel of a row, and their height between the margins."""
+    legends = [_legend(panel, own, wide) for panel, own in zip(panels, colours, strict=True)]
+    # The tallest legend of the row, so that the axes of its panels align.
+    head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
+    drawings = [
+        "".join([*_named(panel, legend), *_axes(panel, own, wide, high, head)])
+        for panel, legend, own in zip(panels, legends, colours, strict=True)
+    ]
+    return drawings, head + high
 
 
 def _element(kind: str, text: str = "", **attributes: object) -> str:
@@ -161,24 +172,34 @@ class _Frame(NamedTuple):
 def _axes(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> Iterator[str]:
     """Yield the axes of a panel and its lines. ``head`` is the height of the legend above them."""
     across = [x for line in panel.lines for x in line.x]
-    known = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
-    least, most = panel.bounds or (min([0.0, *known, *panel.bars]), max([*known, *panel.bars], default=1.0))
-    last = max(across, default=1.0) or 1.0
-    frame = _Frame(wide, high, head, last, round_ticks(least, most, 6))
+    frame = _Frame(wide, high, head, max(across, default=1.0) or 1.0, round_ticks(*_bounds(panel), 6))
     for tick, text in zip(frame.rows, tick_texts(frame.rows), strict=True):
-        y = frame.y(tick)
-        yield _element("line", class_="grid", x1=0, x2=wide, y1=y, y2=y)
-        yield _element("text", text + panel.unit, x=-7, y=y + 4, text_anchor="end")
+        yield _across("grid", frame, tick)
+        yield _element("text", text + panel.unit, x=-7, y=frame.y(tick) + 4, text_anchor="end")
     for tick, text in _columns(panel, across, frame):
         x = frame.x(tick)
         yield _element("line", class_="grid", x1=x, x2=x, y1=frame.foot, y2=frame.foot + 4)
         yield _element("text", text, x=x, y=frame.foot + 16, text_anchor="middle")
     yield _element("text", panel.x_label, x=wide / 2, y=frame.foot + 30, text_anchor="middle")
     for bar in panel.bars:
-        yield _element("line", class_="bar", x1=0, x2=wide, y1=frame.y(bar), y2=frame.y(bar))
+        yield _across("bar", frame, bar)
     # Lines of the background are drawn first, so that the others cover them.
     for line in sorted(panel.lines, key=lambda line: not line.background):
         yield from _line(line, colours[line.name], frame)
+
+
+def _bounds(panel: Panel) -> tuple[float, float]:
+    """Return the range of y that a panel has to show."""
+    if panel.bounds is not None:
+        return panel.bounds
+    values = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
+    return min([0.0, *values, *panel.bars]), max([*values, *panel.bars], default=1.0)
+
+
+def _across(kind: str, frame: _Frame, value: float) -> str:
+    """Return a horizontal line at a value of y."""
+    y = frame.y(value)
+    return _element("line", class_=kind, x1=0, x2=frame.wide, y1=y, y2=y)
 
 
 def _columns(panel: Panel, across: Sequence[float], frame: _Frame) -> list[tuple[float, str]]:
@@ -205,11 +226,14 @@ def _line(line: Line, colour: str, frame: _Frame) -> Iterator[str]:
 
 def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[float, int, str, str]]:
     """Return (x, y, name, colour) for each name with points, on as many rows as needed."""
-    entries, x, y = list[tuple[float, int, str, str]](), 0.0, 6
+    entries = list[tuple[float, int, str, str]]()
+    x = 0.0
+    y = 6
     for name in dict.fromkeys(line.name for line in panel.lines if line.name and line.points(line.y)):
         width = 24 + LETTER * len(name)
         if x and x + width > wide + RIGHT:
-            x, y = 0.0, y + 14
+            x = 0.0
+            y += 14
         entries.append((round(x, 1), y, name, colours[name]))
         x += width
     return entries
@@ -227,7 +251,8 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     span = max(span, 1e-30)
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(m * power for m in (1, 2, 5, 10) if m * power * most >= span * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     # Removes the rounding of i * step, as 0.30000000000000004.
     return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,43 +22,44 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.plot import beside, framed, span
+from covey.system.plot import Curve, draw, span
 from covey_verify.errors import ConfigError
 
 LATE = 0.25
 """Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
+WIDTH = 78
+"""Characters of a line of curves."""
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
 def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
-    first, second = last_stage(a), last_stage(b)
-    settings, files = changed(first, second), changed_files(first, second)
+    first = last_stage(a)
+    second = last_stage(b)
+    settings = changed(first, second)
+    files = changed_files(first, second)
     held_out, why_not = held_out_change(first, second)
     common, shared = _in_training(first, second)
-    lines = [
-        f"A: {first}",
-        f"B: {second}",
-        "",
-        "what differs" if settings or files else "same settings, same files",
-    ]
+    record = {
+        "a": str(first),
+        "b": str(second),
+        "settings": {name: list(values) for name, values in settings.items()},
+        "files": files,
+        "held_out": {name: _ends(estimate) for name, estimate in held_out.items()} or None,
+        "note": why_not,
+        "training": {"problems": shared, **_ends(common)} if common is not None else None,
+    }
+    lines = [f"A: {first}", f"B: {second}", ""]
+    lines.append("what differs" if settings or files else "same settings, same files")
     lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
     lines += [f"  {name}: {what}" for name, what in files.items()]
     lines += ["", *_curves(first, second), ""]
     lines += [f"held-out, the same problems, B - A: {name} {_signed(e)}" for name, e in held_out.items()]
-    lines += [why_not] if why_not else []
+    if why_not:
+        lines.append(why_not)
     if common is not None:
         lines.append(f"training reward of {shared} problems that both met late, B - A: {_signed(common)}")
-    record = {
-        "a": str(first),
-        "b": str(second),
-        "settings": {k: list(v) for k, v in settings.items()},
-        "files": files,
-        "held_out": {k: _ends(e) for k, e in held_out.items()} or None,
-        "note": why_not,
-        "training": {"problems": shared, **_ends(common)} if common is not None else None,
-    }
     return record, lines
 
 
@@ -82,10 +83,12 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
     a, b = (Evaluation.from_record(log[-1]) for log in logs)
     if why_not := incomparable(a, b, ("in A", "in B")):
         return {}, f"{why_not}: not compared"
-    found, shared = gains(a, b), on_shared_problems(a, b)
+    found = gains(a, b)
+    shared = on_shared_problems(a, b)
     found["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
-    count, most = len(shared[0].greedy), max(len(a.greedy), len(b.greedy))
-    note = f"{count} held-out problems that both measured" if count < most else ""
+    count = len(shared[0].greedy)
+    larger = max(len(a.greedy), len(b.greedy))
+    note = f"{count} held-out problems that both measured" if count < larger else ""
     return {name: e for name, e in found.items() if not math.isnan(e.value)}, note
 
 
@@ -111,7 +114,8 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 def _late_rewards(stage: Path) -> dict[str, float]:
     """Return problem and prompt -> mean late reward. Two files may use one name for different problems."""
-    steps, found = recorded_steps(stage), defaultdict[str, list[float]](list)
+    steps = recorded_steps(stage)
+    found = defaultdict[str, list[float]](list)
     for step in steps[-max(1, round(LATE * len(steps))) :]:
         for row in read_rollouts(stage, step).rows:
             if row["reward"] is not None:
@@ -119,21 +123,33 @@ def _late_rewards(stage: Path) -> dict[str, float]:
     return {problem: float(np.mean(rewards)) for problem, rewards in found.items()}
 
 
-def _curves(first: Path, second: Path, width: int = 78) -> Iterator[str]:
+def _curves(first: Path, second: Path) -> Iterator[str]:
+    """Yield the curves of both runs, those of a metric beside each other and on one scale."""
     logs = [read_numbers(stage, "metrics.jsonl") for stage in (first, second)]
     evals = [read_numbers(stage, "evals.jsonl") for stage in (first, second)]
     last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
-    for name, metric in (*CURVES.items(), ("held-out accuracy", "pass@1")):
-        source = evals if metric == "pass@1" else logs
-        points = [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in source]
-        if not all(points) or (metric == "loss" and any("reward/mean" in m for m in logs[0])):
-            continue
-        bounds = (0.0, 1.0) if metric == "pass@1" else span([v for own in points for _, v in own])
-        drawn = [
-            framed(f"{which} {name}", own, width // 2 - 2, 4, last, bounds=bounds)
-            for which, own in zip("AB", points, strict=True)
-        ]
-        yield from (line.plain.rstrip() for line in beside(drawn[0], drawn[1], width // 2))
+    rewarded = any("reward/mean" in m for m in logs[0])
+    for name, metric in CURVES.items():
+        if metric != "loss" or not rewarded:
+            yield from _pair(name, _points(logs, metric), last)
+    yield from _pair("held-out accuracy", _points(evals, "pass@1"), last, (0.0, 1.0))
+
+
+def _points(logs: Sequence[Sequence[Mapping[str, float]]], metric: str) -> list[list[tuple[float, float]]]:
+    return [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in logs]
+
+
+def _pair(
+    name: str,
+    points: Sequence[Sequence[tuple[float, float]]],
+    last: float,
+    bounds: tuple[float, float] | None = None,
+) -> Iterator[str]:
+    """Yield the lines of one metric's curves; none if a run does not have it."""
+    if all(points):
+        bounds = bounds or span([value for own in points for _, value in own])
+        curves = [Curve(f"{run} {name}", own, bounds=bounds) for run, own in zip("AB", points, strict=True)]
+        yield from (line.plain.rstrip() for line in draw(curves, WIDTH, 4, last))
 
 
 def _signed(estimate: Estimate) -> str:

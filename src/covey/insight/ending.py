@@ -81,15 +81,15 @@ def told_of_better(best: Best, step: int, chosen: bool) -> str:
 
 def ranked(metrics: Records, held_out: Sequence[Prompted]) -> str:
     """Describe the last result on held-out examples; empty if there are none."""
-    seen = [m for m in metrics if any(k.startswith("held_out/") for k in m)]
-    if not held_out or not seen:
+    results = [m for m in metrics if any(name.startswith("held_out/") for name in m)]
+    if not held_out or not results:
         return ""
     # One such metric per method of preference training.
-    shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
-    # An answer is one question; an answer with labels by step is one question per labelled step.
-    asked = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)
-    paired = len(held_out[0].answers) == 2
-    count = len(held_out) if paired else asked
-    said = "answers" if asked == len(held_out) else "steps"
-    what = "pairs with the chosen above the rejected" if paired else f"{said} judged as they are labelled"
-    return f"Of {count} held-out {what}: {wilson(round(shares[0] * count), count)}"
+    rates = [v for name, v in results[-1].items() if ACCURACY.fullmatch(name) and isinstance(v, float)]
+    count = len(held_out)
+    description = "pairs with the chosen above the rejected"
+    if len(held_out[0].answers) != 2:
+        # An answer is one question; an answer with labels by step is one question per labelled step.
+        count = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)
+        description = f"{'answers' if count == len(held_out) else 'steps'} judged as they are labelled"
+    return f"Of {count} held-out {description}: {wilson(round(rates[0] * count), count)}"

@@ -57,22 +57,23 @@ def noise(windows: Sequence[Records], name: str) -> Noise:
     It comes from the logged standard errors, or for a fraction of groups from the number of groups. Without
     either it comes from the differences of successive steps, which a slow trend hardly enlarges.
     """
-    logged = [(r, r.get(error_name(name))) for window in windows for r in window if r.get(name) is not None]
-    errors = [float(error) for _, error in logged if error is not None and not math.isnan(error)]
+    logged = [record for window in windows for record in window if record.get(name) is not None]
+    errors = known_values(logged, error_name(name))
     if logged and len(errors) == len(logged):
-        groups = [max(1.0, float(r.get("groups/count") or OFTEN + 1) - 1) for r, _ in logged]
-        return Noise(sum(e**2 for e in errors) / len(errors), sum(groups))
-    counts = [float(r.get("groups/count") or 0) for r, _ in logged]
+        # A step of unknown size counts as one of OFTEN degrees of freedom.
+        freedoms = [max(1.0, float(record.get("groups/count") or OFTEN + 1) - 1) for record in logged]
+        return Noise(sum(error**2 for error in errors) / len(errors), sum(freedoms))
+    counts = [float(record.get("groups/count") or 0) for record in logged]
     if name.startswith(SHARES) and all(counts) and counts:
-        return _noise_of_share([float(r[name]) for r, _ in logged], counts)
-    steps = [
-        (later - earlier) ** 2 / 2
-        for values in (known_values(window, name) for window in windows)
-        for earlier, later in pairwise(values)
-    ]
+        return _noise_of_share([float(record[name]) for record in logged], counts)
+    return _noise_of_changes([known_values(window, name) for window in windows])
+
+
+def _noise_of_changes(windows: Sequence[Sequence[float]]) -> Noise:
     # Half of a squared difference of two steps is an estimate of the variance. Neighbouring differences share
     # a step, so n of them count for about 2n / 3 degrees of freedom.
-    return Noise(sum(steps) / len(steps), 2 * len(steps) / 3) if steps else Noise(math.inf, 0.0)
+    squares = [(later - earlier) ** 2 / 2 for values in windows for earlier, later in pairwise(values)]
+    return Noise(sum(squares) / len(squares), 2 * len(squares) / 3) if squares else Noise(math.inf, 0.0)
 
 
 def _noise_of_share(shares: Sequence[float], counts: Sequence[float]) -> Noise:

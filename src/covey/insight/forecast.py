@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 
 from covey.config.schema import Config
 from covey.objective.algorithms import Algorithm
-from covey.rollouts.segments import Expected, expected
+from covey.rollouts.segments import Continuations, expected_continuations
 from covey.system.console import duration
 
-NONE = Expected()
+NONE = Continuations()
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Workload:
     """Number of them that go through the update, times ``train.inner_epochs``."""
     length: float
     """Mean tokens of a completion."""
-    continued: Expected = NONE
+    continued: Continuations = NONE
 
     @property
     def tokens(self) -> float:
@@ -35,14 +35,16 @@ class Workload:
         """Compute the work, given the fraction ``dead`` of groups and the mean ``length`` of a completion.
 
         A filter replaces dead groups in a limited number of rounds. Further completions of an estimator count
-        too: greedy ones and continuations (``expected``). Of P prompts, in R further rounds,
+        too: greedy ones and continuations (``expected_continuations``). Of P prompts, in R further rounds,
         P (1 + d + ... + d^R) groups are sampled and P (1 - d^(R+1)) kept.
         """
-        rollout, rounds = config.rollout, config.rollout.max_resampling_rounds + 1
+        rollout = config.rollout
+        rounds = config.rollout.max_resampling_rounds + 1
         sampled = rollout.prompts_per_step * rollout.group_size
         live = 1 - dead if algorithm.skips_idle else 1.0
-        total, trained = float(sampled), sampled * live
-        continued = expected(algorithm, rollout.max_tokens, length)
+        total = float(sampled)
+        trained = sampled * live
+        continued = expected_continuations(algorithm, rollout.max_tokens, length)
         if algorithm.filter is not None:
             total = sampled * sum(dead**n for n in range(rounds))
             trained = sampled * (1 - dead**rounds)

@@ -14,12 +14,13 @@ from typing import NamedTuple
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.insight.forecast import Forecast, Workload, seconds_text
-from covey.insight.stages import in_columns
-from covey.learner.memory import Shape, asked_of, forecast, planned_tokens
+from covey.learner.memory import Shape, forecast, largest_step, planned_tokens
+from covey.system.plot import table
 
 BANDWIDTH = 0.5
 """Fraction of the peak bandwidth that decoding reaches."""
-COMPUTE_SMALL, COMPUTE_LARGE = (0.6e9, 0.111), (4e9, 0.217)
+COMPUTE_SMALL = (0.6e9, 0.111)
+COMPUTE_LARGE = (4e9, 0.217)
 """(parameters, fraction of the peak that an update reaches); other sizes follow a power law through both."""
 COMPUTE_MOST = 0.4
 LAUNCH = 3e-5
@@ -83,7 +84,8 @@ def share_of_compute(parameters: float) -> float:
     >>> [round(share_of_compute(p), 3) for p in (0.6e9, 4e9, 8e9, 70e9)]
     [0.111, 0.217, 0.277, 0.4]
     """
-    (small, low), (large, high) = COMPUTE_SMALL, COMPUTE_LARGE
+    small, low = COMPUTE_SMALL
+    large, high = COMPUTE_LARGE
     exponent = math.log(high / low) / math.log(large / small)
     return min(COMPUTE_MOST, low * (parameters / small) ** exponent)
 
@@ -117,7 +119,9 @@ def decode_seconds(
 
 def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> float:
     """Return the seconds of a training step."""
-    rollout, train, shape = stage.config.rollout, stage.config.train, subject.shape
+    rollout = stage.config.rollout
+    train = stage.config.train
+    shape = subject.shape
     sampling = decode_seconds(
         gpu, shape, work.completions, work.length, subject.prompt, rollout.max_running, rollout.max_tokens
     )
@@ -132,12 +136,13 @@ def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> f
 
 def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
     """Return the bytes at the peak of the run, with the largest micro-batch that fits."""
-    config, shape = stage.config, subject.shape
-    asked = asked_of(config, subject.prompts, (), stage.algorithm.whole_groups)
+    config = stage.config
+    shape = subject.shape
+    largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
     kept = stage.algorithm.needs_reference and config.lora is None
-    roles = forecast(shape, config, asked, config.train.tokens_per_micro_batch, kept, PROGRAM)
-    tokens = planned_tokens(roles, shape, config, asked, gpu.gib << 30)
-    return sum(forecast(shape, config, asked, tokens, kept, PROGRAM).values())
+    roles = forecast(shape, config, largest, config.train.tokens_per_micro_batch, kept, PROGRAM)
+    tokens = planned_tokens(roles, shape, config, largest, gpu.gib << 30)
+    return sum(forecast(shape, config, largest, tokens, kept, PROGRAM).values())
 
 
 def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:
@@ -156,9 +161,10 @@ def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table for people."""
     yield "on one GPU, computed from its data sheet: at least so long, and without the rewards"
-    table = [["GPU", "memory, GB", "a step", "the run"]]
-    for row in rows:
-        fits = "" if row.memory <= row.there else ": does not fit"
-        memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
-        table.append([row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)])
-    yield from in_columns(table)
+    yield from table([["GPU", "memory, GB", "a step", "the run"], *map(_cells, rows)])
+
+
+def _cells(row: Row) -> list[str]:
+    fits = "" if row.memory <= row.there else ": does not fit"
+    memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
+    return [row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)]

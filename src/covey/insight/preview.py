@@ -14,7 +14,8 @@ from covey.config.load import Loaded
 from covey.insight import gpus
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts, tie_chances
-from covey.objective.diagnostics import answers_inside, sampled_entropy, score_metrics, text_metrics
+from covey.objective.diagnostics import sampled_entropy, score_metrics
+from covey.objective.texts import answers_inside, text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.runs.estimates import Estimate, gain, wilson
 from covey.runs.rollouts import or_null

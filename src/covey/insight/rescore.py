@@ -11,11 +11,12 @@ import numpy as np
 
 from covey.models.wording import Wording, wording_of
 from covey.rewards.audit import check_columns
-from covey.rewards.scorer import Rewards, Scorer
+from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.sampling.tools.texts import calls_by_text
+from covey.system.console import finite
 from covey.tasks.source import load_problems
 from covey.types import Completion, Problem, Transcript
 from covey_verify.errors import DataError
@@ -24,7 +25,7 @@ GROUPS_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Rescored:
+class RescoredGroup:
     """A group with its old rewards and its new ones."""
 
     step: int
@@ -33,7 +34,7 @@ class Rescored:
     old: np.ndarray
     new: np.ndarray
     """(G,) rewards; NaN for a completion without one."""
-    judged: Mapping[tuple[str, str], int]
+    statuses: Mapping[tuple[str, str], int]
     """(reward, status) -> number of completions with that status."""
 
     @property
@@ -63,8 +64,8 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
 
 
 def rescore(
-    run: Path, rewards: Rewards, steps: int, say: Callable[[str], object] = lambda _: None
-) -> list[Rescored]:
+    run: Path, rewards: Rewards, steps: int, say: Callable[[str], object] | None = None
+) -> list[RescoredGroup]:
     """Score the groups of the last ``steps`` logged steps again, with the columns of the run's data.
 
     ``say`` is called with the reason if the run's chat template is unknown. Raises DataError if a problem of
@@ -73,55 +74,79 @@ def rescore(
     stage = last_stage(run)
     loaded = look_at(stage)
     source = load_problems(loaded)
-    problems = {p.id: p for p in source.train}
     logged = recorded_steps(stage)[-steps:]
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
     wording = wording_of(with_own_model(loaded, stage))
-    if wording.note:
+    if wording.note and say is not None:
         say(wording.note)
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
-    rewards.calls, rewards.decode = calls_by_text, wording.decode
-    found = []
+    rewards.calls = calls_by_text
+    rewards.decode = wording.decode
+    problems = {p.id: p for p in source.train}
+    groups = []
     for step in logged:
-        log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
-        for number, places in log.groups.items():
-            name, prompt = (log.rows[places[0]][key] for key in ("problem", "prompt"))
-            problem = problems.get(name)
-            if problem is None or not same_prompt(problem.prompt, prompt):
-                raise DataError(
-                    f"{stage}: problem {name} of step {step} is not in the run's data any more, or has "
-                    "another prompt: put the data back"
-                )
-            # The logged prompt decides, since a chat template may have been changed.
-            asked = _with_thoughts(replace(problem, prompt=prompt), log, number, wording)
-            problem = replace(problem, thoughts=asked.thoughts)
-            # Rewards do not see prompt tokens, so none are given.
-            group = scorer.group(problem, np.zeros(0, np.int64), len(places))
-            for sample, place in enumerate(places):
-                group.add(sample, _completion(log, place))
-            begun.append((number, problem, places, group))
+        log = read_rollouts(stage, step)
+        scorer = Scorer(rewards, step)
         # All groups of a step are submitted first, then awaited: rewards run in parallel.
-        for number, problem, places, group in begun:
-            old = np.array([log.rows[p]["reward"] for p in places], dtype=np.float64)
-            new = group.result()
-            judged = Counter[tuple[str, str]](
-                (name, s.status) for name, component in new.components.items() for s in component.scores
-            )
-            found.append(Rescored(step, number, problem.id, old, new.rewards, judged))
-    return found
+        pending = [
+            _submit(scorer, log, number, _problem_of(log, number, problems, wording, f"{stage}, step {step}"))
+            for number in log.groups
+        ]
+        groups += [
+            _result(log, step, number, group) for number, group in zip(log.groups, pending, strict=True)
+        ]
+    return groups
+
+
+def _problem_of(
+    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: Wording, place: str
+) -> Problem:
+    """Return the problem of a group, with the note whether its prompt opens thoughts. Raises DataError."""
+    row = log.rows[log.groups[number][0]]
+    problem = problems.get(row["problem"])
+    if problem is None or not same_prompt(problem.prompt, row["prompt"]):
+        raise DataError(
+            f"{place}: problem {row['problem']} is not in the run's data any more, or has another prompt. "
+            "Put the data back"
+        )
+    # The logged prompt decides, since a chat template may have been changed.
+    logged = _with_thoughts(replace(problem, prompt=row["prompt"]), log, number, wording)
+    return replace(problem, thoughts=logged.thoughts)
+
+
+def _submit(scorer: Scorer, log: RolloutLog, number: int, problem: Problem) -> GroupScoring:
+    """Submit the completions of a group to the rewards."""
+    places = log.groups[number]
+    # Rewards do not see prompt tokens, so none are given.
+    group = scorer.group(problem, np.zeros(0, np.int64), len(places))
+    for sample, place in enumerate(places):
+        group.add(sample, _completion(log, place))
+    return group
+
+
+def _result(log: RolloutLog, step: int, number: int, group: GroupScoring) -> RescoredGroup:
+    """Wait for a group's rewards."""
+    old = np.array([log.rows[place]["reward"] for place in log.groups[number]], dtype=np.float64)
+    new = group.result()
+    statuses = Counter[tuple[str, str]](
+        (name, s.status) for name, component in new.components.items() for s in component.scores
+    )
+    return RescoredGroup(step, number, new.problem.id, old, new.rewards, statuses)
 
 
 def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wording) -> Problem:
     """Return a group's problem with the note whether its prompt, by its recorded tokens, opens thoughts."""
-    place, ends = list(log.groups).index(group), log.arrays["prompt_ends"]
+    place = list(log.groups).index(group)
+    ends = log.arrays["prompt_ends"]
     first = int(ends[place - 1]) if place else 0
     return wording.with_thoughts(problem, log.arrays["prompt_tokens"][first : int(ends[place])].tolist())
 
 
 def _completion(log: RolloutLog, place: int) -> Completion:
-    row, arrays = log.rows[place], log.of_completion(place)
+    row = log.rows[place]
+    arrays = log.of_completion(place)
     fault = str(row.get("environment_fault", ""))
     return Completion(
         arrays["tokens"],
@@ -133,7 +158,7 @@ def _completion(log: RolloutLog, place: int) -> Completion:
     )
 
 
-def record(found: Sequence[Rescored]) -> Mapping[str, object]:
+def record(found: Sequence[RescoredGroup]) -> Mapping[str, object]:
     """Return the groups as JSON."""
     return {
         "groups": len(found),
@@ -146,50 +171,51 @@ def record(found: Sequence[Rescored]) -> Mapping[str, object]:
                 "group": g.group,
                 "problem": g.problem,
                 "change": g.change,
-                "old": _plain(g.old),
-                "new": _plain(g.new),
+                "old": finite(g.old),
+                "new": finite(g.new),
             }
             for g in found
         ],
     }
 
 
-def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
+def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
     """Return lines for people: the changes, and the groups that change the most."""
     counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
-    old, new = (np.concatenate([getattr(g, which) for g in found]) for which in ("old", "new"))
-    means = " -> ".join(f"{r[~np.isnan(r)].mean():.3f}" if not np.isnan(r).all() else "-" for r in (old, new))
+    old = np.concatenate([g.old for g in found])
+    new = np.concatenate([g.new for g in found])
     flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
-    said = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {means}"]
-    said += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
-    said += [""]
+    text = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {_mean(old)} -> {_mean(new)}"]
+    text += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
+    text.append("")
     # Most sign changes first.
     moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
-    said += [
-        f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
-        for g in moved[:GROUPS_SHOWN]
-    ]
-    return [*said, f"and {len(moved) - GROUPS_SHOWN} more"] if len(moved) > GROUPS_SHOWN else said
+    for g in moved[:GROUPS_SHOWN]:
+        text.append(f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}")
+    if len(moved) > GROUPS_SHOWN:
+        text.append(f"and {len(moved) - GROUPS_SHOWN} more")
+    return text
 
 
-def _counted(found: Sequence[Rescored]) -> dict[str, int]:
+def _mean(rewards: np.ndarray) -> str:
+    return "-" if np.isnan(rewards).all() else f"{np.nanmean(rewards):.3f}"
+
+
+def _counted(found: Sequence[RescoredGroup]) -> dict[str, int]:
+    counts = Counter(g.change for g in found)
     kinds = ("same", "changes sign", "comes alive", "dies", "stays dead")
-    return {kind: count for kind in kinds if (count := sum(g.change == kind for g in found))}
+    return {kind: counts[kind] for kind in kinds if counts[kind]}
 
 
-def _statuses(found: Sequence[Rescored]) -> dict[tuple[str, str], float]:
+def _statuses(found: Sequence[RescoredGroup]) -> dict[tuple[str, str], float]:
     """Return the fraction of completions that a reward could not read or score, by its status.
 
     A reward named without the run's settings may look for another answer format and find nothing.
     """
-    counts = sum((Counter(g.judged) for g in found), Counter[tuple[str, str]]())
+    counts = sum((Counter(g.statuses) for g in found), Counter[tuple[str, str]]())
     total = sum(len(g.new) for g in found)
     return {key: count / total for key, count in sorted(counts.items()) if key[1] != "ok"}
 
 
 def _few(rewards: np.ndarray) -> str:
     return " ".join("-" if np.isnan(r) else f"{r:.3g}" for r in rewards)
-
-
-def _plain(rewards: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(r) else float(r) for r in rewards]

@@ -17,13 +17,13 @@ from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import BARS, duration
+from covey.system.console import duration
 from covey.system.opening import count_lines
-from covey.system.plot import beside, framed
+from covey.system.plot import Curve, bar, draw, table
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 
-ShownRecord = Mapping[str, object]
+ShownRecord = Mapping[str, Any]
 NumberRecords = Sequence[Mapping[str, float]]
 STATE_SHOWN = 500
 """Characters of an environment's final state that are shown."""
@@ -41,6 +41,8 @@ TABLE = {
     "margin": ("preference/margin", "reward_model/margin"),
 }
 """Heading -> the metrics that may fill its column; the first that was logged is shown."""
+WIDTH = 78
+"""Characters of a line of curves."""
 PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
@@ -49,38 +51,42 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     """Show a run's facts, course and findings: as JSON, and as lines for people."""
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
-    metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
-    seconds = seconds_of(stage, timings)
-    judged = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
-    verdict = judged.sentence if judged else None
-    ending = read_ending(stage)
-    found, steps = findings(stage), recorded_steps(stage)
-    done, wanted = len(metrics), settings["train"]["steps"]
-    examples = stage / EXAMPLES
-    made = count_lines(stage, EXAMPLES) if examples.is_file() else None
-    record = {
+    metrics = read_numbers(stage, "metrics.jsonl")
+    evals = read_numbers(stage, "evals.jsonl")
+    seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
+    verdict = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
+    record: ShownRecord = {
         "run": str(stage),
         "method": settings["method"],
-        "steps": done,
-        "of": wanted,
+        "steps": len(metrics),
+        "of": settings["train"]["steps"],
         "seconds": seconds,
-        "verdict": verdict,
-        "ending": ending or None,
+        "verdict": verdict.sentence if verdict else None,
+        "ending": read_ending(stage) or None,
         "metrics": metrics[-1] if metrics else None,
-        "findings": found,
-        "steps_with_completions": steps,
-        "examples": made,
+        "findings": findings(stage),
+        "steps_with_completions": recorded_steps(stage),
+        "examples": count_lines(stage, EXAMPLES) if (stage / EXAMPLES).is_file() else None,
     }
-    course = f"{done} of {wanted} steps in {duration(seconds)}"
-    lines = [f"{stage} ({settings['method']})" + (f": {course}" if settings["method"] != "filter" else "")]
-    lines += [f"{made} examples in {examples}"] if made is not None else []
-    lines += [f"before it: covey show {other}" for other in stages_in(folder) if other != stage]
-    lines += [said for said in (verdict, ending) if said]
-    lines += ["", *_curves(metrics, evals), "", *_table(metrics)] if metrics or evals else []
-    lines += ["", *found] if found else []
-    if steps:
+    lines = [*_facts(folder, stage, record)]
+    if metrics or evals:
+        lines += ["", *_curves(metrics, evals), "", *_table(metrics)]
+    if record["findings"]:
+        lines += ["", *record["findings"]]
+    if steps := record["steps_with_completions"]:
         lines += ["", f"completions: covey show {stage} STEP, of {steps[0]} to {steps[-1]}"]
     return record, lines
+
+
+def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
+    """Yield what is known of a run besides its numbers: progress, examples, other stages, verdict, end."""
+    course = f": {record['steps']} of {record['of']} steps in {duration(record['seconds'])}"
+    # Filtering samples each problem once, and has no steps.
+    yield f"{stage} ({record['method']}){'' if record['method'] == 'filter' else course}"
+    if record["examples"] is not None:
+        yield f"{record['examples']} examples in {stage / EXAMPLES}"
+    yield from (f"before it: covey show {other}" for other in stages_in(folder) if other != stage)
+    yield from (record[name] for name in ("verdict", "ending") if record[name])
 
 
 def findings(stage: Path) -> list[str]:
@@ -104,32 +110,37 @@ def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
         yield f"step {f.step + 1}: {f}{place}"
 
 
-def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
+def _curves(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
     name = "reward" if any("reward/mean" in m for m in metrics) else "loss"
-    points = [(m["step"], v) for m in metrics if (v := _value(m, name)) is not None]
+    points = [(m["step"], value) for m in metrics for value in _known(m, name)]
+    curves = [Curve(name, points)]
     held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
-    last = max([1.0, *(s for s, _ in (*points, *held_out))])
-    lines = framed(name, points, width // 2 - 2, 5, last)
     if held_out:
-        accuracy = framed("held-out accuracy", held_out, width // 2, 5, last, bounds=(0.0, 1.0))
-        lines = beside(lines, accuracy, width // 2)
-    return [line.plain.rstrip() for line in lines]
+        curves.append(Curve("held-out accuracy", held_out, bounds=(0.0, 1.0)))
+    last = max([1.0, *(step for curve in curves for step, _ in curve.points)])
+    return [line.plain.rstrip() for line in draw(curves, WIDTH, 5, last)]
 
 
-def _table(metrics: NumberRecords) -> Iterator[str]:
-    shown = [name for name in TABLE if any(_value(m, name) is not None for m in metrics)]
-    shown = [name for name in shown if name != "loss" or "reward" not in shown]
+def _table(metrics: NumberRecords) -> list[str]:
+    """Return evenly spread steps, the first and the newest one among them, as a table."""
+    columns = [name for name in TABLE if any(_known(m, name) for m in metrics)]
+    columns = [name for name in columns if name != "loss" or "reward" not in columns]
+    if not metrics:
+        return []
     # Ceiling division; the newest step is added if the stride misses it.
-    every = max(1, -(-len(metrics) // TABLE_ROWS))
-    yield " ".join(f"{name:>9}" for name in ("step", *shown))
-    for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
-        values = (_value(record, name) for name in shown)
-        cells = (f"{v:>9.3g}" if v is not None else f"{'-':>9}" for v in values)
-        yield " ".join((f"{record['step']:>9.0f}", *cells))
+    every = -(-len(metrics) // TABLE_ROWS)
+    steps = sorted({*range(0, len(metrics), every), len(metrics) - 1})
+    rows = [[f"{metrics[n]['step']:.0f}", *(_cell(metrics[n], name) for name in columns)] for n in steps]
+    return table([["step", *columns], *rows], numbers=1 + len(columns))
 
 
-def _value(record: Mapping[str, float], heading: str) -> float | None:
-    return next((record[name] for name in TABLE[heading] if record.get(name) is not None), None)
+def _cell(record: Mapping[str, float], heading: str) -> str:
+    return "".join(f"{value:.3g}" for value in _known(record, heading)) or "-"
+
+
+def _known(record: Mapping[str, float], heading: str) -> list[float]:
+    """Return the value of a column in a step, if it has one."""
+    return [record[name] for name in TABLE[heading] if record.get(name) is not None][:1]
 
 
 def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
@@ -139,16 +150,12 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r.spread, r.group))
     # One range for all bars of the step, so that groups can be compared.
     known = [r for row in rows for r in row.rewards if r is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
+    low = min(known, default=0.0)
+    high = max(known, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
-    lines.append(f"{'group':>5} {'mean':>7} {'tokens':>6}  {'rewards':<17}{'':9}prompt")
-    for row in rows:
-        mean = f"{row.mean:.3g}" if row.mean is not None else "-"
-        bars = "".join(_bar(r, low, high) for r in row.rewards)
-        kind = "dead" if row.dead else "" if row.trained else "filtered"
-        prompt = " ".join(row.prompt.split())[:PROMPT_SHOWN]
-        lines.append(f"{row.group:>5} {mean:>7} {row.tokens:>6.0f}  {bars:<17}{kind:<9}{prompt}")
-    why = why_pushed(stage, log.rows)
+    head = ["group", "mean", "tokens", "rewards", "", "prompt"]
+    lines += table([head, *(row.cells(low, high) for row in rows)], numbers=3)
+    why = advantage_reason(stage, log.rows)
     lines += ["", f"dead: the rewards are equal. {why}"] if why else []
     record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
@@ -166,8 +173,16 @@ class _Row:
     dead: bool
     tokens: float
 
+    def cells(self, low: float, high: float) -> list[str]:
+        """Return its row of the table, with a bar per reward between ``low`` and ``high``."""
+        mean = "-" if self.mean is None else f"{self.mean:.3g}"
+        bars = "".join("?" if r is None else bar(r, low, high) for r in self.rewards)
+        kind = "dead" if self.dead else "" if self.trained else "filtered"
+        prompt = " ".join(self.prompt.split())[:PROMPT_SHOWN]
+        return [str(self.group), mean, f"{self.tokens:.0f}", bars, kind, prompt]
 
-def why_pushed(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+
+def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
     """Explain why completions of dead groups have advantages; empty if none has."""
     if not any(row.get("dead") and row["advantage"] for row in rows):
         return ""
@@ -206,29 +221,37 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
     lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
     for row in rows:
-        lines += ["", f"sample {row['sample']}: {said_of(row)}"]
-        for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
-            lines += _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
-        if (state := row.get("environment")) is not None:
-            lines += _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
+        lines += ["", *_completion(row)]
     return {"run": str(stage), "step": step, "group": number, "completions": rows}, lines
 
 
-def said_of(row: Mapping[str, Any]) -> str:
+def _completion(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"sample {row['sample']}: {facts_of(row)}"
+    for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
+        yield from _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
+    state = row.get("environment")
+    if state is not None:
+        yield from _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
+
+
+def facts_of(row: Mapping[str, Any]) -> str:
     """Return the facts of a logged completion in one line."""
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
-    facts = f"advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
-    return "; ".join((f"{reward}, {facts}", *(f"{name} {_said(row, name)}" for name in row["components"])))
+    facts = f"{reward}, advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
+    return "; ".join((facts, *(f"{name} {_component(row, name)}" for name in row["components"])))
 
 
-def _said(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """Describe the value of a reward, and the reason for it."""
-    value, status, extracted = (row[k].get(name) for k in ("components", "status", "extracted"))
-    words = [f"{value:.3g}" if isinstance(value, float | int) else "-"]
-    words += [str(status)] if status not in ("ok", None) else []
-    words += [f"found {extracted!r}"] if extracted is not None else []
-    words += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
-    return f"{words[0]} ({', '.join(words[1:])})" if len(words) > 1 else words[0]
+    value = row["components"].get(name)
+    status = row["status"].get(name)
+    extracted = row["extracted"].get(name)
+    reasons = [str(status)] if status not in ("ok", None) else []
+    if extracted is not None:
+        reasons.append(f"found {extracted!r}")
+    reasons += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
+    shown = f"{value:.3g}" if isinstance(value, float | int) else "-"
+    return f"{shown} ({', '.join(reasons)})" if reasons else shown
 
 
 def _indented(text: str, before: str) -> list[str]:
@@ -240,9 +263,3 @@ def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """Return a prompt as text; of a chat, the system message and the last message of the user."""
     system, text = last_turn(prompt)
     return f"{system}\n{text}" if system else text
-
-
-def _bar(reward: float | None, low: float, high: float) -> str:
-    if reward is None:
-        return "?"
-    return BARS[min(7, int(8 * (reward - low) / (high - low)))] if high > low else BARS[0]

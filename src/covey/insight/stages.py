@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from covey.runs.estimates import Estimate, Evaluation, gains
 from covey.runs.folder import read_stream
 from covey.system.opening import count_lines
+from covey.system.plot import table
 from covey.tasks.source import EXAMPLES
 
 HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")
@@ -23,42 +24,33 @@ MEASURES: Mapping[str, str] = {
 
 def stage_table(folders: Sequence[Path]) -> list[str]:
     """Return lines for people: each stage, its final held-out accuracy and its gain."""
-    return in_columns([HEAD, *(_row(folder) for folder in folders)])
-
-
-def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's rows, all of the same length, as aligned lines.
-
-    >>> in_columns([("stage", "steps"), ("1-sft", "40")])
-    ['stage  steps', '1-sft  40']
-    """
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return table([HEAD, *(_row(folder) for folder in folders)])
 
 
 def _row(folder: Path) -> tuple[str, ...]:
-    metrics, evals = (read_stream(folder, f"{name}.jsonl") for name in ("metrics", "evals"))
-    found = [Evaluation.from_record(e) for e in evals]
+    metrics = read_stream(folder, "metrics.jsonl")
+    evals = [Evaluation.from_record(record) for record in read_stream(folder, "evals.jsonl")]
     accuracy = ("", "", "")
-    if len(found) > 1:
-        after, gained = found[-1].summary(), gains(found[0], found[-1])["sampled"]
-        accuracy = (str(after["greedy"]), str(after["pass@1"]), points(gained))
+    if len(evals) > 1:
+        end = evals[-1].summary()
+        accuracy = (str(end["greedy"]), str(end["pass@1"]), points(gains(evals[0], evals[-1])["sampled"]))
     last: Mapping[str, Any] = metrics[-1] if metrics else {}
-    told = [text.format(last[name]) for name, text in MEASURES.items() if last.get(name)]
-    told += [
-        f"{name.split('/')[1]} {last[name]:.2f}"
-        for name in last
-        # The mean of each reward function; the mean of their sum is reward/mean.
-        if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2
-    ]
-    examples = folder / EXAMPLES
-    if examples.is_file():
-        told.insert(0, f"{count_lines(folder, EXAMPLES)} examples")
     length = last.get("length/mean", math.nan)
-    size = "" if length is None or math.isnan(length) else f"{length:.0f}"
-    return (folder.name, str(len(metrics)), *accuracy, size, ", ".join(told))
+    tokens = "" if length is None or math.isnan(length) else f"{length:.0f}"
+    return (folder.name, str(len(metrics)), *accuracy, tokens, ", ".join(_remarks(folder, last)))
+
+
+def _remarks(folder: Path, last: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what accuracy does not show of a stage, from the metrics of its ``last`` step."""
+    if (folder / EXAMPLES).is_file():
+        yield f"{count_lines(folder, EXAMPLES)} examples"
+    for name, text in MEASURES.items():
+        if last.get(name):
+            yield text.format(last[name])
+    for name, value in last.items():
+        # The mean of each reward function; the mean of their sum is reward/mean.
+        if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2:
+            yield f"{name.split('/')[1]} {value:.2f}"
 
 
 def points(gain: Estimate) -> str:

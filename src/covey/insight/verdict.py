@@ -104,7 +104,8 @@ def _saturated(before: Evaluation, after: Evaluation) -> bool:
 def course(before: Evaluation, after: Evaluation) -> str:
     """Describe the change in words; the reward only if it differs from sampled accuracy."""
     before, after = on_shared_problems(before, after)
-    old, new = before.summary(), after.summary()
+    old = before.summary()
+    new = after.summary()
     said = (
         f"{100 * old['greedy'].value:.0f} % -> {new['greedy']} greedy, "
         f"{100 * old['pass@1'].value:.0f} % -> {new['pass@1']} sampled"

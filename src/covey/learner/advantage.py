@@ -49,25 +49,43 @@ def with_advantages(
     ``values`` (N, L): a critic's, if the algorithm has one, whose targets are then computed too.
     """
     penalty = _kl_rewards(batch, algorithm, kl_coef)
+    advantages, paid = _by_group(batch, groups, algorithm, penalty, values)
+    if "token_rewards" not in algorithm.advantage.needs:
+        # Reversed cumulative sum: each token bears the cost of itself and all later ones.
+        advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)
+    advantages = _whitened(advantages.where(batch.mask, 0.0), batch, algorithm)
+    batch = replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
+    if algorithm.critic is None:
+        return batch
+    assert values is not None
+    return replace(batch, critic=_value_targets(values, paid, batch.mask, algorithm.critic, algorithm))
+
+
+def _by_group(
+    batch: Batch, groups: Sequence[Group], algorithm: Algorithm, penalty: _KLReward, values: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the advantages that the estimator gives within each group, and token rewards: (N, L) each."""
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
     paid = torch.zeros_like(advantages)
     for g, group in enumerate(groups):
         # Rows of the scorable completions, in the group's order.
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
-        if batch.mask[rows].any():  # else nothing of it can be trained: unscored, or all empty
-            _check_steps(group)
-            of_group = _KLReward(penalty.response[rows], penalty.token[rows])
-            known = None if values is None else values[rows]
-            view = _group_view(group, batch.select(rows.tolist()), of_group, known)
-            own = _credited(algorithm.advantage, view, group)
-            # The group is padded to its own longest completion, which may be shorter than L.
-            own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
-            advantages[rows, : own.shape[1]] = own.to(advantages)
-            paid[rows, : own.shape[1]] = view.token_rewards
-    if "token_rewards" not in algorithm.advantage.needs:
-        # Reversed cumulative sum: each token bears the cost of itself and all later ones.
-        advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)
-    advantages = advantages.where(batch.mask, 0.0)
+        if not batch.mask[rows].any():  # nothing of it can be trained: unscored, or all empty
+            continue
+        _check_steps(group)
+        of_group = _KLReward(penalty.response[rows], penalty.token[rows])
+        known = None if values is None else values[rows]
+        view = _group_view(group, batch.select(rows.tolist()), of_group, known)
+        own = _credited(algorithm.advantage, view, group)
+        # The group is padded to its own longest completion, which may be shorter than L.
+        own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
+        advantages[rows, : own.shape[1]] = own.to(advantages)
+        paid[rows, : own.shape[1]] = view.token_rewards
+    return advantages, paid
+
+
+def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Apply the algorithm's ``whiten`` to the completions with a trained token. (N, L) -> (N, L)."""
     # Completions without a trained token are no part of the batch's statistics.
     trained = torch.nonzero(batch.mask.any(-1))[:, 0]
     if algorithm.whiten is not None and len(trained):
@@ -78,11 +96,7 @@ def with_advantages(
             group=batch.group[trained],
         )
         advantages[trained] = algorithm.whiten(whole)
-    batch = replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
-    if algorithm.critic is None:
-        return batch
-    assert values is not None
-    return replace(batch, critic=_value_targets(values, paid, batch.mask, algorithm.critic, algorithm))
+    return advantages
 
 
 def _value_targets(
@@ -120,7 +134,7 @@ def _misfit(found: object, mask: Tensor) -> str:
         return f"returns {type(found).__name__} {str(found)[:60]}, not a tensor"
     if found.shape not in (mask.shape[:1], mask.shape):
         due = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
-        return f"returns the shape {tuple(found.shape)} where {due} is due"
+        return f"returns the shape {tuple(found.shape)} where {due} is expected"
     trained = found if found.ndim == 1 else found[mask]
     return "" if bool(trained.isfinite().all()) else f"returns {_listed(trained)}, not finite everywhere"
 
@@ -167,7 +181,9 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | 
     keep = group.scorable
     # ``rows``, ``penalty`` and ``values`` hold the scorable completions already; the group's arrays hold all.
     rewards = torch.from_numpy(group.rewards[keep]) + penalty.response
-    baselines, old, parts = group.baselines, rows.old_distribution, list(group.components.values())
+    baselines = group.baselines
+    old = rows.old_distribution
+    parts = list(group.components.values())
     means = baselines.running_mean
     components = np.array([part.values[keep] for part in parts]).reshape(len(parts), len(rows))
     return GroupData(
@@ -194,7 +210,8 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     A KL penalty by token is charged at each token.
     """
     # Every step reward moves from ``rest`` to the step's end; each row keeps its total.
-    paid, rest = cost[:, : mask.shape[1]].clone(), rewards.clone()
+    paid = cost[:, : mask.shape[1]].clone()
+    rest = rewards.clone()
     for component in group.components.values() if group.credit in ("step", "token") else ():
         # Empty for a function that gives no steps.
         own = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,27 +83,17 @@ class Batch:
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
 
-        def part(values: Tensor) -> Tensor:
-            return values[index, :longest]
+        def part(values: Any) -> Any:
+            # By its form alone, so that no field is forgotten: (N, L), (N,), N objects, or several of them.
+            if values is None:
+                return None
+            if isinstance(values, Tensor):
+                return values[index, :longest] if values.ndim == 2 else values[index]
+            if hasattr(values, "_fields"):
+                return type(values)(*map(part, values))
+            return tuple(values[i] for i in rows)
 
-        masks, old, critic = self.sampling_masks, self.old_distribution, self.critic
-        return Batch(
-            prompts=tuple(self.prompts[i] for i in rows),
-            tokens=tuple(self.tokens[i] for i in rows),
-            group=self.group[index],
-            rewards=self.rewards[index],
-            correct=self.correct[index],
-            mask=part(self.mask),
-            sampler_logprobs=part(self.sampler_logprobs),
-            advantages=part(self.advantages),
-            origin=self.origin[index],
-            sampling_masks=None if masks is None else tuple(masks[i] for i in rows),
-            old_logprobs=None if self.old_logprobs is None else part(self.old_logprobs),
-            old_distribution=None if old is None else OldDistribution(*map(part, old)),
-            ref_logprobs=None if self.ref_logprobs is None else part(self.ref_logprobs),
-            critic=None if critic is None else ValueTargets(*map(part, critic)),
-            selected=None if self.selected is None else part(self.selected),
-        )
+        return Batch(**{name: part(values) for name, values in vars(self).items()})
 
     @property
     def group_tokens(self) -> Tensor:
@@ -212,7 +202,8 @@ class MicroBatch:
         def move(rows: Tensor | None) -> Tensor | None:
             return None if rows is None else rows.to(device)
 
-        logprobs, old = unpack(scores.logprobs), move(self.rows.old_logprobs)
+        logprobs = unpack(scores.logprobs)
+        old = move(self.rows.old_logprobs)
         return LossInputs(
             logprobs=logprobs,
             entropy=unpack(scores.entropy),
@@ -260,7 +251,8 @@ def micro_batches(
     ``whole_groups`` never splits a group, for losses over all of its completions. With several ``processes``
     the pieces are of about equal size, and each process gets every ``processes``-th of them.
     """
-    totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
+    totals = batch.totals(max_tokens)
+    group_tokens = batch.group_tokens
     busy = torch.ones(len(batch), dtype=torch.bool)
     if skip_idle:
         busy &= (batch.advantages.bool() & batch.mask).any(-1)
@@ -278,8 +270,10 @@ def micro_batches(
     if processes > 1 and pieces:
         # From the even budget upwards, until the pieces fill no more than the rounds.
         budget = sum(_cost(batch, piece) for piece in pieces) // (rounds * processes)
-        while len(evenly := _pieces(batch, units, budget)) > rounds * processes:
+        evenly = _pieces(batch, units, budget)
+        while len(evenly) > rounds * processes:
             budget += budget // 16 + 1
+            evenly = _pieces(batch, units, budget)
         pieces = evenly
     for number in range(rank, rounds * processes, processes):
         # Collective operations need all processes: one without a piece repeats the first, uncounted.

@@ -125,13 +125,16 @@ class Learner(Generic[M]):
             policy.split()
             if reference is not None:
                 reference.split()
-        self.policy, self.reference, self.train = policy, reference, train
+        self.policy = policy
+        self.reference = reference
+        self.train = train
         self.optimizer = Optimizer(policy.parameters, train, list(head.parameters()) if head else (), pace)
         self.version = 0
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
-        self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
+        self.before_micro_batch = before_micro_batch
+        self.when_halved = when_halved
         self.when_lost = when_lost
         self.activations = Activations()
 
@@ -150,7 +153,8 @@ class Learner(Generic[M]):
             # An error in one process is raised on all of them here, before they would wait for it.
             together(self.before_micro_batch)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
-            longest, span = micro.packed.place.shape[1], slice(micro.numbers[0], micro.numbers[-1] + 1)
+            longest = micro.packed.place.shape[1]
+            span = slice(micro.numbers[0], micro.numbers[-1] + 1)
             scores = policy.score(micro.packed.to(policy.device), temperature)
             for into, values in zip(rows, scores, strict=True):
                 if values is not None and micro.counts:
@@ -185,7 +189,9 @@ class Learner(Generic[M]):
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
         """Yield losses and statistics of this process' micro-batches; None for one that does not count."""
-        skips, whole, most = objective.skips_idle, objective.whole_groups, objective.max_tokens
+        skips = objective.skips_idle
+        whole = objective.whole_groups
+        most = objective.max_tokens
         for piece in micro_batches(
             batch, self.micro_tokens, most, skips, whole, rank(), size(), trained_only=True
         ):
@@ -291,7 +297,7 @@ class Learner(Generic[M]):
         self.when_lost(half)
         return BeginAgain(
             "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
-            f"checkpoint the run goes on with micro-batches of {half} tokens"
+            f"checkpoint the run continues with micro-batches of {half} tokens"
         )
 
     def _threads_lent(self) -> AbstractContextManager[None]:

@@ -45,7 +45,8 @@ class Shape(NamedTuple):
 
 def shape_of(policy: Policy) -> Shape:
     """Return the shape of a policy's model; if layers differ, each size is the largest one."""
-    config, parameters = policy.model.config.get_text_config(), list(policy.model.parameters())
+    config = policy.model.config.get_text_config()
+    parameters = list(policy.model.parameters())
     # Some models give each layer a config of its own.
     each = list(getattr(config, "per_layer_config", (config,)))
 
@@ -115,7 +116,7 @@ def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> in
     return cache + packed
 
 
-class Asked(NamedTuple):
+class LargestStep(NamedTuple):
     """Tokens of the largest step of a run."""
 
     prompt: int
@@ -130,10 +131,10 @@ class Asked(NamedTuple):
         return max(min(tokens, self.step), self.piece)
 
 
-def asked_of(
+def largest_step(
     config: Config, prompts: Sequence[int], examples: Sequence[int], whole_groups: bool = False
-) -> Asked:
-    """Compute ``Asked`` from the lengths of prompts, and of given examples (prompt and all answers).
+) -> LargestStep:
+    """Compute ``LargestStep`` from the lengths of prompts, and of given examples (prompt and all answers).
 
     ``whole_groups``: the loss needs all completions of a group, so that a group is not split.
     """
@@ -141,10 +142,10 @@ def asked_of(
     if examples and config.method not in SAMPLES:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
-        return Asked(longest, sum(largest), largest[-1])
+        return LargestStep(longest, sum(largest), largest[-1])
     rollout = config.rollout
     each = longest + rollout.group_size * rollout.max_tokens
-    return Asked(
+    return LargestStep(
         longest, rollout.prompts_per_step * each, each if whole_groups else longest + rollout.max_tokens
     )
 
@@ -152,7 +153,7 @@ def asked_of(
 def forecast(
     shape: Shape,
     config: Config,
-    asked: Asked,
+    largest: LargestStep,
     tokens: int,
     reference: bool,
     program: int,
@@ -187,21 +188,24 @@ def forecast(
         "reward models": judges,
         "gradient": shape.trained * 4 * learns // size(),
         "optimizer": shape.trained * (moments * learns + masters) // size(),
-        "sampling": sampling_bytes(shape, slots, asked.prompt, (1 + lags) * rollout.max_tokens),
-        "update": update_bytes(shape, asked.at_once(tokens), config.train.recompute_layers) * learns,
+        "sampling": sampling_bytes(shape, slots, largest.prompt, (1 + lags) * rollout.max_tokens),
+        "update": update_bytes(shape, largest.at_once(tokens), config.train.recompute_layers) * learns,
     }
 
 
-def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, asked: Asked, there: int) -> int:
+def planned_tokens(
+    roles: Mapping[str, int], shape: Shape, config: Config, largest: LargestStep, there: int
+) -> int:
     """Return the micro-batch in tokens whose update fits into ``there`` bytes, halving the configured one.
 
     Sizes below the longest prompt save nothing: it goes through whole. Sizes below a completion of full
     length do, because most completions end earlier; the forecast says whether a full one fits.
     """
     others = sum(roles.values()) - roles["update"]
-    tokens, recompute = config.train.tokens_per_micro_batch, config.train.recompute_layers
-    while tokens > max(1, asked.prompt):
-        if others + update_bytes(shape, min(tokens, asked.step), recompute) <= USABLE * there:
+    tokens = config.train.tokens_per_micro_batch
+    recompute = config.train.recompute_layers
+    while tokens > max(1, largest.prompt):
+        if others + update_bytes(shape, min(tokens, largest.step), recompute) <= USABLE * there:
             break
         tokens //= 2
     return tokens
@@ -209,10 +213,10 @@ def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, asked
 
 def program_bytes(device: torch.device, models: int) -> int:
     """Return the bytes of program and libraries, measured once per process; ``models`` is subtracted."""
-    return _PROGRAM.setdefault(device.type, max(0, taken(device) - models))
+    return _PROGRAM.setdefault(device.type, max(0, peak_bytes(device) - models))
 
 
-def taken(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
     """Return the most bytes that this process has taken so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -44,7 +44,8 @@ class PolicyObjective:
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
         """Return a micro-batch's part of the loss, and its token statistics."""
-        inputs, now = micro.loss_inputs(scores), self.coefficients
+        inputs = micro.loss_inputs(scores)
+        now = self.coefficients
         loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
         if self.values is not None:
             # One backward pass serves both losses: they share the trunk.

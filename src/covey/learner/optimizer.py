@@ -52,7 +52,7 @@ class Optimizer:
             (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
         ]
         if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
-            raise ConfigError(f"train.optimizer: {train.optimizer} works in one process; take adamw")
+            raise ConfigError(f"train.optimizer: {train.optimizer} works in one process only; use adamw")
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
         self.gradient_bytes = 0
         """Most bytes of the gradient at a step so far."""

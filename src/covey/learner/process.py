@@ -52,7 +52,8 @@ def torch_as_new() -> Iterator[None]:
     The compiled operations write float32 into tensors made without a dtype; with another default these would
     have half the memory. The config alone decides the dtype of a run.
     """
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
     torch.set_default_dtype(torch.float32)
     try:
         with ExitStack() as modes:
@@ -71,13 +72,13 @@ def torch_as_new() -> Iterator[None]:
 @contextmanager
 def caller_restored() -> Iterator[None]:
     """Restore what a run sets for the whole process: threads, seed, determinism, arithmetic."""
-    threads, mode, choices = torch.get_num_threads(), torch.get_deterministic_debug_mode(), followed()
+    threads = torch.get_num_threads()
+    mode = torch.get_deterministic_debug_mode()
+    choices = followed()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    # States of the random generators; reading those of GPUs would initialize CUDA if it is not.
-    drawn, on_gpus = (
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    )
+    on_cpu = torch.get_rng_state()
+    # Reading the random states of GPUs would initialize CUDA if it is not.
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield
     finally:
@@ -85,6 +86,6 @@ def caller_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_rng_state(drawn)
+        torch.set_rng_state(on_cpu)
         if on_gpus:
             torch.cuda.set_rng_state_all(on_gpus)

@@ -158,7 +158,8 @@ class _LinearFunction(torch.autograd.Function):
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: AutogradContext, tokens: Tensor, weight: Tensor) -> Tensor:
-        ctx.tokens, ctx.weight = tokens, weight
+        ctx.tokens = tokens
+        ctx.weight = weight
         return weight.index_select(0, tokens)
 
     @staticmethod
@@ -176,7 +177,8 @@ class _AddNorm(torch.autograd.Function):
     def forward(
         ctx: AutogradContext, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        total, normed = torch.empty_like(x), torch.empty_like(x)
+        total = torch.empty_like(x)
+        normed = torch.empty_like(x)
         call("add_norm", x, delta, weight, eps, total, normed, *x.shape, dtype=x.dtype)
         ctx.save_for_backward(total, weight)
         ctx.eps = eps
@@ -205,7 +207,8 @@ class _SplitHeads(torch.autograd.Function):
         heads: Heads,
         rotation: Rotation,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, (h, k, e) = len(qkv), heads[:3]  # query heads, key heads, head width
+        tokens = len(qkv)
+        h, k, e = heads[:3]  # query heads, key heads, head width
         q, key, value = (qkv.new_empty(tokens, n, e) for n in (h, k, k))
         eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
         call("split_heads", qkv, qw, kw, eps, *rotation, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
@@ -245,7 +248,10 @@ class _Attend(torch.autograd.Function):
         cap = heads.cap or UNCAPPED
         call("attend", q, k, v, spans, len(spans), scale, cap, out, levels, *sizes, dtype=q.dtype)
         ctx.save_for_backward(q, k, v, out, levels)
-        ctx.sequences, ctx.sizes, ctx.scale, ctx.cap = sequences, sizes, scale, cap
+        ctx.sequences = sequences
+        ctx.sizes = sizes
+        ctx.scale = scale
+        ctx.cap = cap
         return out
 
     @staticmethod
@@ -267,7 +273,8 @@ class _GateMul(torch.autograd.Function):
         out = both.new_empty(len(both), both.shape[1] // 2)  # both is [gate | up], (T, 2F)
         call("gate_mul", both, linear, cubic, out, *out.shape, dtype=both.dtype)
         ctx.save_for_backward(both)
-        ctx.scale, ctx.cubic = linear, cubic
+        ctx.scale = linear
+        ctx.cubic = cubic
         return out
 
     @staticmethod
@@ -334,7 +341,11 @@ class _ScoreFunction(torch.autograd.Function):
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
             call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
         ctx.save_for_backward(hidden, targets, entropy, buffer)
-        ctx.layer, ctx.inverse, ctx.weight, ctx.mask, ctx.cap = layer, inverse, weight, mask, cap
+        ctx.layer = layer
+        ctx.inverse = inverse
+        ctx.weight = weight
+        ctx.mask = mask
+        ctx.cap = cap
         ctx.known = known
         ctx.mark_non_differentiable(collision)
         return logprobs, entropy, collision

@@ -21,8 +21,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from covey.models.compiled import CompiledOps, pick_ops, why_unfit
 from covey.models.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
 from covey.models.linear import FusedLinear
-from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
+from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Sequences
 from covey.models.packing import Packed
+from covey.models.rotary import UNTURNED, RotaryTables, turned_alike
 from covey_verify.errors import ConfigError
 
 
@@ -81,10 +82,6 @@ FAMILIES: Mapping[str, Family] = {
 """Families by `model_type`; all other models run through their Hugging Face modules."""
 UNUSUAL = (SCORES_CAP, LOGITS_CAP, "use_bidirectional_attention")
 """Entries of a config that this forward pass supports in some families or in none."""
-LONGROPE = ("factor", "mscale")
-"""Entries that a `longrope` table has for short and for long sequences; only Phi-MoE has mscale."""
-UNTURNED = "none"
-"""Name of the rotary table of layers without positions."""
 
 Attend = Callable[[int, Heads, Tensor], Tensor]
 """Function of a layer's number, its heads and qkv (T, (H + 2K) E) -> (T, H E)."""
@@ -98,38 +95,6 @@ def supported(model: PreTrainedModel) -> bool:
         return False
     asked = {name for name in UNUSUAL if getattr(config, name, None)}
     return getattr(config, family.activation) in ACTIVATIONS and asked <= {*family.caps}
-
-
-def turned_alike(config: PretrainedConfig) -> int | None:
-    """The length in tokens up to which the rotation of a position is always the same; None: any length.
-
-    Some tables depend on the longest sequence in the batch: `longrope` has one for short and one for long
-    sequences, `dynamic` grows. They would rotate a token differently in sampling and in training.
-    """
-    given = getattr(config, "rope_parameters", None) or {}
-    tables = [t for t in (given, *given.values()) if isinstance(t, Mapping)]  # or one a kind of layer
-    most = [
-        int(table.get("original_max_position_embeddings", config.max_position_embeddings))
-        for table in tables
-        if table.get("rope_type") == "longrope"
-        and any(table.get(f"short_{what}") != table.get(f"long_{what}") for what in LONGROPE)
-    ]
-    most += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
-    return min(most, default=None)
-
-
-def turn_by_long_table(model: PreTrainedModel) -> None:
-    """Let a `longrope` model rotate sequences of all lengths by its long table; saved models say so too.
-
-    Raises ConfigError for a model without such tables.
-    """
-    config = model.config.get_text_config()
-    body = model.get_decoder()
-    table = getattr(config, "rope_parameters", None) or {}
-    if table.get("rope_type") != "longrope":
-        raise ConfigError(f"longrope: long: {config.model_type} has no long rotary table; remove the setting")
-    table.update({f"short_{what}": table[f"long_{what}"] for what in LONGROPE if f"long_{what}" in table})
-    body.rotary_emb = type(body.rotary_emb)(config).to(model.device)
 
 
 def embed_every_token(model: PreTrainedModel) -> None:
@@ -186,7 +151,8 @@ class ShiftedNorm:
     """A norm whose weight is stored as its difference from ``offset``."""
 
     def __init__(self, norm: Norm, offset: float) -> None:
-        self.norm, self.offset = norm, offset
+        self.norm = norm
+        self.offset = offset
         self.variance_epsilon = float(getattr(norm, "eps", 0.0))
 
     @property
@@ -214,9 +180,11 @@ class Layer(nn.Module):
 
     def __init__(self, number: int, block: GradientCheckpointingLayer, config: PretrainedConfig) -> None:
         super().__init__()
-        self.number, self.block = number, block
+        self.number = number
+        self.block = block
         family = FAMILIES[config.model_type]
-        attention, mlp = block.self_attn, block.mlp
+        attention = block.self_attn
+        mlp = block.mlp
         # In tuples, so that torch does not register the norms a second time.
         self.before = tuple(_norm(block, name, family.norm_offset) for name in family.before)
         self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
@@ -309,7 +277,7 @@ class Decoder(nn.Module):
         super().__init__()
         body = model.get_decoder()
         config = model.config.get_text_config()
-        self.embed, self._rotary = body.embed_tokens, body.rotary_emb
+        self.embed = body.embed_tokens
         last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
         assert last is not None, "every family has one"
         self.last_norms = (last,)  # not registered either
@@ -317,14 +285,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.heads = layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
-        self.table_names = {layer.heads.rotary for layer in layers}
+        names = {layer.heads.rotary for layer in layers}
+        self.rotary = RotaryTables(body.rotary_emb, body.embed_tokens, names, turned_alike(config))
         self.embedding_scale = _factor(config, "embedding_multiplier")
         self.logits_scale = 1 / _factor(config, "logits_scaling")
         self.logits_cap = cap_of(config, LOGITS_CAP)
         """The bound on a language model's logits; None without one."""
-        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
-        self.turned_alike = turned_alike(config)
-        turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())
+        turned = min(len(t.cos[0]) for t in self.rotary.at(torch.zeros(1, dtype=torch.int64), 1).values())
         widths = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
         self.unfit = why_unfit(self.embed.weight, self.heads, widths, last.weight, turned)
         """Reason why the compiled operations cannot compute it; empty if they can."""
@@ -396,7 +363,7 @@ class Decoder(nn.Module):
 
     def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences, in which a completion sees its group's prompt and itself."""
-        rotations = self.rotations(positions)
+        rotations = self.rotary.at(positions)
         attentions = self.attentions(sequences)
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
@@ -411,40 +378,3 @@ class Decoder(nn.Module):
         hides = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
         made = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
         return {w: made[hidden] for w, hidden in hides.items()}
-
-    @torch.no_grad()
-    def rotations(self, positions: Tensor, length: int | None = None) -> dict[str, Rotation]:
-        """Rotary tables by name, for all positions, (T,) int64, or for ``length`` of them.
-
-        Raises ConfigError for a position beyond ``turned_alike``; a ``length`` is reduced to that.
-        """
-        if length is None:
-            needed = self.turning(int(positions.max()) + 1)
-        else:
-            needed = min(length, self.turned_alike or length)
-        return {name: Rotation(*self._table(name, needed), positions) for name in self.table_names}
-
-    def turning(self, tokens: int) -> int:
-        """Return ``tokens``; raise ConfigError if sampling and training could rotate so many differently."""
-        if tokens > (self.turned_alike or tokens):
-            raise ConfigError(
-                f"a sequence may have {tokens} tokens, but beyond {self.turned_alike} this model's rotary "
-                "table depends on the longest sequence of a batch, so sampling and training would differ; "
-                "lower rollout.max_tokens or drop long prompts"
-            )
-        return tokens
-
-    def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
-        weight, cached = self.embed.weight, self._tables.get(name)
-        if cached is None or len(cached[0]) < needed or cached[0].dtype != weight.dtype:
-            # Tables at least double, so that sequences that grow by a token rebuild them rarely.
-            spare = min(2 * len(cached[0]) if cached is not None else 0, self.turned_alike or 1 << 30)
-            size = max(needed, spare)
-            every = torch.arange(size, device=weight.device)
-            kind = (name,) if name not in ("", UNTURNED) else ()
-            tables = self._rotary(weight[:1, None], every[None], *kind)
-            cos, sin = (table[0].to(weight.dtype).contiguous() for table in tables)
-            if name == UNTURNED:
-                cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-            cached = self._tables[name] = (cos, sin)
-        return cached

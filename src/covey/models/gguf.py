@@ -62,7 +62,7 @@ def _folder_of(file: Path, state: tuple[int, int]) -> Path:  # noqa: ARG001 - an
         raise ConfigError(f"model: {file}: {NEEDS}")
     with file.open("rb") as content:
         if content.read(len(MAGIC)) != MAGIC:
-            raise ConfigError(f"model: {file} is no GGUF file: it does not begin with {MAGIC.decode()}")
+            raise ConfigError(f"model: {file} is not a GGUF file: it does not begin with {MAGIC.decode()}")
         content.seek(0)
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     models = cache_folder() / "models"

@@ -24,7 +24,8 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and its tokenizer. Raises ConfigError if the model cannot be trained."""
-    model, tokenizer = given.model, given.tokenizer
+    model = given.model
+    tokenizer = given.tokenizer
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise ConfigError(
             f"model: a {given.name} is not a causal language model of transformers. Merge adapters first "

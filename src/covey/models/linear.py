@@ -159,7 +159,8 @@ class FusedLinear:
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the same bits without a kept copy, for training: with many rows packing costs little."""
         # Training changes the weights next, so a packed copy is of no more use.
-        self._forward, numbers = None, self.numbers(x)
+        self._forward = None
+        numbers = self.numbers(x)
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
         weight = self._joined_weight(x.dtype)
@@ -196,7 +197,9 @@ class FusedLinear:
         state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
         state += tuple(of.on for of in self.low_rank if of)
         if state != self._state:
-            self._state, self._forward, self._bias = state, None, None
+            self._state = state
+            self._forward = None
+            self._bias = None
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses
 
     def _own_parameters(self) -> Iterator[Tensor]:

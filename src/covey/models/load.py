@@ -21,7 +21,6 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
-from covey.models.forward import turn_by_long_table
 from covey.models.gguf import folder_of_gguf
 from covey.models.given import checked_model, take_weights
 from covey.models.kernels.build import library
@@ -29,6 +28,7 @@ from covey.models.kernels.calls import rounding_is_faster, rounding_pays
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
+from covey.models.rotary import turn_by_long_table
 from covey.models.tiny import build_model, build_tokenizer
 from covey.system.machine import available_memory
 from covey_verify.errors import ConfigError, CoveyError

@@ -88,7 +88,9 @@ def pack(
 
     ``sampling_mask`` has a place for each token of the completions, in the same order.
     """
-    tokens, positions, sources = [], [], []
+    tokens = []
+    positions = []
+    sources = []
     spans: list[tuple[int, int, int, int]] = []
     groups = [0]
     flat = 0

@@ -30,13 +30,13 @@ from covey.models.forward import (
     hidden_states,
     leave_images,
     supported,
-    turned_alike,
 )
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
+from covey.models.rotary import turned_alike
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
 from covey.models.template import template_facts
 from covey.models.text import FaithfulText
@@ -85,7 +85,8 @@ class Policy:
         # Our decoder applies all factors itself; of other models it has to be found out by a comparison.
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
-        self.around, self.whole = unsplit, self
+        self.around = unsplit
+        self.whole = self
 
     def round_products(self) -> None:
         """Round the products' factors to bfloat16 from now on. Raises ConfigError if they cannot be."""
@@ -120,8 +121,8 @@ class Policy:
         if longest <= self.context:
             return said
         return (
-            f"{said} (of {longest}: longer sequences are turned by another table, so that a token would be "
-            "sampled by one and trained by the other; longrope: long turns all by that of long ones)"
+            f"{said} (of {longest}: longer sequences use another rotary table, so a token would be sampled "
+            "by one and trained by the other; longrope: long uses the long one for all)"
         )
 
     @property

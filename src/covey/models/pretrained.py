@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -80,6 +81,23 @@ def alone(loader: Loader, source: str | Path, **options: object) -> Any:
     with LOADING:
         # Explicit, because on a terminal transformers would ask whether to run the folder's code.
         return loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **options)
+
+
+def classifier_on(loader: Loader, trunk: PreTrainedModel) -> PreTrainedModel:
+    """A classifier with one output on a copy of a model's trunk; its head is 0, so all texts have value 0.
+
+    Raises ValueError if transformers has no such classifier.
+    """
+    config = copy.deepcopy(trunk.config)
+    config.num_labels = 1
+    with LOADING, torch.random.fork_rng(devices=[]):  # the head that it draws is not used
+        model: PreTrainedModel = loader.from_config(config, dtype=trunk.dtype)
+    model.base_model.load_state_dict(trunk.base_model.state_dict())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.startswith(f"{model.base_model_prefix}."):
+                parameter.zero_()
+    return model.to(trunk.device)
 
 
 def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:

@@ -22,7 +22,7 @@ from covey.models.forward import Decoder, embed_every_token, supported
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
-from covey.models.pretrained import LOADING, Loader, pretrained
+from covey.models.pretrained import Loader, classifier_on, pretrained
 from covey.models.sharded import unsplit
 from covey.system.opening import RECORD_BYTES, load_json, read_regular
 from covey_verify.errors import ConfigError
@@ -67,9 +67,11 @@ class TrainedRewardModel(Policy):
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
         self.rounds = False
-        self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
+        self.end_ids = list[int]()
+        self.plain_head = True  # it writes nothing that could end
         self.value = None
-        self.around, self.whole = unsplit, self
+        self.around = unsplit
+        self.whole = self
         # Whatever is not under the trunk is the head; classes call it `score` or `classifier`.
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names
@@ -110,16 +112,7 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
     """A reward model on the trunk of a language model; its head is 0, so that all texts have value 0."""
     if policy.adapter is not None:
         raise ConfigError("lora: all weights of a reward model are trained; remove lora")
-    config = copy.deepcopy(policy.model.config)
-    config.num_labels = 1
-    with LOADING:
-        model: PreTrainedModel = CLASSES[kind].loader.from_config(config, dtype=policy.model.dtype)
-    model.base_model.load_state_dict(policy.model.base_model.state_dict())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not name.startswith(f"{model.base_model_prefix}."):
-                parameter.zero_()
-    model.to(policy.device)
+    model = classifier_on(CLASSES[kind].loader, policy.model)
     made = TrainedRewardModel(model, policy.tokenizer, kind)
     if policy.rounds:
         made.round_products()

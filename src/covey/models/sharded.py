@@ -64,7 +64,8 @@ def split_weights(policy: Splittable) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    model, decoder = policy.model, policy.decoder
+    model = policy.model
+    decoder = policy.decoder
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise ConfigError(
             f"launch.processes: more than one process needs torch 2.13, but this is {torch.__version__}"

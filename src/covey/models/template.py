@@ -48,7 +48,7 @@ class TemplateFacts:
 
     refusal: str = ""
     """Reason why it does not render a question and its answer; empty if it does."""
-    begins: str = ""
+    answer_header: str = ""
     """Text after a question, for the model to continue: the end of that turn and the next one's header."""
     turn_end: int | None = None
     """The token that ends an answer; None if no single token does."""
@@ -64,7 +64,7 @@ class TemplateFacts:
     """Role -> whether its messages are `read`, `left out` or `refused`."""
     forgets: bool = False
     """Whether the template leaves out the thoughts of earlier answers."""
-    ends: int = 0
+    end_count: int = 0
     """Number of ends it writes after a last answer; one of them is trained."""
     switch: str = ""
     """The argument, as JSON, with which the prompt leaves thoughts to the model; empty if there is none."""
@@ -98,7 +98,8 @@ class _Template:
     """A template with its arguments, and its renderings of made-up conversations."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
-        self.tokenizer, self.arguments = tokenizer, arguments
+        self.tokenizer = tokenizer
+        self.arguments = arguments
         self.source = str(tokenizer.chat_template or "")
 
     def behind(self, messages: Messages = (), begin: bool = False) -> str | None:
@@ -127,25 +128,26 @@ def _facts_of(template: _Template) -> TemplateFacts:
         chat_text(template.tokenizer, [*ASKED, _answer()], template.arguments, False)
     except (ConfigError, DataError) as error:
         return TemplateFacts(str(error))
-    # begins: the text after the question when the model is to answer; plain: with an answer without thoughts.
-    begins = template.behind(begin=True) or ""
+    # ``header``: the text after the question when the model is to answer; ``plain``: with an answer without
+    # thoughts.
+    answer_header = template.behind(begin=True) or ""
     plain = template.behind([_answer()]) or ""
     end = _turn_end(template.tokenizer, plain)
-    marks = _marks(template, begins, plain)
+    marks = _marks(template, answer_header, plain)
     facts = TemplateFacts(
         "",
-        begins,
+        answer_header,
         end,
         controls=_controls(template, end, marks),
         dated=_dated(template),
         roles={role: _role(template, role) for role in ROLES},
-        ends=_ends(template, plain, end),
+        end_count=_end_count(template, plain, end),
     )
     if marks is None:
         return facts
-    thoughts = begun_in(begins, marks)
-    unthinking = _unthinking(template, begins, plain, marks) if thoughts.begun else None
-    switch = _switch(template, begins, marks)
+    thoughts = begun_in(answer_header, marks)
+    unthinking = _unthinking(template, answer_header, plain, marks) if thoughts.begun else None
+    switch = _switch(template, answer_header, marks)
     # In a conversation that continues, an earlier answer's thoughts are rendered or not.
     forgets = THOUGHT not in template.whole([*ASKED, _thinking(), *ASKED])
     return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch, forgets=forgets)
@@ -198,7 +200,7 @@ def _role(template: _Template, role: str) -> str:
     return "read" if "some words" in text else "left out" if text else "refused"
 
 
-def _ends(template: _Template, plain: str, end: int | None) -> int:
+def _end_count(template: _Template, plain: str, end: int | None) -> int:
     ids = template.tokenizer(plain.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
     return sum(n in (end, template.tokenizer.eos_token_id) for n in ids)
 
@@ -218,21 +220,21 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
     return next((n for n in ids if n in special), None)
 
 
-def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
+def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | None:
     """The marks around thoughts given apart from an answer, or else those that the template mentions."""
     # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
     shown = template.behind([_thinking()]) or ""
     before, found, after = shown.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
     if not (found and answered and between.strip()):
-        texts = (begins, plain, template.source)
+        texts = (answer_header, plain, template.source)
         known = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
-        return known or _prompted_marks(begins, plain)
+        return known or _prompted_marks(answer_header, plain)
     known = next((k for k in KNOWN if k.open in before and k.close in between), None)
     if known is not None:
         return known
     # The header of a turn is what thoughts and the bare beginning share; where that opens thoughts it is all.
-    header = _shared(begins, before)
+    header = _shared(answer_header, before)
     opening = before.removeprefix(header).strip() or "".join(MARK.findall(before)[-1:])
     if not opening:
         return None
@@ -247,9 +249,9 @@ def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
     return Thoughts(opening, close, (between.partition(close)[2].strip(), lead))
 
 
-def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
+def _prompted_marks(answer_header: str, plain: str) -> Thoughts | None:
     """The tag at the prompt's end, opened, or opened and closed; None if plain answers have it as well."""
-    tail = begins.rstrip()
+    tail = answer_header.rstrip()
     header = plain.partition(ANSWER)[0].rstrip()
     known = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
     if known is not None:
@@ -274,11 +276,11 @@ def _shared(one: str, other: str) -> str:
     return one[: next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
-def _unthinking(template: _Template, begins: str, plain: str, marks: Thoughts) -> str | None:
+def _unthinking(template: _Template, answer_header: str, plain: str, marks: Thoughts) -> str | None:
     """The text that an answer without thoughts begins with after a prompt that has opened some."""
     # Templates show it as an empty pair before a plain answer, the last one or an earlier one.
     earlier = template.behind([_answer(), {"role": "user", "content": "another question"}]) or ""
-    opened = begins.rpartition(marks.open)[2]
+    opened = answer_header.rpartition(marks.open)[2]
     for text in (plain, earlier):
         _, found, pair = text.partition(ANSWER)[0].rpartition(marks.open)
         inside, closed, _ = pair.partition(marks.close)
@@ -287,9 +289,9 @@ def _unthinking(template: _Template, begins: str, plain: str, marks: Thoughts) -
     return None
 
 
-def _switch(template: _Template, begins: str, marks: Thoughts) -> str:
+def _switch(template: _Template, answer_header: str, marks: Thoughts) -> str:
     """The argument that lets the model think, if the prompt closes an empty pair of marks without it."""
-    if not closed_in(begins, marks):
+    if not closed_in(answer_header, marks):
         return ""
     for name in SWITCHES:
         other = template.given(**{name: True}).behind(begin=True)
@@ -319,14 +321,14 @@ def thoughts_of(
     text = str(tokenizer.decode(tokens)).rstrip()
     if isinstance(prompt, str):  # a text may mention marks anywhere; only at its end do they open thoughts
         return facts.marks._replace(begun=text.endswith(facts.marks.open))
-    return begun_in(_beginning(text, prompt, facts.begins), facts.marks)
+    return begun_in(_beginning(text, prompt, facts.answer_header), facts.marks)
 
 
-def _beginning(prompt: str, messages: Messages, begins: str) -> str:
+def _beginning(prompt: str, messages: Messages, answer_header: str) -> str:
     """The end of a rendered prompt, after the last content: text of the template alone."""
     _, found, rest = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
     # A short content may occur within the template's words, and some templates change a content.
-    least = len(begins.rstrip())
+    least = len(answer_header.rstrip())
     return rest if found and len(rest) > least else prompt[len(prompt) - least :]
 
 

@@ -25,7 +25,7 @@ from covey.models.load import source_of
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
-from covey.models.pretrained import LOADING, pretrained, unreachable
+from covey.models.pretrained import classifier_on, pretrained, unreachable
 from covey.models.sharded import Gathering, split_weights, unsplit
 from covey_verify.errors import ConfigError
 
@@ -150,21 +150,18 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
 
 def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> ValueModel:
     """A token classifier with the weights of a model's trunk and of ``head``, or of a head of 0."""
-    config = copy.deepcopy(plain.config)
-    config.num_labels = 1
     try:
-        with LOADING, torch.random.fork_rng(devices=[]):
-            model = AutoModelForTokenClassification.from_config(config, dtype=plain.dtype)
+        model = classifier_on(AutoModelForTokenClassification, plain)
     except ValueError as error:
+        kind = plain.config.model_type
         raise ConfigError(
-            f"algorithm.critic.trunk own: transformers has no token classifier for {config.model_type}; use "
-            f"trunk policy ({str(error)[:100]})"
+            f"algorithm.critic.trunk own: transformers has no token classifier for {kind}; use trunk policy "
+            f"({str(error)[:100]})"
         ) from None
-    model.base_model.load_state_dict(plain.base_model.state_dict())
-    made = ValueModel(model.to(plain.device).requires_grad_(True), rounds)
-    with torch.no_grad():
-        # 0 times itself has the head's own shape and device.
-        made.head.weight.copy_(0.0 * made.head.weight if head is None else head.weight)
-        if made.head.bias is not None:
-            made.head.bias.copy_(0.0 * made.head.bias if head is None or head.bias is None else head.bias)
+    made = ValueModel(model.requires_grad_(True), rounds)
+    if head is not None:
+        with torch.no_grad():
+            made.head.weight.copy_(head.weight)
+            if made.head.bias is not None and head.bias is not None:
+                made.head.bias.copy_(head.bias)
     return made

@@ -19,7 +19,8 @@ class Coefficients:
 
 def first_coefficients(algorithm: Algorithm) -> Coefficients:
     """Return the coefficients that a run begins with."""
-    kl, entropy = algorithm.kl, algorithm.entropy
+    kl = algorithm.kl
+    entropy = algorithm.entropy
     return Coefficients(kl.coef if kl else 0.0, entropy.coef if entropy else 0.0)
 
 
@@ -30,8 +31,10 @@ def next_coefficients(
 
     ``level`` is that of the KL guard (``guards.kl_level``) if it may raise the coefficient, else None.
     """
-    coef, bonus = now.kl, now.entropy
-    kl, entropy = algorithm.kl, algorithm.entropy
+    coef = now.kl
+    bonus = now.entropy
+    kl = algorithm.kl
+    entropy = algorithm.entropy
     if kl is not None and level is not None:
         coef = raised(coef, kl.coef, level)
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:

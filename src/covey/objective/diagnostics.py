@@ -1,4 +1,4 @@
-"""Diagnostics: metrics of a step's tokens, groups and texts, computed outside the loss, without gradient.
+"""Diagnostics: metrics of a step's tokens and groups, computed outside the loss, without gradient.
 
 ``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
 the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
@@ -8,7 +8,6 @@ says what each metric means.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ import torch
 
 from covey.objective.algorithms import Algorithm
 from covey.objective.loss import policy_values
-from covey.objective.signs import mixes_scripts, repeated_windows
+from covey.objective.signs import known_mean, mixes_scripts
+from covey.objective.texts import answers_inside, text_metrics
 from covey.types import Group
 
 if TYPE_CHECKING:
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from covey.objective.data import LossInputs
     from covey.objective.loss import Loss
 
-REFLECTION = {
-    "doubt": re.compile(r"\b(?:wait|hmm+|hold on)\b", re.IGNORECASE),
-    "check": re.compile(r"\b(?:let me (?:check|verify|re)|double-check)", re.IGNORECASE),
-    "alternative": re.compile(r"\b(?:alternatively|another way|on second thought)\b", re.IGNORECASE),
-    "correction": re.compile(r"\b(?:actually|i made a mistake|that's wrong)\b", re.IGNORECASE),
-}
 PASS_RATE_BUCKETS = 4
 
 
@@ -135,50 +129,73 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     if not stats:
         return {}
 
-    def trained(name: str) -> Tensor | None:
+    def trained(name: str) -> Tensor:
+        """Return the values of all trained tokens; none where the algorithm has no such values."""
         values = [getattr(s, name) for s in stats]
-        if values[0] is None:
-            return None
-        return torch.cat([v[s.mask] for v, s in zip(values, stats, strict=True)])
+        return torch.cat([v[s.mask] for v, s in zip(values, stats, strict=True) if v is not None] or [NONE])
 
     # Micro-batch losses are parts of the step's loss, so they are summed, not averaged.
     parts = ("loss", "policy_loss", "kl_loss")
     metrics = {name: float(torch.stack([getattr(s, name) for s in stats]).sum()) for name in parts}
-    ratio, advantage, coefficient = trained("ratio"), trained("advantage"), trained("coefficient")
-    assert ratio is not None and advantage is not None and coefficient is not None
+    ratio = trained("ratio")
     if not len(ratio):
         return metrics
-    metrics["ratio/mean"] = float(ratio.mean())
+    entropy = trained("entropy")
+    metrics |= _ratio_metrics(ratio)
+    metrics |= _clip_metrics(ratio, trained("advantage"), trained("coefficient"), algorithm)
+    metrics |= _correction_metrics(trained("correction"), trained("mismatch"))
+    metrics["entropy"] = float(entropy.mean()) if len(entropy) else math.nan
+    return metrics | _reference_metrics(trained("ref_log_ratio"), stats)
+
+
+NONE = torch.zeros(0)
+
+
+def _ratio_metrics(ratio: Tensor) -> dict[str, float]:
     # E[rho]^2 / E[rho^2]: the effective fraction of the sample (Kish), 1 on-policy.
     squares = ratio.double().square().mean()
-    metrics["ratio/effective_sample"] = float(ratio.double().mean().square() / squares) if squares else 0.0
-    for name, level in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
-        metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), level))
+    effective = float(ratio.double().mean().square() / squares) if squares else 0.0
+    levels = {"q01": 0.01, "q50": 0.5, "q99": 0.99}
+    quantiles = {f"ratio/{name}": float(np.quantile(ratio.numpy(), level)) for name, level in levels.items()}
+    return {"ratio/mean": float(ratio.mean()), "ratio/effective_sample": effective, **quantiles}
+
+
+def _clip_metrics(
+    ratio: Tensor, advantage: Tensor, coefficient: Tensor, algorithm: Algorithm
+) -> dict[str, float]:
+    metrics: dict[str, float] = {}
     settings = algorithm.surrogate.all_settings
     if "clip_low" in settings:
         # A token is clipped only where the ratio has moved in the direction that its advantage favours.
-        low, high = ratio < 1 - settings["clip_low"], ratio > 1 + settings["clip_high"]
+        low = ratio < 1 - settings["clip_low"]
+        high = ratio > 1 + settings["clip_high"]
         metrics["clip/low"] = float((low & (advantage < 0)).float().mean())
         metrics["clip/high"] = float((high & (advantage > 0)).float().mean())
     metrics["clip/zero_gradient"] = float(((coefficient == 0) & (advantage != 0)).float().mean())
-    correction = trained("correction")
-    if correction is not None:
+    return metrics
+
+
+def _correction_metrics(correction: Tensor, mismatch: Tensor) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if len(correction):
         metrics["correction/mean"] = float(correction.mean())
         metrics["correction/zero"] = float((correction == 0).float().mean())
-    entropy = trained("entropy")
-    metrics["entropy"] = float("nan") if entropy is None else float(entropy.mean())
-    mismatch = trained("mismatch")
-    if mismatch is not None:
+    if len(mismatch):
         metrics["mismatch/mean"] = float(mismatch.abs().mean())
         metrics["mismatch/max"] = float(mismatch.abs().max())
-    log_ratio = trained("ref_log_ratio")
-    if log_ratio is not None:
-        metrics["kl/token_k1"] = float(log_ratio.mean())
-        metrics["kl/token_k3"] = float(((-log_ratio).expm1() + log_ratio).mean())
-        # Off the mask the log-ratio is 0, so this sums the trained tokens of each completion.
-        by_completion = [s.ref_log_ratio.sum(-1) for s in stats if s.ref_log_ratio is not None]
-        metrics["kl/completion_k1"] = float(torch.cat(by_completion).mean())
     return metrics
+
+
+def _reference_metrics(log_ratio: Tensor, stats: Sequence[TokenStats]) -> dict[str, float]:
+    if not len(log_ratio):
+        return {}
+    # Off the mask the log-ratio is 0, so this sums the trained tokens of each completion.
+    by_completion = [s.ref_log_ratio.sum(-1) for s in stats if s.ref_log_ratio is not None]
+    return {
+        "kl/token_k1": float(log_ratio.mean()),
+        "kl/token_k3": float(((-log_ratio).expm1() + log_ratio).mean()),
+        "kl/completion_k1": float(torch.cat(by_completion).mean()),
+    }
 
 
 def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -> dict[str, float]:
@@ -208,87 +225,76 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return metrics of the rewards, dead groups, lengths, truncation and texts of a step's groups."""
-    rewards = np.concatenate([g.rewards for g in groups])
     correct = np.concatenate([g.correct for g in groups])
-    lengths = np.array([c.length for g in groups for c in g.completions])
-    truncated = np.array([c.finish == "length" for g in groups for c in g.completions])
-    dead = [g for g in groups if g.dead]
-    metrics = {
-        "reward/mean": _mean(rewards),
-        "reward/std": _std(rewards),
-        "reward/stderr": standard_error([g.rewards for g in groups]),
-        "reward/unscored": float(np.isnan(rewards).mean()),
-        "groups/count": float(len(groups)),
-        "groups/dead": len(dead) / len(groups),
-        # The three kinds of dead group: all correct, judged but none correct, not judged at all.
-        "groups/dead_correct": sum(bool(g.correct.all()) for g in dead) / len(groups),
-        "groups/dead_incorrect": sum(bool(g.scorable.any()) and not g.correct.any() for g in dead)
-        / len(groups),
-        "groups/dead_unscored": sum(not g.scorable.any() for g in dead) / len(groups),
-        "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
-        "accuracy": float(correct.mean()),
-        "accuracy/stderr": standard_error([g.correct.astype(float) for g in groups]),
-        "length/mean": float(lengths.mean()),
-        "length/correct": _mean(lengths[correct]),
-        "length/incorrect": _mean(lengths[~correct]),
-        "length/truncated": float(truncated.mean()),
-    }
-    components: dict[str, np.ndarray] = {}
-    for name, first in groups[0].components.items():
-        parts = [g.components[name].values for g in groups]
-        values = np.concatenate(parts)
-        components[name] = values
-        metrics[f"reward/{name}/mean"] = _mean(values)
-        metrics[f"reward/{name}/std"] = _std(values)
-        metrics[f"reward/{name}/stderr"] = standard_error(parts)
-        agree = agreement(groups, name)
-        # A single reward, and the verdict itself, would only be compared with themselves.
-        if len(groups[0].components) > 1 and not first.verdict and not math.isnan(agree):
-            metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
-    of_texts = answers_inside(groups) | text_metrics(texts, correct)
     # By group, because completions of one problem are not independent.
     mixed = [np.array([mixes_scripts(c.text) for c in g.completions], float) for g in groups]
-    of_texts["text/mixed_scripts/stderr"] = standard_error(mixed)
-    return metrics | correlations(components) | step_spread(groups) | of_texts
+    return {
+        **_spread("reward", [g.rewards for g in groups]),
+        "reward/unscored": float(np.isnan(np.concatenate([g.rewards for g in groups])).mean()),
+        **_dead_groups(groups),
+        "accuracy": float(correct.mean()),
+        "accuracy/stderr": standard_error([g.correct.astype(float) for g in groups]),
+        **_lengths(groups, correct),
+        **_components(groups),
+        **step_spread(groups),
+        **answers_inside(groups),
+        **text_metrics(texts, correct),
+        "text/mixed_scripts/stderr": standard_error(mixed),
+    }
 
 
-LONGEST_ANSWER = 32
-"""Longest reference answer, in characters, that texts are searched for; a longer one is a text itself."""
+def _spread(name: str, by_group: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return mean, standard deviation and standard error of values, (n,) for each group."""
+    values = np.concatenate(by_group)
+    return {
+        f"{name}/mean": known_mean(values),
+        f"{name}/std": _std(values),
+        f"{name}/stderr": standard_error(by_group),
+    }
 
 
-def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
-    """Return how often a completion contains its problem's answer, and how often another problem's.
-
-    The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. Empty if no
-    problem has a short `answer`.
-    """
-    own = list[bool]()
-    other = list[bool]()
-    answers = [_short_answer(g) for g in groups]
-    for n, group in enumerate(groups):
-        # The next problem with another answer, round the end: how often an answer occurs by chance.
-        later = (*answers[n + 1 :], *answers[:n])
-        elsewhere = next((a for a in later if a and a != answers[n]), "")
-        texts = [c.text for c in group.completions]
-        own += _with(answers[n], texts)
-        other += _with(elsewhere, texts)
-    if not own or not other:
-        return {}
-    return {"text/reference": float(np.mean(own)), "text/reference_elsewhere": float(np.mean(other))}
+def _dead_groups(groups: Sequence[Group]) -> dict[str, float]:
+    dead = [g for g in groups if g.dead]
+    # The three kinds of dead group: all correct, judged but none correct, not judged at all.
+    all_correct = sum(bool(g.correct.all()) for g in dead)
+    none_correct = sum(bool(g.scorable.any()) and not g.correct.any() for g in dead)
+    unscored = sum(not g.scorable.any() for g in dead)
+    return {
+        "groups/count": float(len(groups)),
+        "groups/dead": len(dead) / len(groups),
+        "groups/dead_correct": all_correct / len(groups),
+        "groups/dead_incorrect": none_correct / len(groups),
+        "groups/dead_unscored": unscored / len(groups),
+        "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
+    }
 
 
-def _with(answer: str, texts: Sequence[str]) -> list[bool]:
-    """Return which texts contain the answer as a number or word of its own; nothing without an answer."""
-    # No match inside a longer word or number: 4 is not in 14, 4.5, -4 or x4.
-    pattern = re.compile(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)")
-    return [bool(pattern.search(text)) for text in texts] if answer else []
+def _lengths(groups: Sequence[Group], correct: np.ndarray) -> dict[str, float]:
+    lengths = np.array([c.length for g in groups for c in g.completions])
+    truncated = np.array([c.finish == "length" for g in groups for c in g.completions])
+    return {
+        "length/mean": float(lengths.mean()),
+        "length/correct": known_mean(lengths[correct]),
+        "length/incorrect": known_mean(lengths[~correct]),
+        "length/truncated": float(truncated.mean()),
+    }
 
 
-def _short_answer(group: Group) -> str:
-    """Return the reference answer, the part after the last #### if there is one; empty if it is long."""
-    answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
-    return answer if len(answer) <= LONGEST_ANSWER else ""
+def _components(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the metrics of each reward function, and how its values agree with the verdict's and others'."""
+    metrics: dict[str, float] = {}
+    values: dict[str, np.ndarray] = {}
+    components = groups[0].components
+    for name, first in components.items():
+        by_group = [g.components[name].values for g in groups]
+        values[name] = np.concatenate(by_group)
+        metrics |= _spread(f"reward/{name}", by_group)
+        agree = agreement(groups, name)
+        # A single reward, and the verdict itself, would only be compared with themselves.
+        if len(components) > 1 and not first.verdict and not math.isnan(agree):
+            metrics[f"reward/{name}/agreement"] = agree
+    return metrics | correlations(values)
 
 
 def step_spread(groups: Sequence[Group]) -> dict[str, float]:
@@ -323,7 +329,8 @@ def agreement(groups: Sequence[Group], name: str) -> float:
     for group in groups:
         values = group.components[name].values
         known = ~np.isnan(values)
-        good, bad = values[known & group.correct], values[known & ~group.correct]
+        good = values[known & group.correct]
+        bad = values[known & ~group.correct]
         # (correct, incorrect): every pair of the group.
         difference = good[:, None] - bad[None, :]
         ranked.append(((difference > 0) + 0.5 * (difference == 0)).ravel())
@@ -381,30 +388,6 @@ def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, floa
     bounds = [b / PASS_RATE_BUCKETS for b in range(PASS_RATE_BUCKETS + 1)]
     names = [f"gradient_share/pass_rate_{a:.2f}_{b:.2f}" for a, b in pairwise(bounds)]
     return dict(zip(names, shares.tolist(), strict=True))
-
-
-def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
-    """Measure how the model writes: reflection, script mixing, repetition, duplicates.
-
-    ``correct`` (N,) bool splits the signs of reflection by whether the answer was correct.
-    """
-    signs = {k: np.array([len(p.findall(t)) for t in texts]) for k, p in REFLECTION.items()}
-    every = np.sum(list(signs.values()), axis=0)
-    return {
-        "text/reflection": _mean(every),
-        "text/reflection/correct": _mean(every[correct]),
-        "text/reflection/incorrect": _mean(every[~correct]),
-        **{f"text/reflection/{kind}": _mean(found) for kind, found in signs.items()},
-        "text/mixed_scripts": _mean(np.array([mixes_scripts(t) for t in texts])),
-        "text/repetition": _mean(np.array([repeated_windows(t) for t in texts])),
-        "text/duplicates": 1 - len(set(texts)) / max(len(texts), 1),
-    }
-
-
-def _mean(values: np.ndarray) -> float:
-    """Return the mean of the known values; NaN, which is never recorded, if there are none."""
-    known = values[~np.isnan(values)] if len(values) else values
-    return float(known.mean()) if len(known) else math.nan
 
 
 def standard_error(by_group: Sequence[np.ndarray]) -> float:

@@ -118,9 +118,11 @@ def ipo(
 
     IPO, arXiv 2310.12036. The authors average; codes that sum are not comparable in tau.
     """
-    up, down = chosen - ref_chosen, rejected - ref_rejected
+    up = chosen - ref_chosen
+    down = rejected - ref_rejected
     if level == "averaged":
-        up, down = up / chosen_lengths, down / rejected_lengths
+        up = up / chosen_lengths
+        down = down / rejected_lengths
     return (up - down - 1 / (2 * tau)).square()
 
 
@@ -163,7 +165,8 @@ def orpo(
 
     odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691, whose authors train the prompt too.
     """
-    up, down = chosen / chosen_lengths, rejected / rejected_lengths
+    up = chosen / chosen_lengths
+    down = rejected / rejected_lengths
     # log odds(p) = log p - log(1 - p), here of p = e^up and e^down.
     log_odds = (up - down) - (_log1mexp(up) - _log1mexp(down))
     return nll - lam * log_sigmoid(log_odds)

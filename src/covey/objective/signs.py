@@ -6,6 +6,7 @@ metric means, docs/findings.md how the findings use it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,6 +123,12 @@ def repeated_windows(text: str) -> float:
     words = text.split()
     windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
     return 1 - len(set(windows)) / len(windows) if windows else 0.0
+
+
+def known_mean(values: np.ndarray) -> float:
+    """Return the mean of the known values; NaN, which is never recorded, if there are none."""
+    known = values[~np.isnan(values)] if len(values) else values
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _known(group: Group) -> np.ndarray:

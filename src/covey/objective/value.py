@@ -83,7 +83,8 @@ def gae(
     if length_adaptive is not None:
         decay = 1 - 1 / (length_adaptive * mask.sum(-1).to(token_rewards.dtype)).clamp(min=1)
     advantages = token_rewards.new_zeros(mask.shape)
-    running, next_value = advantages[:, 0], advantages[:, 0]
+    running = advantages[:, 0]
+    next_value = advantages[:, 0]
     # Backwards. ``running`` and ``next_value`` (N,) stay those of the last trained token where one is
     # masked.
     for t in range(mask.shape[1] - 1, -1, -1):

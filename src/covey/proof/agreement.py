@@ -27,7 +27,7 @@ class Agreement:
     """Difference of advantages, as a fraction of the step's largest one."""
     kl_coef: float | None = None
     """Relative difference of the KL coefficient."""
-    told: float | None = None
+    metrics: float | None = None
     """Difference of the loss and its metrics, with given examples; relative for values above 1."""
     weights: float | None = None
     """Difference of the weights after the step, if a checkpoint holds them."""
@@ -52,6 +52,11 @@ class StepFigures(NamedTuple):
 
 NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
 """Relative difference of a twin's first weights; the second if weights are rounded to bfloat16."""
+
+
+def with_twin(model: NamedWeights, coarsely: bool, twin: bool) -> list[NamedWeights]:
+    """Return the weights that shadows begin with: the model's and, with ``twin``, nearly the same."""
+    return [model, nudged(model, coarsely)] if twin else [model]
 
 
 def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:

@@ -105,13 +105,26 @@ def claims(
     learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
 ) -> Iterator[Claim]:
     """Measure each claim on a minibatch."""
+    yield _split_claim(learner, objective, batch)
+    yield from _logprob_claims(learner, sampler, objective, batch)
+    yield _mask_claim(learner, objective, batch)
+    yield from _directions(learner, objective, batch)
+    yield _idle_claim(learner, objective, batch)
+
+
+def _split_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
     whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
-    yield Claim(
+    return Claim(
         "the gradient is the same however the batch is split into micro-batches",
         difference < _tolerance(learner, GRADIENT_ROUNDING),
         f"relative difference {difference:.1e} between one piece and {len(batch)}",
     )
+
+
+def _logprob_claims(
+    learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
+) -> Iterator[Claim]:
     alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE))
     exact = learner.policy.bit_exact
     ratio = float((alone - together).where(batch.mask, 0.0).abs().max())
@@ -126,6 +139,9 @@ def claims(
         gap == 0.0 if sampler.bit_exact else gap < _tolerance(learner, CLOSE),
         f"largest difference {gap:.1e} nats" + (EVERY_BIT if sampler.bit_exact else ""),
     )
+
+
+def _mask_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
     # Every second token is masked, and NaN is put in its advantage: 0 * NaN is NaN, so even a weight of 0
     # that reaches it shows.
     masked = replace(batch, mask=batch.mask & (torch.arange(batch.mask.shape[1]) % 2 == 0))
@@ -133,18 +149,20 @@ def claims(
     clean = replace(masked, advantages=masked.advantages.where(masked.mask, 0.0))
     dirty, same = (_gradient(learner, objective, b, WHOLE) for b in (garbage, clean))
     leak = float((dirty - same).abs().max())
-    yield Claim(
+    return Claim(
         "tokens that are masked get no gradient, whatever their values are",
         leak == 0.0,
         f"largest change {leak:.1e} with NaN in every second token's advantage",
     )
-    yield from _directions(learner, objective, batch)
+
+
+def _idle_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
     before = weights_hash(learner.policy.model.state_dict())
     learner.forward_backward(batch, objective)
     # AdamW's moments move, and decay is scaled by the rate: no bit of a weight may change.
     learner.step(lr=0.0)
     after = weights_hash(learner.policy.model.state_dict())
-    yield Claim(
+    return Claim(
         "a learning rate of 0 leaves every bit of the weights",
         after == before,
         f"sha256 {before[:12]} before and {after[:12]} after a step",

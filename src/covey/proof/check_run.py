@@ -112,7 +112,7 @@ CLAIMS = (
     ("the KL coefficient follows its controller", "kl_coef", "of it", GRADIENT_ROUNDING),
     (
         "the loss, and the metrics beside it, follow from the given examples",
-        "told",
+        "metrics",
         "of the value, or of 1 where that is larger,",
         10 * GRADIENT_ROUNDING,
     ),

@@ -59,14 +59,14 @@ class TemplateReport:
         if facts.refusal:
             yield f"refused    {facts.refusal}"
             return
-        yield f"prompt     ends with {facts.begins!r}"
+        yield f"prompt     ends with {facts.answer_header!r}"
         yield (
             f"end        {self.end!r}"
             if self.end
             else "end        no token: the tokenizer's own end is put there"
         )
-        if facts.ends > 1:
-            yield f"           {facts.ends} of them stand behind a last answer; the first is trained"
+        if facts.end_count > 1:
+            yield f"           {facts.end_count} of them stand behind a last answer; the first is trained"
         yield from self._thoughts()
         yield f"calls      {self._calls()}"
         for role, fate in facts.roles.items():
@@ -75,7 +75,8 @@ class TemplateReport:
         yield f"controls   {' '.join(facts.controls)}: encoded as letters where a message has them"
 
     def _thoughts(self) -> Iterator[str]:
-        facts, marks = self.facts, self.facts.thoughts
+        facts = self.facts
+        marks = self.facts.thoughts
         if marks is None:
             yield "thoughts   no marks of its own; <think> and </think> are read as such"
             return

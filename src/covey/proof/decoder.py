@@ -15,6 +15,11 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """x (T, in), W (out, in) -> x W^T."""
 
 
+def copied(weights: NamedWeights) -> NamedWeights:
+    """Return weights that do not move with these, and are not trained."""
+    return {name: w.detach().clone() for name, w in weights.items()}
+
+
 def exactly(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T."""
     return x @ weight.T
@@ -56,36 +61,43 @@ def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
 
 def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exactly) -> Tensor:
     """A decoder of the Llama family on one sequence. (T,) ids -> (T, D)."""
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        out = product(x, effective(w, f"{name}.weight"))
-        return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
-
     eps = model["rms_norm_eps"]
-    heads = model["num_attention_heads"]
-    groups = model["num_key_value_heads"]
-    width = model.get("head_dim") or model["hidden_size"] // heads
-    # Causal mask (T, T): -inf above the diagonal, 0 elsewhere.
-    hidden = torch.full((len(tokens), len(tokens)), -math.inf, dtype=torch.float64).triu(1)
     x = w["model.embed_tokens.weight"][torch.tensor(tokens)]
     for i in range(model["num_hidden_layers"]):
         layer = f"model.layers.{i}."
         h = normed(x, w[layer + "input_layernorm.weight"], eps)
-        q, k, v = (linear(h, f"{layer}self_attn.{n}_proj").view(len(tokens), -1, width) for n in "qkv")
-        if layer + "self_attn.q_norm.weight" in w:
-            q = normed(q, w[layer + "self_attn.q_norm.weight"], eps)
-            k = normed(k, w[layer + "self_attn.k_norm.weight"], eps)
-        q = rotated(q, rotary_base(model))
-        k = rotated(k, rotary_base(model))
-        # Grouped queries: each key/value head serves heads // groups query heads.
-        k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
-        weight = (torch.einsum("ahe,bhe->hab", q, k) / math.sqrt(width) + hidden).softmax(-1)
-        x = x + linear(torch.einsum("hab,bhe->ahe", weight, v).flatten(1), f"{layer}self_attn.o_proj")
+        mixed = attention(w, model, h, f"{layer}self_attn.", product)
+        x = x + linear(w, mixed, f"{layer}self_attn.o_proj", product)
         h = normed(x, w[layer + "post_attention_layernorm.weight"], eps)
-        gate = linear(h, layer + "mlp.gate_proj")
-        up = linear(h, layer + "mlp.up_proj")
-        x = x + linear(gate * gate.sigmoid() * up, layer + "mlp.down_proj")
+        gate = linear(w, h, layer + "mlp.gate_proj", product)
+        up = linear(w, h, layer + "mlp.up_proj", product)
+        x = x + linear(w, gate * gate.sigmoid() * up, layer + "mlp.down_proj", product)
     return normed(x, w["model.norm.weight"], eps)
+
+
+def attention(w: NamedWeights, model: AxisSettings, h: Tensor, name: str, product: Product) -> Tensor:
+    """Causal attention, before its output projection. (T, D) -> (T, H E)."""
+    length = len(h)
+    heads = model["num_attention_heads"]
+    width = model.get("head_dim") or model["hidden_size"] // heads
+    q, k, v = (linear(w, h, f"{name}{n}_proj", product).view(length, -1, width) for n in "qkv")
+    if f"{name}q_norm.weight" in w:
+        q = normed(q, w[f"{name}q_norm.weight"], model["rms_norm_eps"])
+        k = normed(k, w[f"{name}k_norm.weight"], model["rms_norm_eps"])
+    q = rotated(q, rotary_base(model))
+    k = rotated(k, rotary_base(model))
+    # Grouped queries: each key/value head serves several query heads.
+    k, v = (t.repeat_interleave(heads // model["num_key_value_heads"], 1) for t in (k, v))
+    # Causal mask (T, T): -inf above the diagonal, 0 elsewhere.
+    hidden = torch.full((length, length), -math.inf, dtype=torch.float64).triu(1)
+    weight = (torch.einsum("ahe,bhe->hab", q, k) / math.sqrt(width) + hidden).softmax(-1)
+    return torch.einsum("hab,bhe->ahe", weight, v).flatten(1)
+
+
+def linear(w: NamedWeights, x: Tensor, name: str, product: Product) -> Tensor:
+    """x W^T + b, with the low-rank update of W and the bias where the model has them."""
+    out = product(x, effective(w, f"{name}.weight"))
+    return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
 
 
 def effective(w: NamedWeights, name: str) -> Tensor:

@@ -56,9 +56,9 @@ class Row:
     collision: Tensor = field(default_factory=lambda: torch.zeros(0))
     reference: Tensor = field(default_factory=lambda: torch.zeros(0))
     advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
-    marked: Tensor = field(default_factory=lambda: torch.zeros(0))
-    paid: Tensor = field(default_factory=lambda: torch.zeros(0))
-    cost: Tensor = field(default_factory=lambda: torch.zeros(0))
+    selected: Tensor = field(default_factory=lambda: torch.zeros(0))
+    token_rewards: Tensor = field(default_factory=lambda: torch.zeros(0))
+    kl_costs: Tensor = field(default_factory=lambda: torch.zeros(0))
     values: Tensor = field(default_factory=lambda: torch.zeros(0))
     targets: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -214,6 +214,12 @@ def _length_penalized(rows: Sequence[Row], rewards: Sequence[float], weight: flo
     return [s - mean(short) for s in short]
 
 
+def _greedy_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
+    """r - the greedy completion's reward; 0 where that could not be scored. ReMax."""
+    baselines = [row.greedy or 0.0 for row in rows]
+    return [0.0 if math.isnan(b) else r - b for r, b in zip(rewards, baselines, strict=True)]
+
+
 def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
     """Enumerate all sets of k: the mean best reward of the sets with a completion, minus that of all sets."""
     sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
@@ -248,15 +254,16 @@ def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
 def gae_of_row(row: Row, gamma: float, lam: float) -> Tensor:
     """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), V = 0 after the end."""
     following = torch.cat([row.values[1:], torch.zeros(1, dtype=torch.float64)])
-    errors = row.paid + gamma * following - row.values
+    errors = row.token_rewards + gamma * following - row.values
     powers = (gamma * lam) ** torch.arange(len(errors), dtype=torch.float64)
     return torch.stack([(errors[t:] * powers[: len(errors) - t]).sum() for t in range(len(errors))])
 
 
-def discounted(paid: Tensor, gamma: float) -> Tensor:
-    """Return the discounted sum of rewards from each token on."""
-    powers = gamma ** torch.arange(len(paid), dtype=torch.float64)
-    return torch.stack([(paid[t:] * powers[: len(paid) - t]).sum() for t in range(len(paid))])
+def discounted(rewards: Tensor, gamma: float) -> Tensor:
+    """Return the discounted sum of the tokens' rewards from each token on. (T,) -> (T,)."""
+    size = len(rewards)
+    powers = gamma ** torch.arange(size, dtype=torch.float64)
+    return torch.stack([(rewards[t:] * powers[: size - t]).sum() for t in range(size)])
 
 
 def _lambda(row: Row, s: AxisSettings) -> float:
@@ -278,15 +285,14 @@ def advantages(
         "running_baseline": lambda: [r - row.running for row, r in zip(rows, rewards, strict=True)],
         "length_penalized": lambda: _length_penalized(rows, rewards, s["weight"]),
         "segment_difference": lambda: _segment_difference(rows, rewards),
-        "discounted_return": lambda: [discounted(row.paid, s["gamma"]) for row in rows],
+        "discounted_return": lambda: [discounted(row.token_rewards, s["gamma"]) for row in rows],
         "group_centered": lambda: [r - base for r in rewards],
         "group_zscore": lambda: zscores(rewards, s["ddof"], s["eps"], base),
         "leave_one_out": lambda: [(r - base) * size / max(size - 1, 1) for r in rewards],
         "leave_one_out_zscore": lambda: sibling_zscores(rewards, s["eps"]),
         "length_weighted": lambda: list(rewards) if kept and size == 1 else _length_weighted(rows, rewards),
         "mean_normalized": lambda: _mean_normalized(rewards, s["eps"]),
-        "greedy_baseline": lambda: [0.0 if math.isnan(g := row.greedy or 0.0) else r - g
-                                    for row, r in zip(rows, rewards, strict=True)],
+        "greedy_baseline": lambda: _greedy_baseline(rows, rewards),
         "component_zscore": lambda: by_component(
             rows, lambda v: zscores(v, s["ddof"], s["eps"], 0.0 if kept and len(v) == 1 else None)),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),

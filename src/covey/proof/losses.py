@@ -69,7 +69,7 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSetting
     if name == "group_classification":
         return _group_classification(logprobs, row, s["tau"])
     if name == "kl_on_selected":
-        return -rho * advantage + s["coef"] * moved.abs() * row.marked
+        return -rho * advantage + s["coef"] * moved.abs() * row.selected
     return _divergence_mask(name, logprobs, row, s)
 
 
@@ -132,9 +132,9 @@ def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
 def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """Return factors on the policy term of each token. Detached."""
     if name == "selected_only":
-        return row.marked.double()
+        return row.selected.double()
     if name == "unselected_only":
-        return 1 - row.marked.double()
+        return 1 - row.selected.double()
     if name == "unlikely_only":
         return (row.old.exp() < s["below"]).double()
     if name == "future_influence":
@@ -157,7 +157,7 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
     raise KeyError(name)
 
 
-def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
+def selected_tokens(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """Return which tokens of an optimizer step are selected, from values at its beginning."""
     if name == "top_entropy":
         return _largest([row.old_entropy for row in rows], None, s["share"])
@@ -205,7 +205,7 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
 
 
 @dataclass(frozen=True)
-class Judged:
+class AnswerScore:
     """A given answer, with its log-probs."""
 
     total: Tensor
@@ -226,7 +226,7 @@ class Judged:
         return self.total / self.length
 
 
-def pair_loss(name: str, good: Judged, bad: Judged, s: AxisSettings) -> Tensor:
+def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
     """Return the loss of a pair of answers, without ORPO's imitation of the chosen one."""
     if name in ("dpo", "robust_dpo"):
         d = s["beta"] * (good.gain - bad.gain)
@@ -249,7 +249,7 @@ def pair_loss(name: str, good: Judged, bad: Judged, s: AxisSettings) -> Tensor:
     raise KeyError(name)
 
 
-def lone_loss(name: str, answer: Judged, good: bool, point: float, s: AxisSettings) -> Tensor:
+def lone_loss(name: str, answer: AnswerScore, good: bool, point: float, s: AxisSettings) -> Tensor:
     """Return the loss of an answer that was judged alone, against the KL estimate ``point``."""
     if name != "kto":
         raise KeyError(name)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from covey.proof import shadow
-from covey.proof.agreement import Agreement, StepFigures, agreement, nudged, saved
-from covey.proof.decoder import NamedWeights, exactly, rounded
+from covey.proof.agreement import Agreement, StepFigures, agreement, saved, with_twin
+from covey.proof.decoder import NamedWeights, copied, exactly, rounded
+from covey.proof.descent import ShadowConfig, Trainer
 from covey.proof.formulas import AxisSettings, Row
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment, recorded_settings
@@ -29,9 +30,9 @@ def replay(
     same steps. Raises ConfigError if the run used a function that the shadow does not know.
     """
     setting = read_setting(folder, architecture)
-    start = {name: w.detach().clone() for name, w in model.items()}
+    start = copied(model)
     trainers = [
-        _begun(folder, setting, w) for w in ([model, nudged(model, setting.rounded)] if twin else [model])
+        _first_trainer(folder, setting, weights) for weights in with_twin(model, setting.rounded, twin)
     ]
     # pasts[i] has the old weights of trainers[i], for completions that an earlier version sampled.
     pasts: list[Past] = [{} for _ in trainers]
@@ -52,13 +53,13 @@ def replay(
         yield replace(agreement(number, own, written, known, start), apart=apart)
 
 
-def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> shadow.Trainer:
-    start = {name: w.detach().clone() for name, w in model.items()}
+def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> Trainer:
+    start = copied(model)
     # Without its adapters a model is the one they were put into.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl = setting.algorithm["kl"]
     bonus = setting.algorithm["entropy"]
-    trainer = shadow.Trainer(model, reference, _critic(setting, start, folder))
+    trainer = Trainer(model, reference, _critic(setting, start, folder))
     trainer.kl_coef = kl["coef"] if kl else 0.0
     trainer.entropy_coef = bonus["coef"] if bonus else 0.0
     return trainer
@@ -68,7 +69,7 @@ Past = dict[int, NamedWeights]
 """Version -> the weights by which completions of the present step may have been sampled."""
 
 
-def _remember(past: Past, trainer: shadow.Trainer, staleness: int) -> None:
+def _remember(past: Past, trainer: Trainer, staleness: int) -> None:
     """Keep the weights at the start of a step, and those of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
         # The optimizer updates weights in place; a copy is needed only if they are asked for later.
@@ -79,12 +80,11 @@ def _remember(past: Past, trainer: shadow.Trainer, staleness: int) -> None:
         del past[version]
 
 
-def _repeated(
-    folder: Path, trainer: shadow.Trainer, past: Past, setting: shadow.ShadowConfig, number: int
-) -> StepFigures:
+def _repeated(folder: Path, trainer: Trainer, past: Past, setting: ShadowConfig, number: int) -> StepFigures:
     """Repeat a step with a shadow, which moves its weights."""
     recorded, sampled = read_rows(folder, number)
-    coefficient, now = trainer.kl_coef, trainer.updates
+    coefficient = trainer.kl_coef
+    now = trainer.updates
     _remember(past, trainer, setting.staleness)
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
@@ -97,12 +97,12 @@ def _repeated(
             with torch.no_grad():
                 under = shadow.picked(shadow.distribution(past[version], setting, row), row)
             drawn[place] = torch.where(torch.from_numpy(versions == version), under, drawn[place])
-    shadow.steer(trainer, setting, done, sampled)
+    shadow.update_coefficients(trainer, setting, done, sampled)
     norm = sum(done.norms) / max(len(done.norms), 1)
     return StepFigures(drawn, [row.advantage for row in done.rows], norm, coefficient, trainer.weights)
 
 
-def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> shadow.Trainer | None:
+def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> Trainer | None:
     """Return the first critic: a head of zeros on a copy of the policy's weights, or the head alone."""
     axis = setting.algorithm["critic"]
     if not axis:
@@ -113,10 +113,10 @@ def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> 
     body = {name: w.clone() for name, w in start.items() if own and name != "lm_head.weight"}
     width = len(start["model.norm.weight"])
     head = {"value.weight": torch.zeros(width).double(), "value.bias": torch.zeros(()).double()}
-    return shadow.Trainer({name: w.requires_grad_() for name, w in {**body, **head}.items()}, {})
+    return Trainer({name: w.requires_grad_() for name, w in {**body, **head}.items()}, {})
 
 
-def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfig:
+def read_setting(folder: Path, architecture: AxisSettings) -> ShadowConfig:
     """Return the settings that affect the weights. Raises ConfigError for any the shadow cannot repeat."""
     config = recorded_settings(folder) or {}
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
@@ -125,7 +125,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
         )
     rollout = config["rollout"]
     record = read_environment(folder) or {}
-    return shadow.ShadowConfig(
+    return ShadowConfig(
         architecture,
         config["algorithm"],
         config["train"],

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from covey.config.load import Loaded
 from covey.models.policy import Policy
-from covey.proof.agreement import Agreement, nudged, saved, weights_apart
-from covey.proof.decoder import NamedWeights
+from covey.proof.agreement import Agreement, saved, weights_apart, with_twin
+from covey.proof.decoder import NamedWeights, copied
+from covey.proof.descent import Trainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
-from covey.proof.shadow import Trainer
 from covey.proof.shadow_given import Answer, Example, Lessons, step
 from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
@@ -34,9 +34,8 @@ def replay_given(
 ) -> Iterator[Agreement]:
     """Repeat a stage that learns from given examples, as ``covey.proof.replay.replay`` does for RL."""
     setting = read_setting(folder, architecture)
-    start = {name: w.detach().clone() for name, w in model.items()}
-    begun = [model, nudged(model, setting.rounded)] if twin else [model]
-    trainers = [Trainer(w, {name: x.detach().clone() for name, x in w.items()}) for w in begun]
+    start = copied(model)
+    trainers = [Trainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         norm, values = step(trainers[0], setting, lessons, number)
         own = trainers[0].weights
@@ -52,15 +51,16 @@ def replay_given(
 
 
 def _compared(
-    number: int, norm: float, other: float, told: Mapping[str, float], others: Mapping[str, float]
+    number: int, norm: float, other: float, metrics: Mapping[str, float], others: Mapping[str, float]
 ) -> Agreement:
-    gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in told.items()]
-    return Agreement(number, abs(norm - other) / max(norm, 1e-9), told=max(gaps))
+    gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in metrics.items()]
+    return Agreement(number, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
 def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
-    config, stage = loaded.config, loaded.run
+    config = loaded.config
+    stage = loaded.run
     source = with_schemas(load_source(loaded), toolbox_of(loaded))
     known = ((read_environment(stage) if stage is not None else None) or {}).get("files", {})
     for path in data_files(loaded):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covey.proof import formulas, losses
-from covey.proof.decoder import NamedWeights, Product, coarse, exactly, logits, states
-from covey.proof.formulas import AxisSettings, Row
+from covey.proof.decoder import NamedWeights, coarse, logits, states
+from covey.proof.descent import ShadowConfig, Trainer, gradient_step
+from covey.proof.formulas import Row
 from covey.proof.streams import splitmix_uniforms, stream_key
 
 UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
@@ -25,42 +26,7 @@ UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
 
 
 @dataclass(frozen=True)
-class ShadowConfig:
-    """The settings that affect the weights."""
-
-    model: AxisSettings
-    """The model's own config.json: layers, heads, rotary base, ..."""
-    algorithm: AxisSettings
-    """Every axis: {name, settings...}, as config.yaml spells them out."""
-    train: AxisSettings
-    temperature: float
-    max_tokens: int
-    mask_truncated: bool
-    group_size: int
-    seed: int
-    rounded: bool = False  # whether it computes with bfloat16 copies of float32 weights
-    product: Product = exactly  # how it multiplies
-    known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
-    staleness: int = 0  # by how many steps a completion may be behind
-
-
-@dataclass
-class Trainer:
-    """The state of training: weights under training, AdamW's moments, the coefficients that move."""
-
-    weights: NamedWeights
-    reference: NamedWeights
-    critic: Trainer | None = None  # a network with a value head, or the head alone
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
-    first: NamedWeights = field(default_factory=dict)
-    second: NamedWeights = field(default_factory=dict)
-    applied: int = 0  # AdamW steps so far
-    updates: int = 0  # AdamW steps before the present training step
-
-
-@dataclass(frozen=True)
-class Done:
+class StepOutcome:
     """The results of a step, for comparison with the record."""
 
     rows: Sequence[Row]
@@ -74,14 +40,15 @@ class Done:
 # --- what is computed of a completion ----------------------------------------------------------------
 
 
-def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
+def computed_weights(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
     """Return the weights as the model computes with them: rounded to bfloat16 if the run does so."""
     return {name: coarse(w) for name, w in weights.items()} if setting.rounded else weights
 
 
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
     """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
-    every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
+    read = [*row.prompt, *row.tokens[:-1]]
+    every = logits(computed_weights(weights, setting), setting.model, read, setting.product)
     scaled = every[len(row.prompt) - 1 :, : setting.known][row.drawn] / setting.temperature
     if row.kept is not None:
         # top-p or top-k left only these ids: renormalize over them, as the sampler did.
@@ -98,7 +65,8 @@ def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) ->
     head = trainer.critic.weights
     own = setting.algorithm["critic"]["trunk"] == "own"
     trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
-    every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
+    tokens = [*row.prompt, *row.tokens[:-1]]
+    every = states(computed_weights(trunk, setting), setting.model, tokens, setting.product)
     read = every[len(row.prompt) - 1 :][row.drawn]
     # The value is unchanged; the gradient into the shared trunk is scaled by `pull` (0: none).
     read = read if own else read.detach() + pull * (read - read.detach())
@@ -118,31 +86,31 @@ def entropy(log_pi: Tensor) -> Tensor:
 # --- one step: rewards -> advantages -> updates ---------------------------------------------------
 
 
-def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> Done:
+def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> StepOutcome:
     """Repeat training step ``number`` on its recorded completions; moves ``trainer``."""
     with torch.no_grad():
-        look(trainer, setting, rows, number)
+        freeze_inputs(trainer, setting, rows, number)
         give_advantages(trainer, setting, rows)
     # Kept for the comparison with the sampler, before `old` may become the sampler's own.
     before = [row.old for row in rows]
     if setting.algorithm["old"] == "sampler":
         for row in rows:
             row.old = row.sampled
-    done = Done(rows, before, [], [], [])
+    done = StepOutcome(rows, before, [], [], [])
     critic = setting.algorithm["critic"]
     waits = bool(critic) and number < critic["warmup"]
     start = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
     for at, minibatch in enumerate(update_parts(setting, rows, number), start):
-        mark(setting, minibatch)
+        select_tokens(setting, minibatch)
         unmoved = at == start and setting.algorithm["old"] == "trainer"
         if not waits:
-            apply(trainer, setting, minibatch, at, unmoved, done)
+            update_policy(trainer, setting, minibatch, at, unmoved, done)
         if critic and (waits or critic["trunk"] == "own"):
-            teach(trainer, setting, minibatch, at)
+            update_critic(trainer, setting, minibatch, at)
     return done
 
 
-def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> None:
+def freeze_inputs(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> None:
     """Compute the frozen inputs of the formulas: log-probs of the old policy and of the reference."""
     longest = max((len(row.tokens) for row in rows), default=0)
     noise = torch.from_numpy(
@@ -166,30 +134,17 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
 
 def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]) -> None:
     """Compute one advantage per token: KL in the reward, then the estimator of groups, then of the batch."""
-    kl, axes = setting.algorithm["kl"], setting.algorithm
-    in_reward = kl and kl["place"] == "reward"
+    axes = setting.algorithm
     for group in {row.group for row in rows}:
         judged = [row for row in rows if row.group == group and not math.isnan(row.reward)]
-        rewards = []
-        for row in judged:
-            cost = 0.0
-            pay(trainer, setting, row)
-            if in_reward and kl["level"] == "response":
-                whole = (behind(setting, row) - row.reference).sum() * row.trained
-                found = losses.divergence(kl["estimator"]["name"], whole)
-                cost = trainer.kl_coef * float(within(found, kl["bound"]))
-            rewards.append(row.reward - cost)
-            row.paid[-1:] -= cost
         if judged:
-            given = formulas.advantages(axes["advantage"]["name"], judged, rewards, axes["advantage"])
-            for row, value in zip(judged, given, strict=True):
-                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
+            estimate_group(trainer, setting, judged)
     trained = [row for row in rows if row.trained]
     by_token = axes["advantage"]["name"] in ("gae", "discounted_return")
     for row in trained if not by_token else ():
         # A token's advantage loses the KL cost of itself and of all later tokens; gae and discounted_return
-        # have it in `paid` already.
-        row.advantage -= trainer.kl_coef * row.cost.flip(0).cumsum(0).flip(0)
+        # have it in `token_rewards` already.
+        row.advantage -= trainer.kl_coef * row.kl_costs.flip(0).cumsum(0).flip(0)
     set_targets(setting, trained)
     if axes["whiten"] and trained:
         after = formulas.whitened(axes["whiten"]["name"], trained, axes["whiten"])
@@ -200,6 +155,29 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
             row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
 
 
+def estimate_group(trainer: Trainer, setting: ShadowConfig, judged: Sequence[Row]) -> None:
+    """Give the judged completions of one group the advantages of the estimator, (T,) each."""
+    rewards = []
+    for row in judged:
+        set_token_rewards(trainer, setting, row)
+        cost = response_cost(trainer, setting, row)
+        rewards.append(row.reward - cost)
+        row.token_rewards[-1:] -= cost
+    axis = setting.algorithm["advantage"]
+    given = formulas.advantages(axis["name"], judged, rewards, axis)
+    for row, value in zip(judged, given, strict=True):
+        row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
+
+
+def response_cost(trainer: Trainer, setting: ShadowConfig, row: Row) -> float:
+    """Return the cost of a KL in the reward that is computed for the whole completion; else 0."""
+    kl = setting.algorithm["kl"]
+    if not kl or kl["place"] != "reward" or kl["level"] != "response":
+        return 0.0
+    whole = (old_logprobs(setting, row) - row.reference).sum() * row.trained
+    return trainer.kl_coef * float(clamped(losses.divergence(kl["estimator"]["name"], whole), kl["bound"]))
+
+
 def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
     """Set the critic's targets: its values plus GAE with its own lambda and the advantages' discount."""
     gamma = setting.algorithm["advantage"].get("gamma", 1.0)
@@ -208,25 +186,25 @@ def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
         row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
 
 
-def pay(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
+def set_token_rewards(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
     """Set the reward of each token: steps at their ends, the rest at the last token, minus a KL by token."""
     kl = setting.algorithm["kl"]
-    row.paid, row.cost = torch.zeros(2, len(row.drawn), dtype=torch.float64)
+    row.token_rewards, row.kl_costs = torch.zeros(2, len(row.drawn), dtype=torch.float64)
     if not row.drawn:
         return
-    row.paid[-1] = row.reward
+    row.token_rewards[-1] = row.reward
     for name, steps in row.steps.items():
         for _, end, value in steps:
-            place = max(bisect_right(row.drawn, end - 1) - 1, 0)  # what is inserted cannot be paid
-            row.paid[place] += row.weights[name] * value
-            row.paid[-1] -= row.weights[name] * value
+            place = max(bisect_right(row.drawn, end - 1) - 1, 0)  # what is inserted gets no reward
+            row.token_rewards[place] += row.weights[name] * value
+            row.token_rewards[-1] -= row.weights[name] * value
     if kl and kl["place"] == "reward" and kl["level"] == "token":
-        gap = behind(setting, row) - row.reference
-        row.cost = within(losses.divergence(kl["estimator"]["name"], gap), kl["bound"])
-        row.paid = row.paid - trainer.kl_coef * row.cost
+        gap = old_logprobs(setting, row) - row.reference
+        row.kl_costs = clamped(losses.divergence(kl["estimator"]["name"], gap), kl["bound"])
+        row.token_rewards = row.token_rewards - trainer.kl_coef * row.kl_costs
 
 
-def behind(setting: ShadowConfig, row: Row) -> Tensor:
+def old_logprobs(setting: ShadowConfig, row: Row) -> Tensor:
     """Return the old log-probs: the sampler's record, or the trainer's own."""
     return row.sampled if setting.algorithm["old"] == "sampler" else row.old
 
@@ -242,20 +220,26 @@ def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Ite
                 yield [row for place in part for row in rows if row.group == groups[place]]
 
 
-def mark(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
+def select_tokens(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
     """Mark the selected tokens of an update, if the algorithm selects any."""
     axis = setting.algorithm["select_tokens"]
     trained = [row for row in minibatch if row.trained]
     if axis and trained:
-        for row, marked in zip(trained, losses.marks(axis["name"], trained, axis), strict=True):
-            row.marked = marked
+        for row, selected in zip(trained, losses.selected_tokens(axis["name"], trained, axis), strict=True):
+            row.selected = selected
 
 
 def row_loss(
-    trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], unmoved: bool, done: Done
+    trainer: Trainer,
+    setting: ShadowConfig,
+    row: Row,
+    minibatch: Sequence[Row],
+    unmoved: bool,
+    done: StepOutcome,
 ) -> Tensor:
     """Return a completion's part of an update's loss; quantities for controllers are added to ``done``."""
-    axes, kl = setting.algorithm, setting.algorithm["kl"]
+    axes = setting.algorithm
+    kl = axes["kl"]
     log_pi = distribution(trainer.weights, setting, row)
     logprobs = picked(log_pi, row)
     if unmoved:
@@ -264,34 +248,45 @@ def row_loss(
     if len(row.reference) and kl["to"] == "reference":
         done.drifts.append(float((logprobs.detach() - row.reference).sum()))
     rho = losses.ratio(axes["ratio"]["name"], logprobs, row, axes["ratio"])
-    weight = losses.token_weight(axes["reduce"]["name"], row, minibatch, setting.max_tokens, axes["reduce"])
-    value = losses.surrogate(axes["surrogate"]["name"], rho, logprobs, row, axes["surrogate"])
-    if axes["surrogate"]["name"] == "group_classification":  # at every token of the group, this row's too
-        reduce = axes["reduce"]
-        own = weight * len(row.drawn)
-        value = value * sum(
-            losses.token_weight(reduce["name"], r, minibatch, setting.max_tokens, reduce) * len(r.drawn) / own
-            for r in minibatch
-            if r.trained and r.group == row.group
-        )
-    for factor in axes["correction"]:
-        value = value * losses.correction(factor["name"], logprobs, row, factor)
-    for factor in axes["token_weights"]:
-        value = value * losses.multiplier(factor["name"], logprobs, row, factor)
+    value = policy_term(setting, row, minibatch, logprobs, rho)
     if kl and kl["place"] == "loss":
         value = value + trainer.kl_coef * kl_cost(trainer, setting, row, log_pi, logprobs, rho)
     if axes["entropy"]:
         value = value - trainer.entropy_coef * entropy(log_pi)
-    loss = weight * value.sum()
+    loss = token_weight(setting, row, minibatch) * value.sum()
     if axes["nll"] and row.correct:
         tokens = sum(len(r.drawn) for r in minibatch if r.trained and r.correct)
         loss = loss - axes["nll"] * logprobs.sum() / tokens
     if axes["critic"] and axes["critic"]["trunk"] == "policy":
-        loss = loss + value_share(trainer, setting, row, minibatch, axes["critic"]["pull"])
+        loss = loss + value_loss_part(trainer, setting, row, minibatch, axes["critic"]["pull"])
     return loss
 
 
-def value_share(
+def policy_term(
+    setting: ShadowConfig, row: Row, minibatch: Sequence[Row], logprobs: Tensor, rho: Tensor
+) -> Tensor:
+    """Return the surrogate of each token, times the corrections and the weights of tokens. (T,)."""
+    axes = setting.algorithm
+    value = losses.surrogate(axes["surrogate"]["name"], rho, logprobs, row, axes["surrogate"])
+    if axes["surrogate"]["name"] == "group_classification":
+        # This loss is the same at every token of the group, this row's and its siblings'.
+        siblings = [r for r in minibatch if r.trained and r.group == row.group]
+        whole = sum(token_weight(setting, r, minibatch) * len(r.drawn) for r in siblings)
+        value = value * whole / (token_weight(setting, row, minibatch) * len(row.drawn))
+    for factor in axes["correction"]:
+        value = value * losses.correction(factor["name"], logprobs, row, factor)
+    for factor in axes["token_weights"]:
+        value = value * losses.multiplier(factor["name"], logprobs, row, factor)
+    return value
+
+
+def token_weight(setting: ShadowConfig, row: Row, minibatch: Sequence[Row]) -> float:
+    """Return the weight of each token of a completion in the loss of an update."""
+    reduce = setting.algorithm["reduce"]
+    return losses.token_weight(reduce["name"], row, minibatch, setting.max_tokens, reduce)
+
+
+def value_loss_part(
     trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], pull: float
 ) -> Tensor:
     """Return a completion's part of the critic's loss, a mean over the tokens of an update."""
@@ -309,27 +304,32 @@ def kl_cost(
     if kl["estimator"]["name"] == "full":
         with torch.no_grad():
             base = distribution(trainer.reference, setting, row)
-        return within(torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1), kl["bound"])
+        return clamped(torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1), kl["bound"])
     difference = logprobs - row.reference
     if kl["level"] == "response":
         difference = difference.sum().expand_as(difference)
     value = losses.divergence(kl["estimator"]["name"], difference)
     if kl["gradient"] == "straight_through":
         straight = losses.divergence("k2", difference)
-        return within(value, kl["bound"]).detach() + straight - straight.detach()
+        return clamped(value, kl["bound"]).detach() + straight - straight.detach()
     # Equal to 1, with the gradient of log pi: it adds the score-function term.
     drawn = (difference - difference.detach()).exp()
     value = value * {"ratio": rho, "score": drawn}.get(kl["gradient"], torch.ones(()))
-    return within(value, kl["bound"])
+    return clamped(value, kl["bound"])
 
 
-def within(value: Tensor, bound: float | None) -> Tensor:
+def clamped(value: Tensor, bound: float | None) -> Tensor:
     """Return a penalty clamped to its bound."""
     return value if bound is None else value.clamp(-bound, bound)
 
 
-def apply(
-    trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int, unmoved: bool, done: Done
+def update_policy(
+    trainer: Trainer,
+    setting: ShadowConfig,
+    minibatch: Sequence[Row],
+    at: int,
+    unmoved: bool,
+    done: StepOutcome,
 ) -> None:
     """Make one update. Without a completion that has a gradient there is none, and the norm is 0."""
     axes = setting.algorithm
@@ -341,15 +341,15 @@ def apply(
         done.norms.append(0.0)
         return
     if axes["surrogate"]["name"] == "group_classification":
-        compare(trainer, setting, minibatch, unmoved)
+        set_siblings(trainer, setting, minibatch, unmoved)
     shares = (row_loss(trainer, setting, row, minibatch, unmoved, done) for row in pulling)
     learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
-    norms = move(learners, setting, shares, at)
+    norms = gradient_step(learners, setting, shares, at)
     done.norms.append(norms[0])
 
 
 @torch.no_grad()
-def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], unmoved: bool) -> None:
+def set_siblings(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], unmoved: bool) -> None:
     """Note for each completion the sign of advantage and the mean log-ratio of its trained siblings."""
     moved: dict[int, tuple[float, float]] = {}
     for row in (row for row in minibatch if row.trained):
@@ -361,75 +361,26 @@ def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], u
         row.siblings = [moved[id(r)] for r in others]
 
 
-def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int) -> None:
+def update_critic(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int) -> None:
     """Make one update of the critic alone; none without a trained completion."""
     assert trainer.critic is not None
     trained = [row for row in minibatch if row.trained]
     if trained:
-        move([trainer.critic], setting, (value_share(trainer, setting, r, trained, 0.0) for r in trained), at)
+        parts = (value_loss_part(trainer, setting, row, trained, 0.0) for row in trained)
+        gradient_step([trainer.critic], setting, parts, at)
 
 
-def move(learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int) -> list[float]:
-    """Sum the gradients of parts of a loss, clip them and move the learners. Return the norms."""
-    totals: list[NamedWeights] = [
-        {name: torch.zeros_like(w) for name, w in t.weights.items() if w.requires_grad} for t in learners
-    ]
-    places = [(t, total, name) for t, total in zip(learners, totals, strict=True) for name in total]
-    for loss in parts:
-        if loss.requires_grad:
-            moving = [t.weights[name] for t, _, name in places]
-            gradients = torch.autograd.grad(loss, moving, allow_unused=True)
-            for (_, total, name), gradient in zip(places, gradients, strict=True):
-                total[name] += 0.0 if gradient is None else gradient
-    norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
-    for learner, total, norm in zip(learners, totals, norms, strict=True):
-        if norm or learner.first:  # what has never learned is left alone
-            adamw(learner, setting, total, norm, at)
-    return norms
-
-
-@torch.no_grad()
-def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int) -> None:
-    """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
-    train = setting.train
-    trainer.applied += 1
-    if "value.weight" in gradient:
-        train = {**train, "lr": setting.algorithm["critic"]["lr"]}
-    lr = rate_at(train, at)
-    beta1, beta2 = train["betas"]
-    scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
-    for name, raw in gradient.items():
-        g = raw * scale
-        w = trainer.weights[name]
-        trainer.first[name] = beta1 * trainer.first.get(name, torch.zeros_like(g)) + (1 - beta1) * g
-        trainer.second[name] = beta2 * trainer.second.get(name, torch.zeros_like(g)) + (1 - beta2) * g**2
-        first = trainer.first[name] / (1 - beta1**trainer.applied)
-        second = trainer.second[name] / (1 - beta2**trainer.applied)
-        w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
-
-
-def rate_at(train: AxisSettings, at: int) -> float:
-    """Return the learning rate of optimizer step ``at`` (from 0): linear warm-up, then the schedule."""
-    lr = train["lr"]
-    warm = train["warmup_steps"]
-    each = train["inner_epochs"] * train["updates_per_batch"]
-    if at < warm * each:
-        return float(lr * (at // each + 1) / warm)
-    done = (at - warm * each) / max((train["steps"] - warm) * each, 1)
-    falls = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
-    return float(lr * falls[train["schedule"]])
-
-
-def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> None:
+def update_coefficients(trainer: Trainer, setting: ShadowConfig, done: StepOutcome, groups: int) -> None:
     """Update the coefficients and the reference after a step that sampled ``groups`` groups."""
-    kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
+    kl = setting.algorithm["kl"]
+    bonus = setting.algorithm["entropy"]
     before = trainer.updates
     every = kl["refresh_every"] if kl else None
     trainer.updates = trainer.applied
     # Whether a multiple of refresh_every lies among the optimizer steps of this training step.
     if every and trainer.updates // every > before // every:
         mix = kl["refresh_mix"]
-        for name, w in used(trainer.weights, setting).items():
+        for name, w in computed_weights(trainer.weights, setting).items():
             trainer.reference[name] = (1 - mix) * trainer.reference[name] + mix * w.detach().clone()
     if kl and kl["target"] is not None and done.drifts:
         error = formulas.mean(done.drifts) / kl["target"] - 1

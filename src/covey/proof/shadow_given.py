@@ -15,16 +15,17 @@ from torch import Tensor
 
 from covey.proof import losses
 from covey.proof.decoder import NamedWeights, logits
+from covey.proof.descent import ShadowConfig, Trainer, gradient_step
 from covey.proof.formulas import AxisSettings
-from covey.proof.losses import Judged
-from covey.proof.shadow import ShadowConfig, Trainer, move, used
+from covey.proof.losses import AnswerScore
+from covey.proof.shadow import computed_weights
 from covey.proof.streams import stream_key
 
 IMITATION = "sft"
 OF_ANSWERS = ("kto",)
 """Methods that learn from answers judged one by one."""
 WITHOUT_REFERENCE = ("orpo", "simpo")
-Told = defaultdict[str, float]
+StepMetrics = defaultdict[str, float]
 """The loss and the metrics of a step, by their names in the record."""
 
 
@@ -60,15 +61,15 @@ class Lessons:
     """Tokens that the model reads."""
 
 
-def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int) -> tuple[float, Told]:
+def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int) -> tuple[float, StepMetrics]:
     """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
     size = setting.train["batch_size"]
-    told = Told(float)
+    metrics = StepMetrics(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
     # Number of the optimizer step, for the learning rate.
     at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
-    (norm,) = move([trainer], setting, shares(trainer, setting, lessons, rows, told), at)
-    return norm, told
+    (norm,) = gradient_step([trainer], setting, shares(trainer, setting, lessons, rows, metrics), at)
+    return norm, metrics
 
 
 def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
@@ -84,18 +85,18 @@ def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
 
 
 def shares(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], told: Told
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
-    """Yield each example's part of a step's loss; its metrics are added to ``told``."""
+    """Yield each example's part of a step's loss; its metrics are added to ``metrics``."""
     batch = [lessons.examples[row] for row in rows]
     if lessons.method == IMITATION:
         parts = imitated(trainer, setting, batch)
     elif lessons.method in OF_ANSWERS:
-        parts = judged_alone(trainer, setting, lessons, rows, told)
+        parts = judged_alone(trainer, setting, lessons, rows, metrics)
     else:
-        parts = compared(trainer, setting, lessons, batch, told)
+        parts = compared(trainer, setting, lessons, batch, metrics)
     for part in parts:
-        told["loss"] += float(part.detach())
+        metrics["loss"] += float(part.detach())
         yield part
 
 
@@ -108,7 +109,7 @@ def imitated(trainer: Trainer, setting: ShadowConfig, batch: Sequence[Example]) 
 
 
 def compared(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, batch: Sequence[Example], told: Told
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, batch: Sequence[Example], metrics: StepMetrics
 ) -> Iterator[Tensor]:
     """Yield the losses of pairs, as a mean. ORPO also imitates chosen answers with prompts, per token."""
     tokens = sum(len(e.prompt) - 1 + len(e.answers[0].trained) for e in batch)
@@ -120,28 +121,28 @@ def compared(
             loss = loss - whole.sum() / tokens
         up, down = (float(implied(lessons, answer)) for answer in (good, bad))
         for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
-            told[f"preference/{name}"] += value / len(batch)
+            metrics[f"preference/{name}"] += value / len(batch)
         yield loss
 
 
-def implied(lessons: Lessons, answer: Judged) -> Tensor:
+def implied(lessons: Lessons, answer: AnswerScore) -> Tensor:
     """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
     return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
 
 
 def judged_alone(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], told: Told
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
     """Yield the losses of single answers, as a mean, against the KL estimate from mismatched answers."""
     with torch.no_grad():
         others = [elsewhere(lessons, row) for row in rows]
         gaps = [judged(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
     point = float(sum(gaps)) / len(gaps)
-    told["preference/reference_point"] = point
+    metrics["preference/reference_point"] = point
     for row in rows:
         example = lessons.examples[row]
         answer = judged(trainer, setting, lessons, example, example.answers[0])
-        told["preference/log_ratio"] += float(implied(lessons, answer)) / len(rows)
+        metrics["preference/log_ratio"] += float(implied(lessons, answer)) / len(rows)
         yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
 
 
@@ -161,14 +162,14 @@ def elsewhere(lessons: Lessons, row: int) -> Example:
 
 def judged(
     trainer: Trainer, setting: ShadowConfig, lessons: Lessons, example: Example, answer: Answer
-) -> Judged:
+) -> AnswerScore:
     """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
     if lessons.method not in WITHOUT_REFERENCE:
         with torch.no_grad():
             reference = float(logprobs(trainer.reference, setting, example, answer).sum())
     total = logprobs(trainer.weights, setting, example, answer).sum()
-    return Judged(total, reference, len(answer.trained))
+    return AnswerScore(total, reference, len(answer.trained))
 
 
 def logprobs(
@@ -179,6 +180,6 @@ def logprobs(
     first = len(example.prompt)
     said = [*(range(1, first) if with_prompt else ()), *(first + place for place in answer.trained)]
     # The logits at position t predict token t + 1, hence `place - 1` below.
-    every = logits(used(weights, setting), setting.model, whole[:-1], setting.product)
+    every = logits(computed_weights(weights, setting), setting.model, whole[:-1], setting.product)
     every = every[:, : setting.known].log_softmax(-1)
     return every[[place - 1 for place in said], [whole[place] for place in said]]

@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ProblemRound:
     """The problems of one round of sampling."""
 
     choices: list[Choice]
@@ -36,7 +36,9 @@ class Chooser:
     """Chooses problems in an order that is new in every epoch, or by their pass rates."""
 
     def __init__(self, problems: int, rollout: Rollout, seed: int) -> None:
-        self.problems, self.rollout, self.seed = problems, rollout, seed
+        self.problems = problems
+        self.rollout = rollout
+        self.seed = seed
         # A step can reach into the next epoch, hence two orders.
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), problems))
 
@@ -48,7 +50,7 @@ class Chooser:
 
     def choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Collection[int], difficulty: Difficulty
-    ) -> Chosen:
+    ) -> ProblemRound:
         """Return the next ``wanted`` problems; the step has used ``used`` places before.
 
         Under ``curriculum: frontier`` they are drawn with pass rates near 1/2, those ``seen`` excluded.
@@ -58,7 +60,7 @@ class Chooser:
             stream = key(self.seed, "frontier", step, used)
             excluded = {*seen, *map(int, np.flatnonzero(retired))}
             drawn = difficulty.choose(stream, wanted, without=list(excluded))
-            return Chosen([Choice(problem, step) for problem in drawn], len(drawn))
+            return ProblemRound([Choice(problem, step) for problem in drawn], len(drawn))
         choices: list[Choice] = []
         passed = 0
         while len(choices) < wanted:
@@ -67,7 +69,7 @@ class Chooser:
             passed += 1
             if not retired[choice.problem]:
                 choices.append(choice)
-        return Chosen(choices, passed)
+        return ProblemRound(choices, passed)
 
     def at(self, ticket: int) -> Choice:
         """Return the problem at this place of the data, epoch after epoch."""

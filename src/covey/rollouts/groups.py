@@ -34,7 +34,8 @@ def score_all(
     numbers = share(len(requests), sampler)
 
     def ours() -> dict[int, Group]:
-        asked, own = [problems[n] for n in numbers], [requests[n] for n in numbers]
+        asked = [problems[n] for n in numbers]
+        own = [requests[n] for n in numbers]
         # place: a request's number among this process' own; number: among all.
         whole = dict(score_each(asked, own, sampler, params, scorer, progress))
         return {number: whole[place].result() for place, number in enumerate(numbers)}

@@ -22,7 +22,8 @@ from covey_verify.errors import CoveyError, DataError
 def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
     """Return the group with all its scores; ``scorer`` counts their time. Raises RewardError."""
     own = pending.scoring.scorer
-    group, rewards = pending.scoring.result(), own.rewards
+    group = pending.scoring.result()
+    rewards = own.rewards
     greedy = None if pending.greedy is None else judge(pending.greedy, own, credit)
     if own is not scorer:  # a group drawn ahead has a scorer of its own
         scorer.include(own.stats)
@@ -62,8 +63,10 @@ def with_running_means(
     if "running_mean" not in algorithm.needs:
         return groups, means
     settings = {**setting_defaults(running_baseline), **algorithm.advantage.all_settings}
-    decay, by = settings["decay"], settings["by"]
-    now, found = dict(means), []
+    decay = settings["decay"]
+    by = settings["by"]
+    now = dict(means)
+    found = []
     for group in groups:
         if by is not None and by not in group.problem.columns:
             raise DataError(

@@ -71,9 +71,14 @@ class Rollouts:
         store: CompletionStore | None = None,
     ) -> None:
         """``steps``: number of steps of the run, beyond which nothing is drawn."""
-        self.problems, self.sampler, self.rewards = problems, sampler, rewards
-        self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
-        self.steps, self.store = steps, store
+        self.problems = problems
+        self.sampler = sampler
+        self.rewards = rewards
+        self.rollout = rollout
+        self.algorithm = algorithm
+        self.seed = seed
+        self.steps = steps
+        self.store = store
         self.chooser = Chooser(len(problems), rollout, seed)
         self.params = sampling_params(rollout)
         drawing = Drawing(sampler, self.params, store)
@@ -137,26 +142,33 @@ class Rollouts:
         # After all rounds: a step's own results do not change its choice of problems.
         for index, group in found.by_problem.items():
             difficulty.update(index, group.pass_rate)
+        metrics = {**self._metrics(found, kept, groups, stats), **elsewhere}
+        if self.chooser.remembers:
+            metrics |= difficulty.metrics()
+        remembered = difficulty.state() if self.chooser.remembers else {}
+        after = Position(position.cursor + found.used, remembered, unjudged, refused, means)
+        version = self.sampler.version
+        waited = self._tool_seconds()
+        return RolloutBatch(kept, found.filtered, after, version, stats, metrics, waited)
+
+    def _metrics(
+        self, found: StepGroups, kept: Sequence[Group], groups: Sequence[Group], stats: ScoringStats
+    ) -> dict[str, float]:
+        """Return what a step's sampling counts; some only where the config has such a feature."""
         metrics = {
             "rollout/resampling_rounds": float(found.rounds - 1),
             "rollout/filtered": float(len(found.filtered)),
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
             **kept_tokens(groups),
-            **(
-                {"rollout/continued_tokens": float(found.continued)}
-                if "segments" in self.algorithm.needs
-                else {}
-            ),
-            **(tool_metrics(groups) if self.rollout.tools is not None else {}),
-            **elsewhere,
-            **(difficulty.metrics() if self.chooser.remembers else {}),
-            **(staleness(kept, self.sampler.version) if prefetcher is not None else {}),
         }
-        remembered = difficulty.state() if self.chooser.remembers else {}
-        after = Position(position.cursor + found.used, remembered, unjudged, refused, means)
-        version, waited = self.sampler.version, self._tool_seconds()
-        return RolloutBatch(kept, found.filtered, after, version, stats, metrics, waited)
+        if "segments" in self.algorithm.needs:
+            metrics["rollout/continued_tokens"] = float(found.continued)
+        if self.rollout.tools is not None:
+            metrics |= tool_metrics(groups)
+        if self.rollout.staleness:
+            metrics |= staleness(kept, self.sampler.version)
+        return metrics
 
     def _rounds(
         self,
@@ -168,11 +180,13 @@ class Rollouts:
         prefetcher: Prefetcher[PendingGroup] | None,
     ) -> StepGroups:
         """Sample until enough groups pass the filter, in at most ``max_resampling_rounds`` more rounds."""
-        found, wanted = StepGroups(), self.rollout.prompts_per_step
+        found = StepGroups()
+        wanted = self.rollout.prompts_per_step
         cutting = cutting_of(self.algorithm)
         while len(found.kept) < wanted and found.rounds <= self.rollout.max_resampling_rounds:
             # Only as many as are missing, so that no more groups are sampled than needed.
-            missing, place = wanted - len(found.kept), cursor + found.used
+            missing = wanted - len(found.kept)
+            place = cursor + found.used
             chosen = self.chooser.choose(step, cursor, found.used, missing, found.by_problem, difficulty)
             draw: Callable[[], Mapping[int, PendingGroup]]
             if prefetcher is None:
@@ -216,7 +230,8 @@ class Rollouts:
     def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
         """Draw this process' part of some places of the data before their step, in the sampling thread."""
         torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
-        (step, cursor), own = self._now, self._own(tickets)
+        step, cursor = self._now
+        own = self._own(tickets)
         draws = []
         for ticket in own:
             choice = self.chooser.at(ticket)
@@ -282,5 +297,6 @@ class Rollouts:
 
     def _tool_seconds(self) -> float | None:
         """Return the seconds of waiting for tools since the last step; None without tools."""
-        before, self._waited = self._waited, seconds_waited(self.sampler)
+        before = self._waited
+        self._waited = seconds_waited(self.sampler)
         return self._waited - before if self.rollout.tools is not None else None

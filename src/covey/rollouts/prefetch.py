@@ -42,9 +42,12 @@ class Prefetcher(Generic[T]):
     """A thread that draws groups, up to a limit that moves with the training."""
 
     def __init__(self, draw: DrawAhead[T], first: int) -> None:
-        self._draw, self._next, self._until = draw, first, first
+        self._draw = draw
+        self._next = first
+        self._until = first
         self._ready: dict[int, T] = {}
-        self._ended, self._closed = 0, False
+        self._ended = 0
+        self._closed = False
         self._failed: BaseException | None = None
         # Guards the fields above, which both threads use.
         self._changed = threading.Condition()
@@ -69,7 +72,8 @@ class Prefetcher(Generic[T]):
                     self._changed.wait()
                 if self._failed is not None:
                     raise self._failed
-                ended, ready = self._ended, sum(t in self._ready for t in tickets)
+                ended = self._ended
+                ready = sum(t in self._ready for t in tickets)
             # Outside the lock: progress may raise to stop, or take its time.
             progress(ready, len(tickets))
         return [self._ready.pop(t) for t in tickets]

@@ -41,7 +41,7 @@ class Cut:
     """The last token that is kept."""
 
 
-class Expected(NamedTuple):
+class Continuations(NamedTuple):
     """The expected continuations of one completion."""
 
     cuts: float = 0.0
@@ -63,29 +63,36 @@ def cutting_of(algorithm: Algorithm) -> dict[str, Any] | None:
     return {**setting_defaults(segment_difference), **algorithm.advantage.all_settings}
 
 
-def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
+def expected_continuations(algorithm: Algorithm, limit: int, length: float) -> Continuations:
     """Estimate the continuations of completions of ``length`` tokens, if they are as long as the originals.
 
     Segments by text are counted as the most there may be, spread evenly over the completion.
     """
     settings = cutting_of(algorithm)
     if settings is None or length <= 1:
-        return Expected()
-    most, each = settings["most"], settings["continuations"]
+        return Continuations()
+    most = settings["most"]
+    each = settings["continuations"]
     if settings["split_by"] == "tokens":
         size = part_size(limit, most)
         left = [length - end for end in range(size, math.ceil(length), size)]
-        return Expected(len(left), each, sum(left) / max(len(left), 1))
-    return Expected(min(most - 1, length - 1), each, length / 2)
+        return Continuations(len(left), each, sum(left) / max(len(left), 1))
+    return Continuations(min(most - 1, length - 1), each, length / 2)
 
 
 class PrefixSampler:
     """A sampler that continues given prefixes and yields whole completions."""
 
-    def __init__(self, sampler: Sampler, begun: Mapping[int, tuple[Completion, int]], decode: Decode) -> None:
-        """``begun``: first stream of a request -> (the completion that it continues, the last token kept)."""
-        self.sampler, self.begun, self.decode = sampler, begun, decode
-        self.version, self.shares, self.bit_exact = sampler.version, sampler.shares, sampler.bit_exact
+    def __init__(
+        self, sampler: Sampler, prefixes: Mapping[int, tuple[Completion, int]], decode: Decode
+    ) -> None:
+        """``prefixes``: first stream of a request -> (the completion that it continues, its last token)."""
+        self.sampler = sampler
+        self.prefixes = prefixes
+        self.decode = decode
+        self.version = sampler.version
+        self.shares = sampler.shares
+        self.bit_exact = sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
         """Sync the wrapped sampler."""
@@ -95,7 +102,7 @@ class PrefixSampler:
         """Yield whole completions as their continuations end."""
         for request, sample, tail in self.sampler.sample(requests, params):
             # Streams are unique, so the first one identifies the request in any order.
-            whole, end = self.begun[requests[request].streams[0]]
+            whole, end = self.prefixes[requests[request].streams[0]]
             tokens = np.concatenate([whole.tokens[: end + 1], tail.tokens])
             logprobs = np.concatenate([whole.logprobs[: end + 1], tail.logprobs])
             text = self.decode(tokens.tolist())
@@ -118,44 +125,53 @@ def with_segments(
     ``settings`` are those of ``credit.segment_difference``; ``stream`` gives the key of a continuation by
     place and number. Places whose continuations could not be judged are left out.
     """
-    cuts = [
-        Cut(g, s, end)
-        for g, group in enumerate(groups)
-        for s, completion in enumerate(group.completions)
-        if group.scorable[s]
-        for end in cut_places(completion, settings["split_by"], settings["most"], params.max_tokens, decode)
-    ]
-    together: dict[int, list[Cut]] = defaultdict(list)
-    for cut in cuts:
-        # The band is the fraction of tokens left, in eighths.
-        together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
     # (group, sample) -> last token of a segment -> value after it.
-    found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
-    # Longest limits first, in an order that is the same on all processes.
-    for band in sorted(together, reverse=True):
-        alike, problems, requests, begun = together[band], [], [], {}
-        for cut in alike:
-            group, whole = groups[cut.group], groups[cut.group].completions[cut.sample]
+    for cuts in _bands(groups, settings, params, decode):
+        problems = []
+        requests = []
+        prefixes = {}
+        for cut in cuts:
+            group = groups[cut.group]
+            whole = group.completions[cut.sample]
             prompt = np.concatenate([group.prompt, whole.tokens[: cut.end + 1]])
             streams = [stream(cut, n) for n in range(settings["continuations"])]
             problems.append(Prompted(group.problem, prompt))
             requests.append(problems[-1].request(streams))
-            begun[streams[0]] = (whole, cut.end)
+            prefixes[streams[0]] = (whole, cut.end)
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
-        limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
-        judged = score(problems, requests, PrefixSampler(sampler, begun, decode), limit)
-        for cut, group in zip(alike, judged, strict=True):
+        limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
+        judged = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
+        for cut, group in zip(cuts, judged, strict=True):
             # Without the kept prefix, which was not sampled again.
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
-                value = float(group.rewards[group.scorable].mean())
-                found[cut.group, cut.sample][cut.end] = value
+                values[cut.group, cut.sample][cut.end] = float(group.rewards[group.scorable].mean())
     valued = []
     for g, group in enumerate(groups):
-        segments = tuple(_segments(found[g, s]) for s in range(len(group.completions)))
+        segments = tuple(_segments(values[g, s]) for s in range(len(group.completions)))
         valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
     return valued, tokens
+
+
+def _bands(
+    groups: Sequence[Group], settings: Mapping[str, Any], params: SamplingParams, decode: Decode
+) -> Iterator[list[Cut]]:
+    """Yield all places to continue from, those with about as many tokens left together.
+
+    Longest limits come first, in an order that is the same on all processes.
+    """
+    limit = params.max_tokens
+    bands: dict[int, list[Cut]] = defaultdict(list)
+    for g, group in enumerate(groups):
+        for s, completion in enumerate(group.completions):
+            if group.scorable[s]:
+                for end in cut_places(completion, settings["split_by"], settings["most"], limit, decode):
+                    # The band is the fraction of tokens left, in eighths.
+                    bands[(limit - end - 1) * BANDS // limit].append(Cut(g, s, end))
+    for band in sorted(bands, reverse=True):
+        yield bands[band]
 
 
 def part_size(limit: int, most: int) -> int:

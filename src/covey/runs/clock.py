@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from covey.learner.memory import taken
+from covey.learner.memory import peak_bytes
 
 
 class Clock:
@@ -71,7 +71,7 @@ class Clock:
         lap |= {
             f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in self.alive().items()
         }
-        lap["memory/peak_mib"] = round(taken(self.device) / 2**20, 1)
+        lap["memory/peak_mib"] = round(peak_bytes(self.device) / 2**20, 1)
         lap["elapsed"] = round(self.total(), 3)
         self._phases.clear()
         self._counts.clear()

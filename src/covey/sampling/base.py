@@ -40,8 +40,8 @@ class Request:
     """(P,) int64 token ids."""
     streams: Sequence[int]
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
-    begun: int = 0
-    """Number of tokens at the end of the prompt that belong to a completion begun elsewhere."""
+    prefix_tokens: int = 0
+    """Number of tokens at the end of the prompt that are the completion's first ones, drawn before."""
     room: int | None = None
     """Most tokens of a completion, where that is less than ``SamplingParams.max_tokens``."""
     problem: Problem = NO_PROBLEM
@@ -49,7 +49,7 @@ class Request:
     greedy: bool = False
     """Whether the likeliest token is taken each time, whatever the temperature."""
 
-    def most(self, params: SamplingParams) -> int:
+    def limit(self, params: SamplingParams) -> int:
         """Return the most tokens that a completion may have."""
         return params.max_tokens if self.room is None else min(self.room, params.max_tokens)
 

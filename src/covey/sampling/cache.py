@@ -19,12 +19,12 @@ from covey.models.alive import alive_bytes
 from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
-from covey.models.kernels.recorded import Recorded
+from covey.models.kernels.recorded import Recording
 from covey.models.ops import Heads, capped_attention
-from covey.models.packing import pack
+from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
-from covey.sampling.graphs import Replayed, Step, cuda_recorder
+from covey.sampling.graphs import GraphStep, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
@@ -52,7 +52,7 @@ class CacheEngine:
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
-            self.step = Replayed(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
+            self.step = GraphStep(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
         # One entry per running slot: the number of its request, and how many tokens its cache holds.
         self.owners: list[int] = []
         self.lengths: list[int] = []
@@ -90,8 +90,8 @@ class CacheEngine:
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
-        # ``turning`` refuses a length at which sampling and training would rotate by different angles.
-        logits = self.step(tokens, self.decoder.turning(max(self.lengths)))
+        # ``checked`` refuses a length at which sampling and training would rotate by different angles.
+        logits = self.step(tokens, self.decoder.rotary.checked(max(self.lengths)))
         # Only now do the lengths in the cache move on: the step itself may have run twice (``graphs``).
         self.cache.advance(len(self.owners))
         return logits
@@ -100,7 +100,8 @@ class CacheEngine:
         """Free the slots of completions that have ended."""
         if compaction.sources:
             self.cache.move(compaction.sources, compaction.targets)
-        self.owners, self.lengths = compaction.apply(self.owners), compaction.apply(self.lengths)
+        self.owners = compaction.apply(self.owners)
+        self.lengths = compaction.apply(self.lengths)
         self._forget_prompts()
 
     def _forget_prompts(self) -> None:
@@ -122,18 +123,9 @@ class CacheEngine:
             yield chunk
 
     def _prefill(self, requests: list[int]) -> None:
-        prompts = [self.prompts[r] for r in requests]
-        shared = common_start(prompts)
-        # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token
-        # is never read, so each rest gets one more.
-        if shared:
-            packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
-        else:
-            packed = pack(prompts, [[] for _ in prompts])
-        # (start, length) of each prompt's own tokens in the packed row; a shared beginning is the first span.
-        own = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
+        packed, places = packed_prompts([self.prompts[r] for r in requests])
         packed = packed.to(self.policy.device)
-        rotations = self.decoder.rotations(packed.positions)
+        rotations = self.decoder.rotary.at(packed.positions)
         ops = self.decoder.ops
         attentions = self.decoder.attentions(packed.sequences)
         # Keys and values (T, K, E) of each layer, collected by ``attend`` in the order in which layers run.
@@ -147,12 +139,26 @@ class CacheEngine:
 
         hidden = self.decoder(packed.tokens, attend)
         # Only the last token of each prompt needs the head: its logits draw the first token.
-        last = torch.tensor([start + length - 1 for start, length in own], device=hidden.device)
-        for r, (start, length), first in zip(requests, own, self.policy.head(hidden[last]), strict=True):
-            # A prompt's tokens in the packed row: the shared beginning, then its own.
-            places = torch.cat((torch.arange(shared), torch.arange(start, start + length))).to(hidden.device)
-            self.cache.add_prompt(r, [(k[places], v[places]) for k, v in layers])
+        last = torch.stack([own[-1] for own in places]).to(hidden.device)
+        for r, own, first in zip(requests, places, self.policy.head(hidden[last]), strict=True):
+            tokens = own.to(hidden.device)
+            self.cache.add_prompt(r, [(k[tokens], v[tokens]) for k, v in layers])
             self.logits[r] = first
+
+
+def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]:
+    """Pack prompts, what they all begin with only once. -> the row, and the places of each one's tokens."""
+    shared = common_start(prompts)
+    # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token is
+    # never read, so each rest gets one more.
+    if shared:
+        packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
+    else:
+        packed = pack(prompts, [[] for _ in prompts])
+    # (start, length) of each prompt's own tokens; a shared beginning is the first span.
+    spans = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
+    beginning = torch.arange(shared)
+    return packed, [torch.cat((beginning, torch.arange(a, a + length))) for a, length in spans]
 
 
 def common_start(prompts: Sequence[np.ndarray]) -> int:
@@ -179,7 +185,7 @@ def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache)
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
     if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
         # All operations after the embedding are ours, so the step is recorded once and run again from C.
-        rest = Recorded(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
+        rest = Recording(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
         return lambda tokens, _: rest(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
 
@@ -191,16 +197,19 @@ class _TorchCache:
     """
 
     def __init__(self, decoder: Decoder, slots: int, _pages: int, longest: int, max_tokens: int) -> None:
-        heads, weight = decoder.heads, decoder.embed.weight
+        heads = decoder.heads
+        weight = decoder.embed.weight
         kv_length = _rounded(longest + max_tokens)
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
-        self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
+        self.keys = weight.new_zeros(shape)
+        self.values = weight.new_zeros(shape)
         # Tokens in each slot, prompt included; on the device, because a CUDA graph reads it there.
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
         self.positions = torch.arange(kv_length, device=weight.device)
-        self.ops, self.tables = decoder.ops, decoder.rotations(self.lengths, longest + max_tokens)
+        self.ops = decoder.ops
+        self.tables = decoder.rotary.at(self.lengths, longest + max_tokens)
         # Per request the keys and values (P, K, E) of each layer.
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -215,7 +224,8 @@ class _TorchCache:
             length = len(layers[0][0])
             # (P, K, E) of each layer into positions 0 to P of the slot.
             for i, (k, v) in enumerate(layers):
-                self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
+                self.keys[i, slot, :length] = k
+                self.values[i, slot, :length] = v
             self.lengths[slot] = length
 
     def attention(self, rows: int, kv_length: int) -> Attend:
@@ -239,7 +249,8 @@ class _TorchCache:
             keys = self.keys[layer]
             values = self.values[layer]
             # (slots, kv_length, K, E) of this layer; the assignment writes into the cache in place.
-            keys[slots, position], values[slots, position] = k, v
+            keys[slots, position] = k
+            values[slots, position] = v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
             if heads.cap is not None:
@@ -280,7 +291,8 @@ class _CompiledCache:
     """
 
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
-        heads, weight = decoder.heads, decoder.embed.weight
+        heads = decoder.heads
+        weight = decoder.embed.weight
         p = _rounded(max(longest, 1))
         s = _rounded(max_tokens)
         layers = len(decoder.layers)
@@ -296,7 +308,7 @@ class _CompiledCache:
         self.layers = list(zip(*stores, strict=True))
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
-        self.tables = decoder.rotations(self.page, length=longest + max_tokens)
+        self.tables = decoder.rotary.at(self.page, length=longest + max_tokens)
         self.sizes = (p, s)
         self.dtype = weight.dtype
         self.prompts: dict[int, tuple[int, int]] = {}
@@ -317,7 +329,8 @@ class _CompiledCache:
         pages_and_lengths = torch.tensor([self.prompts[r] for r in requests]).t()
         slots = slice(first, first + len(requests))
         # Rows 0 and 1 are page and prompt length; a new completion has no tokens of its own yet.
-        self.metadata[:2, slots], self.length[slots] = pages_and_lengths, 0
+        self.metadata[:2, slots] = pages_and_lengths
+        self.length[slots] = 0
 
     def attention(self, rows: int, _kv_length: int) -> Attend:
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:

@@ -62,9 +62,7 @@ class Dialect:
     """Take the weights of a folder as a version. Raises Misbehaved."""
     stamp: Callable[[object], object] = lambda _: None
     """Reply -> a mark of this start of the server and these weights; None: it gives none."""
-    ids: Callable[[object], Sequence[object]] = lambda reply: (
-        [reply.get("id")] if isinstance(reply, dict) else []
-    )
+    ids: Callable[[object], Sequence[object]] = _reply_id
     """Reply -> the ids that it gives of the request that it answers."""
     key_field: str = "request_id"
     """Field of a body that holds the request's id."""
@@ -108,16 +106,15 @@ def _read_choices(reply: object) -> list[Answer]:
     # Servers may list completions as they end; ``index`` says which random stream each belongs to.
     choices = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
     return [
-        Answer(
-            c.token_ids,
-            c.logprobs.token_logprobs,
-            c.finish_reason,
-            SamplingMask(np.array(m.ids, np.int32), np.array(m.ends, np.int64))
-            if (m := c.sampling_mask)
-            else None,
-        )
+        Answer(c.token_ids, c.logprobs.token_logprobs, c.finish_reason, _mask_of(c.sampling_mask))
         for c in choices
     ]
+
+
+def _mask_of(read: _Mask | None) -> SamplingMask | None:
+    if read is None:
+        return None
+    return SamplingMask(np.array(read.ids, np.int32), np.array(read.ends, np.int64))
 
 
 def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequence[int]) -> Body:
@@ -126,8 +123,8 @@ def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequenc
         "prompt": request.prompt.tolist(),
         "n": len(request.streams),
         "streams": list(request.streams),
-        # Where its draws continue: token t of the rest takes the uniform ``begun`` + t of its stream.
-        **({"begun": request.begun} if request.begun else {}),
+        # Where its draws continue: token t of the rest takes the uniform ``prefix_tokens`` + t of its stream.
+        **({"prefix_tokens": request.prefix_tokens} if request.prefix_tokens else {}),
         **_common(params),
         "logprobs": 0,
         "return_token_ids": True,
@@ -195,13 +192,13 @@ SGLANG_NEUTRAL: Body = {
 def _seed(request: Request) -> int:
     """Return a request's one seed. Each segment needs its own, or all begin with the same draws."""
     first = request.streams[0]
-    return key(first, "segment", request.begun) if request.begun else first
+    return key(first, "segment", request.prefix_tokens) if request.prefix_tokens else first
 
 
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:
     reply = ask("/weights", {"folder": folder, "version": version})
     if not isinstance(reply, Mapping) or reply.get("version") != version:
-        raise Misbehaved(f"/weights answers {str(reply)[:200]}")
+        raise Misbehaved(f"unexpected reply from /weights: {str(reply)[:200]}")
 
 
 def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Sequence[int]) -> Body:
@@ -297,7 +294,7 @@ def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
     body = {"model_path": folder, "flush_cache": True, "weight_version": name}
     reply = ask("/update_weights_from_disk", body)
     if not isinstance(reply, Mapping) or reply.get("success") is not True:
-        raise Misbehaved(f"/update_weights_from_disk answers {str(reply)[:200]}")
+        raise Misbehaved(f"unexpected reply from /update_weights_from_disk: {str(reply)[:200]}")
 
 
 COVEY = Dialect(
@@ -360,7 +357,7 @@ def answers(
         place = ".".join(map(str, first["loc"]))
         raise Misbehaved(f"its reply has an unexpected form: {place}: {first['msg']}") from None
     if len(replies) != len(request.streams):
-        raise Misbehaved(f"{len(replies)} completions instead of {len(request.streams)}")
+        raise Misbehaved(f"it returned {len(replies)} completions instead of {len(request.streams)}")
     for one in replies:
         _check(one, params, vocabulary, ends)
     return replies

@@ -15,7 +15,7 @@ GREEDY = -1.0
 """Value in place of a uniform: take the likeliest token."""
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """The tokens drawn, one per row."""
 
     tokens: Tensor
@@ -26,7 +26,7 @@ class Drawn(NamedTuple):
     """(B, V) bool: the tokens that could be drawn; None where all could."""
 
 
-def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
+def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> DrawnTokens:
     """Draw each row's first token whose cumulative probability exceeds the uniform; the likeliest if greedy.
 
     logits (B, V), uniform (B,) in [0, 1), or ``GREEDY`` for rows that take the likeliest at any temperature.
@@ -39,7 +39,7 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
         kept = kept_tokens(logits.float() / params.temperature, params)
         logits = logits.masked_fill(~kept, EXCLUDED)
     if available(logits.dtype, logits.device):
-        return Drawn(*_draw_compiled(logits, uniform, params.temperature), kept)
+        return DrawnTokens(*_draw_compiled(logits, uniform, params.temperature), kept)
     logits = logits.float()
     if params.temperature == 0:
         tokens = logits.argmax(-1)
@@ -50,7 +50,7 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
         # The index drawn is the number of tokens whose cumulative probability is at most the uniform.
         below = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
         tokens = torch.where(uniform == GREEDY, logits.argmax(-1), below)
-    return Drawn(tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], kept)
+    return DrawnTokens(tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], kept)
 
 
 def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

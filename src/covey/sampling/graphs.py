@@ -22,7 +22,7 @@ FEWEST_SLOTS, SHORTEST_KV = 8, 256
 """The smallest buckets; each is twice the one before."""
 
 
-class Replayed:
+class GraphStep:
     """A step whose slots and KV length are rounded up to a bucket. The next call overwrites its result.
 
     Padding slots produce unused results; their contents must be finite.

@@ -59,7 +59,8 @@ class LocalSampler:
         before_token: Callable[[int, int], None] = lambda *_: None,
         lags: bool = False,
     ) -> None:
-        self.policy, self.lags = policy, lags
+        self.policy = policy
+        self.lags = lags
         self.max_running = max_running
         self.faults = faults or Faults()
         self.on_fewer, self.before_token = on_fewer, before_token
@@ -68,7 +69,8 @@ class LocalSampler:
         """Most bytes that sampling has taken."""
         # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
         # sampling takes it again at once: ``_door`` lets ``sync`` in between two tokens (see ``_still``).
-        self._door, self._weights = threading.Lock(), threading.Lock()
+        self._door = threading.Lock()
+        self._weights = threading.Lock()
         self._known = policy.decoder is not None
         """Whether its engine is known to be correct for this architecture: ours is, modules are tried."""
 
@@ -114,14 +116,14 @@ class LocalSampler:
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )
         # Completions that new weights interrupted, with what was drawn under the old ones.
-        begun: dict[Owner, _PartialCompletion] = {}
+        partial: dict[Owner, _PartialCompletion] = {}
         while unfinished:
             full = False
             try:
-                for sampled in self._pass(requests, params, list(unfinished), begun):
+                for sampled in self._pass(requests, params, list(unfinished), partial):
                     owner = (sampled.request, sampled.sample)
                     del unfinished[owner]
-                    begun.pop(owner, None)
+                    partial.pop(owner, None)
                     yield sampled
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
@@ -147,16 +149,12 @@ class LocalSampler:
         requests: Sequence[Request],
         params: SamplingParams,
         left: Sequence[Owner],
-        begun: dict[Owner, _PartialCompletion],
+        partial: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
-        """Complete what is left. New weights end the pass early, with what was under way in ``begun``."""
-        prompts = [r.prompt for r in requests]
-        # An interrupted completion becomes a prompt of its own, after those of the requests: its prompt and
-        # tokens are prefilled under the new weights. ``place`` is where the engine finds it.
-        place = {owner: len(prompts) + i for i, owner in enumerate(begun)}
-        prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in begun.items()]
+        """Complete what is left. New weights end the pass early, with what was under way in ``partial``."""
+        prompts, place = _prompts_of(requests, partial)
         # Interrupted ones first: they are the oldest.
-        waiting = deque([*begun, *(owner for owner in left if owner not in begun)])
+        waiting = deque([*partial, *(owner for owner in left if owner not in partial)])
         slots = min(self.max_running, len(waiting))
         version = self.version
         engine = self._engine(prompts, params, slots)
@@ -170,7 +168,7 @@ class LocalSampler:
             with self._still(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
-                    begun |= running.partial_completions()
+                    partial |= running.partial_completions()
                     return
                 # One step: running ones decode a token, new ones bring the first logits of their prompts.
                 # New slots come after the running ones, so concatenating keeps slot b in row b.
@@ -178,7 +176,8 @@ class LocalSampler:
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]
                 if admitted:
-                    running.admit(admitted, requests, begun)
+                    running.admit(admitted, requests, partial)
+                    # An interrupted completion has a prompt of its own, the others have their request's.
                     logits.append(engine.admit([place.get(owner, owner[0]) for owner in admitted]))
                 running.draw(torch.cat(logits), version)
                 drawn += running.count
@@ -210,11 +209,27 @@ class _PartialCompletion(NamedTuple):
     kept: list[np.ndarray]
 
 
+def _prompts_of(
+    requests: Sequence[Request], partial: Mapping[Owner, _PartialCompletion]
+) -> tuple[list[np.ndarray], dict[Owner, int]]:
+    """Return the prompts of the requests, then those of interrupted completions, and where these are.
+
+    An interrupted completion's prompt ends with its tokens: they are prefilled under the new weights.
+    """
+    prompts = [request.prompt for request in requests]
+    place = {}
+    for owner, drawn in partial.items():
+        place[owner] = len(prompts)
+        prompts.append(np.concatenate([requests[owner[0]].prompt, drawn.tokens.cpu().numpy()]))
+    return prompts, place
+
+
 class _Running:
     """The tokens of the running completions: row b belongs to slot b, column t to token t."""
 
     def __init__(self, policy: Policy, params: SamplingParams, slots: int) -> None:
-        self.policy, self.params = policy, params
+        self.policy = policy
+        self.params = params
         # All on the device, so that a step needs no transfer; the host waits only in ``ended``.
         shape = (slots, params.max_tokens)
         self.owners: list[Owner] = []
@@ -238,24 +253,30 @@ class _Running:
         return len(self.owners)
 
     def admit(
-        self, owners: Sequence[Owner], requests: Sequence[Request], begun: Mapping[Owner, _PartialCompletion]
+        self,
+        owners: Sequence[Owner],
+        requests: Sequence[Request],
+        partial: Mapping[Owner, _PartialCompletion],
     ) -> None:
         """Give completions the next slots; interrupted ones have tokens already."""
         slots = slice(self.count, self.count + len(owners))
         own_requests = [requests[r] for r, _ in owners]
         streams = [request.streams[s] for request, (_, s) in zip(own_requests, owners, strict=True)]
         # (n, max_tokens): uniform t of each stream; a completion begun elsewhere starts at its own t.
-        draws = uniforms_of(streams, self.params.max_tokens, [request.begun for request in own_requests])
+        draws = uniforms_of(
+            streams, self.params.max_tokens, [request.prefix_tokens for request in own_requests]
+        )
         draws[[request.greedy for request in own_requests]] = GREEDY
         self.uniform[slots] = torch.from_numpy(draws)
-        self.limits[slots] = torch.tensor([request.most(self.params) for request in own_requests])
+        self.limits[slots] = torch.tensor([request.limit(self.params) for request in own_requests])
         self.lengths[slots] = 0
         for slot, owner in enumerate(owners, start=self.count):
-            if (drawn := begun.get(owner)) is not None:
+            if (drawn := partial.get(owner)) is not None:
                 self.lengths[slot] = length = len(drawn.tokens)
-                self.tokens[slot, :length], self.logprobs[slot, :length] = drawn.tokens, drawn.logprobs
+                self.tokens[slot, :length] = drawn.tokens
+                self.logprobs[slot, :length] = drawn.logprobs
                 self.versions[slot, :length] = drawn.versions
-        self.kept += [list(begun[owner].kept) if owner in begun else [] for owner in owners]
+        self.kept += [list(partial[owner].kept) if owner in partial else [] for owner in owners]
         self.owners += owners
 
     def partial_completions(self) -> dict[Owner, _PartialCompletion]:
@@ -279,7 +300,8 @@ class _Running:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         index = self.starts[: self.count] + self.lengths[: self.count]
         drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[index], self.params)
-        self.tokens.view(-1)[index], self.logprobs.view(-1)[index] = drawn.tokens, drawn.logprobs
+        self.tokens.view(-1)[index] = drawn.tokens
+        self.logprobs.view(-1)[index] = drawn.logprobs
         self.versions.view(-1)[index] = version
         self.lengths[: self.count] += 1
         self.latest[: self.count] = drawn.tokens
@@ -344,4 +366,5 @@ class _Running:
         )
         for rows in tensors if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
-        self.owners, self.kept = compaction.apply(self.owners), compaction.apply(self.kept)
+        self.owners = compaction.apply(self.owners)
+        self.kept = compaction.apply(self.kept)

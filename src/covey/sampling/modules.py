@@ -23,7 +23,9 @@ from covey_verify.errors import ConfigError, CoveyError
 
 KEYS, STATES = "past_key_values", "cache_params"
 """Name of the cache argument: of architectures with attention, and of those with states alone."""
-NO_CACHE = "its modules give back no cache of transformers, so it would have to read everything at each token"
+NO_CACHE = (
+    "its modules return no transformers cache, so every token would need a pass over the whole sequence"
+)
 LARGEST_ERROR, LARGEST_ROUNDED = 0.01, 0.25
 """Largest change of logits by padding and cache, in standard deviations; the second for rounded weights."""
 
@@ -32,7 +34,9 @@ class ModulesEngine:
     """Slots over the model's own cache: keys and values, states, or both."""
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
-        self.policy, self.prompts, self.slots = policy, prompts, slots
+        self.policy = policy
+        self.prompts = prompts
+        self.slots = slots
         # Rows of the model's batch that still run, in the order of slots; ``decode`` drops the others.
         self.rows: list[int] = []
         self.cache: Cache | None = None

@@ -34,7 +34,7 @@ TIE = 0.01
 """Nats within which a token ties with the likeliest; ten times the rounding where that is more."""
 ALTERED = (
     "it alters the distribution before it draws: a penalty, min_p, top_k, a bias, a temperature of its own. "
-    "See to its command line, and to what stands between; for vLLM add --generation-config vllm"
+    "Check its command line and any proxy in between; for vLLM add --generation-config vllm"
 )
 
 
@@ -97,7 +97,7 @@ def alters_draws(
         return ""
     return (
         f"of {DRAWS} tokens after each of {len(prompts)} prompts some came too often and others too rarely "
-        f"(chance: {chance:.0e}), though its log-probs are right: {ALTERED}"
+        f"(chance: {chance:.0e}), though its log-probs are correct: {ALTERED}"
     )
 
 
@@ -201,7 +201,9 @@ def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
 
     Log-probs are clipped at three standard deviations from their mean, since the bound needs bounded values.
     """
-    off, variance, widest = 0.0, 0.0, 0.0
+    off = 0.0
+    variance = 0.0
+    widest = 0.0
     for own, drawn in pairs:
         values = np.log(np.maximum(own, np.finfo(own.dtype).tiny))
         mean = float(own @ values)

@@ -1,16 +1,16 @@
-"""Problems as the model reads them: prompts and given answers to tokens, notes on what templates omit."""
+"""Problems as the model reads them: prompts and given answers as tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from covey.config.schema import Config
-from covey.models.chat import chat_text, encoded_apart, ignored, leaves_out, spelled_out
+from covey.models.chat import chat_text, encoded_apart, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.thoughts import behind_prompt, check_channels, pairs_fault
@@ -68,107 +68,6 @@ def _plain(text: AnswerText) -> str:
         return text
     calls = (json.dumps(m["tool_calls"]) if m.get("tool_calls") else "" for m in text)
     return " ".join(f"{m['content']}{said}" for m, said in zip(text, calls, strict=True))
-
-
-def unseen_by_model(
-    policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
-) -> list[str]:
-    """Return notes on data that the model does not read, or not as meant; a sentence each."""
-    problems = [p for p in problems if p.sampled is None]
-    examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
-    answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
-    everything = [*answered, *((problem, []) for problem in problems)]
-    notes = [*_unread_roles(policy, everything), *_unread_keys(policy, everything)]
-    # Plain texts go to the tokenizer as they are, without a chat template.
-    texts = [p for p in problems if isinstance(p.prompt, str)]
-    if texts and config.data.chat_template_kwargs:
-        notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
-    if tools := [p for p in texts if p.columns.get("tools")]:
-        notes.append(
-            f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
-            "template; set data.chat: true"
-        )
-    notes += _forging(policy, problems)
-    chats = ((p, p.prompt) for p in problems if not isinstance(p.prompt, str))
-    begun = [p for p, messages in chats if messages[-1]["role"] == "assistant"]
-    if begun:
-        notes.append(
-            f"{begun[0].id}: the prompt ends with the assistant's own words, and the chat template closes "
-            "that turn: the model begins another one. For it to continue them, write the prompt as a text "
-            "with the template's words in it"
-        )
-    checked: set[str] = set()
-    for problem in problems:
-        # Once per name: a template treats them all alike, and rendering everything twice takes its time.
-        if isinstance(problem.prompt, str) or set(problem.template) <= checked:
-            continue
-        # Names of the template's variables, such as tools, that change nothing in the rendering.
-        unseen = ignored(policy.tokenizer, problem.prompt, problem.template)
-        notes += [
-            f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
-            for name in unseen
-            if name not in checked
-        ]
-        checked |= set(problem.template)
-    return notes
-
-
-def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
-    """Return a note on the first row whose content has one of the chat template's own control words."""
-    for problem in problems:
-        if isinstance(problem.prompt, str):
-            continue
-        controls = template_facts(policy.tokenizer, problem.template).controls
-        for message in problem.prompt:
-            if word := next((c for c in controls if c in str(message["content"])), None):
-                note = f"{problem.id}: a message of {message['role']} contains {word}, a control token of the"
-                return [f"{note} chat template; it is encoded as plain text, so that it cannot forge a turn"]
-    return []
-
-
-def _unread_roles(policy: Policy, conversations: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
-    """Return a note per role whose messages the template omits, as most do with roles they do not know."""
-    notes = list[str]()
-    checked = {"assistant"}
-    for problem, answers in conversations:
-        if isinstance(problem.prompt, str):
-            continue
-        messages = [*problem.prompt, *(answers[0] if answers else ())]
-        for place, message in enumerate(messages):
-            role = str(message["role"])
-            if role in checked or not message["content"]:
-                continue
-            checked.add(role)
-            # If other words in this message change nothing in the rendering, the template does not show it.
-            other = [*messages[:place], {**message, "content": "Other words."}, *messages[place + 1 :]]
-            if leaves_out(policy.tokenizer, messages, problem.template, other):
-                notes.append(
-                    f"{problem.id}: the chat template omits messages of role {role!r}, so the model does not "
-                    "read them; most templates know system, user, assistant and tool"
-                )
-    return notes
-
-
-def _unread_keys(policy: Policy, conversations: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
-    """Return a note per key of messages, a name or a date for instance, that the template does not show."""
-    notes = list[str]()
-    checked = {"role", "content", "tool_call_id", UNTRAINED}
-    for problem, answers in conversations:
-        if isinstance(problem.prompt, str):
-            continue
-        messages = [*problem.prompt, *(answers[0] if answers else ())]
-        for place, message in enumerate(messages):
-            for name in [key for key in message if key not in checked]:
-                checked.add(name)
-                # As with roles: rendered with and without the key.
-                bare = {key: value for key, value in message.items() if key != name}
-                other = [*messages[:place], bare, *messages[place + 1 :]]
-                if leaves_out(policy.tokenizer, messages, problem.template, other):
-                    notes.append(
-                        f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
-                        "does not read it"
-                    )
-    return notes
 
 
 def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
@@ -279,33 +178,51 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     # ``given``: the answer's messages; ``said``: the same without marks of ours and without end tokens.
     given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(given) if UNTRAINED in message]
-    said = [{name: value for name, value in m.items() if name != UNTRAINED} for m in given]
-    said = [
-        {**m, "content": _words(policy, problem, str(m["content"]))} if m["role"] == "assistant" else m
-        for m in said
-    ]
-    messages = [*problem.prompt, *said]
+    said = [_bare_message(policy, problem, message) for message in given]
     check_channels(problem, said)
     _check_calls(policy, problem, said)
-    # The whole conversation as text and as tokens. If it begins with the prompt's tokens and shows all that
-    # the assistant says, the answer is the rest of it.
-    shown = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
-    whole = _conversation(policy, problem, messages, False)
-    missing = _left_out(shown, said)
-    start = len(prompted.tokens)
+    rendered = _in_conversation(policy, prompted, said, skipped)
+    # With calls, thoughts of their own or several messages it has to be what the template renders.
     apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
-    if missing is None and whole[:start] == prompted.tokens.tolist():
-        rendered = _as_rendered(policy, problem, whole, start, said, skipped)
-        # Some templates put an empty pair before thoughts that are in the content.
-        if apart or _fault(policy, prompted, rendered, good) is None:
-            return _checked(policy, prompted, rendered, good)
-    elif apart:
-        raise _rerendered(problem) if missing is None else _not_shown(problem, missing)
+    if isinstance(rendered, DataError):
+        if apart:
+            raise rendered
+    # Some templates put an empty pair before thoughts that are in the content.
+    elif apart or _fault(policy, prompted, rendered, good) is None:
+        return _checked(policy, prompted, rendered, good)
     # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
     words = behind_prompt(policy.tokenizer, problem, str(said[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
     return _checked(policy, prompted, _in_words(policy, words, end), good)
+
+
+def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object]) -> dict[str, object]:
+    """Return a message without our mark of untrained ones; the assistant's without an end token."""
+    bare = {name: value for name, value in message.items() if name != UNTRAINED}
+    if bare["role"] == "assistant":
+        bare["content"] = _words(policy, problem, str(bare["content"]))
+    return bare
+
+
+def _in_conversation(
+    policy: Policy, prompted: Prompted, said: list[dict[str, object]], skipped: Sequence[int]
+) -> GivenAnswer | DataError:
+    """Return the answer as the template renders it after the prompt, or why it cannot be found there.
+
+    It can if the whole conversation begins with the prompt's tokens and shows all that the assistant says.
+    """
+    problem = prompted.problem
+    messages = [*problem.prompt, *said]
+    shown = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
+    whole = _conversation(policy, problem, messages, False)
+    missing = _left_out(shown, said)
+    if missing is not None:
+        return _not_shown(problem, missing)
+    start = len(prompted.tokens)
+    if whole[:start] != prompted.tokens.tolist():
+        return _rerendered(problem)
+    return _as_rendered(policy, problem, whole, start, said, skipped)
 
 
 def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:

@@ -12,7 +12,6 @@ weights to take ends its segments first, and what is unfinished continues from i
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from urllib.error import HTTPError
 import numpy as np
 
 from covey.config.sampling import Servers
-from covey.models.policy import Policy, copy_trained, save_policy
+from covey.models.policy import Policy, copy_trained
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
@@ -36,9 +35,10 @@ from covey.sampling.restart import restart
 from covey.sampling.servers import (
     FAILURES,
     TRY_AGAIN,
-    Asking,
     Piece,
     RemoteServer,
+    Transport,
+    WeightsFolder,
     WorkList,
     none_left,
     same_complaint,
@@ -79,7 +79,7 @@ class RemoteSampler:
         temperature: float,
         max_running: int,
         token: str = "",
-        asking: Asking = ask,
+        asking: Transport = ask,
         lags: bool = False,
     ) -> None:
         """Nothing is sent yet. ``folder`` is where weights are written for the servers.
@@ -87,14 +87,19 @@ class RemoteSampler:
         ``probes`` are prompts to compare on; ``asking`` is how a server is reached. ``lags``: ``policy`` is a
         snapshot, and ``sync`` and ``sample`` are called in different threads.
         """
-        self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
-        self.asking, self.lags = asking, lags
+        self.policy = policy
+        self.settings = servers
+        self.token = token
+        self._weights = WeightsFolder(folder)
+        self.asking = asking
+        self.lags = lags
         self._moving = threading.Lock()
         """Held while servers are given weights and compared: the snapshot must not change meanwhile."""
         # Held for a moment: whether a server takes requests, and how many it works on, change together.
         self._counting = threading.Lock()
         self.servers = [RemoteServer(url.rstrip("/")) for url in servers.url]
-        self.temperature, self.max_running = temperature, max_running
+        self.temperature = temperature
+        self.max_running = max_running
         self.version = 0
         self.say: Callable[[str], None] = lambda _: None
         """Called with a sentence on each event of a server."""
@@ -105,8 +110,6 @@ class RemoteSampler:
         policy.draw_from_all()
         self._noted_unread = False
         self._exact: bool | None = None
-        self._written: int | None = None
-        """Version of the weights in ``folder``."""
 
     @property
     def bit_exact(self) -> bool:
@@ -144,7 +147,8 @@ class RemoteSampler:
         pieces = alone if self.lags else list(enumerate(samples))
         work = WorkList(requests, params, deque(Piece(r, own) for r, own in pieces))
         self._join(work)
-        left, since = len(alone), time.monotonic()  # completions to come; time of the last sign of life
+        left = len(alone)  # completions to come
+        since = time.monotonic()  # time of the last sign of life
         drawn = list[np.ndarray]()
         try:
             while left:
@@ -235,10 +239,10 @@ class RemoteSampler:
             if failure is not None or (self.lags and server.version != version):
                 work.again(piece)
                 break
-            done = [self._completion(piece.begun, one, version, server.url) for one in replies]
-            limit = work.requests[piece.request].most(work.params)
+            done = [self._completion(piece.prefix, one, version, server.url) for one in replies]
+            limit = work.requests[piece.request].limit(work.params)
             if done[0].finish == "length" and done[0].length < limit:  # a segment's end
-                work.again(replace(piece, begun=done[0]))
+                work.again(replace(piece, prefix=done[0]))
                 continue
             pairs = zip(piece.samples, done, strict=True)
             work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
@@ -264,13 +268,13 @@ class RemoteSampler:
     def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
         """Ask a server for a piece, or for a segment of it."""
         request = work.requests[piece.request]
-        begun = piece.begun
+        begun = piece.prefix
         drawn = 0 if begun is None else begun.length
-        room = request.most(work.params) - drawn
+        room = request.limit(work.params) - drawn
         if self.lags and not work.params.stop:  # which may begin in one segment and end in the next
             room = min(room, SEGMENT)
         prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])
-        rest = Request(prompt, [request.streams[s] for s in piece.samples], request.begun + drawn)
+        rest = Request(prompt, [request.streams[s] for s in piece.samples], request.prefix_tokens + drawn)
         temperature = 0.0 if request.greedy else work.params.temperature
         return self._ask_for(server, rest, replace(work.params, max_tokens=room, temperature=temperature))
 
@@ -315,7 +319,9 @@ class RemoteSampler:
     def _leave_out(self, server: RemoteServer, error: BaseException) -> None:
         if server.lost:
             return
-        server.lost, server.version, server.tried = reason_of(error), None, time.monotonic()
+        server.lost = reason_of(error)
+        server.version = None
+        server.tried = time.monotonic()
         server.hangs = timed_out(error)
         self.say(f"{server.url} is excluded: {server.lost}")
 
@@ -376,7 +382,7 @@ class RemoteSampler:
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
-        folder = self._saved()
+        folder = self._weights.saved(self.policy, self.version)
         cause: BaseException | None = None
         try:
             patient = partial(self._ask, server, timeout=self.settings.timeout)
@@ -433,17 +439,3 @@ class RemoteSampler:
             f"{allowed:.2g} of rollout.sampler.tolerance: it did not take the weights, or computes in "
             "another precision"
         )
-
-    def _saved(self) -> Path:
-        """Write the current weights once and return their folder; all others there are deleted."""
-        target = self.folder / f"version_{self.version:06d}"
-        if self._written != self.version or not target.is_dir():
-            part = self.folder / f".{target.name}.part"  # renamed once whole, for servers to read
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            save_policy(self.policy, part)
-            for old in self.folder.glob("version_*"):
-                shutil.rmtree(old, ignore_errors=True)
-            part.rename(target)
-            self._written = self.version
-        return target.resolve()

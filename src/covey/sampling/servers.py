@@ -1,24 +1,27 @@
-"""State of each sampling server, and the work that they share."""
+"""State of each sampling server, the weights written for them, and the work that they share."""
 
 from __future__ import annotations
 
 import http.client
 import queue
 import re
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from covey.errors import SamplersLost
+from covey.models.policy import Policy, save_policy
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
 from covey.types import Completion
 
 TRY_AGAIN = 5.0
 """Seconds after which an excluded server is tried again."""
-Asking = Callable[[str, object, str, float, int], object]
+Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
@@ -54,11 +57,11 @@ class RemoteServer:
 
 @dataclass(frozen=True)
 class Piece:
-    """Completions of a request that are asked for together; one that was begun is asked for alone."""
+    """Completions of a request that are asked for together; one with a ``prefix`` is asked for alone."""
 
     request: int
     samples: Sequence[int]
-    begun: Completion | None = None
+    prefix: Completion | None = None
 
 
 @dataclass
@@ -80,6 +83,29 @@ class WorkList:
         with self.changed:
             self.todo.appendleft(piece)
             self.changed.notify_all()
+
+
+class WeightsFolder:
+    """The folder in which weights are written for servers, one version at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._version: int | None = None
+        """The version that was written last."""
+
+    def saved(self, policy: Policy, version: int) -> Path:
+        """Write the weights of a version once and return their folder; all others there are deleted."""
+        target = self.folder / f"version_{version:06d}"
+        if self._version != version or not target.is_dir():
+            part = self.folder / f".{target.name}.part"  # renamed once whole, for servers to read
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            save_policy(policy, part)
+            for old in self.folder.glob("version_*"):
+                shutil.rmtree(old, ignore_errors=True)
+            part.rename(target)
+            self._version = version
+        return target.resolve()
 
 
 def timed_out(error: BaseException | None) -> bool:

@@ -18,11 +18,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from covey.system.plot import beside, framed
+from covey.system.plot import Curve, braille, draw
 
-BARS = "▁▂▃▄▅▆▇█"
 LINES_PER_STAGE = 20
 CURVE_ROWS = 5
+SHORT_CURVE = 32
+"""Columns of the curve on a low or narrow terminal, where it has one line."""
 AT_ONCE, SILENCE, LONG = 0.8, 10.0, 60.0
 """Seconds until a sign of life where there is no terminal: of work that is new, or an evaluation; between two
 in the first minute; and later."""
@@ -110,19 +111,25 @@ def say_aside(text: str) -> None:
     print(inert(text), file=sys.stderr)
 
 
-def finite(value: object) -> object:
+def finite(value: object, digits: int | None = None) -> object:
     """Return a value that JSON can hold: None for numbers that are not finite.
+
+    With ``digits``, numbers have so many significant ones.
 
     >>> finite({"mean": math.nan, "rows": [1, 0.5]})
     {'mean': None, 'rows': [1, 0.5]}
     """
     if hasattr(value, "tolist"):  # numpy's, which is not loaded here
-        return finite(value.tolist())
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+        return finite(value.tolist(), digits)
+    if isinstance(value, Mapping):
+        return {k: finite(v, digits) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(v, digits) for v in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
 
 
 def as_line(value: object) -> str:
@@ -130,24 +137,6 @@ def as_line(value: object) -> str:
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
     # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
     return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
-
-
-def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """Return values as a line of bars, averaged into at most ``width`` columns.
-
-    >>> sparkline([0.0, 0.5, 1.0])
-    '▁▅█'
-    """
-    values = [v for v in values if math.isfinite(v)]
-    if not values:
-        return ""
-    # Ceiling division: values per column.
-    size = -(-len(values) // max(width, 1))
-    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
-    low = min(means)
-    high = max(means)
-    span = (high - low) or 1.0
-    return "".join(BARS[min(7, int(8 * (m - low) / span))] for m in means)
 
 
 def duration(seconds: float) -> str:
@@ -162,7 +151,7 @@ def duration(seconds: float) -> str:
     return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
-class Shown(NamedTuple):
+class Example(NamedTuple):
     """A completion for the panel, with its reward."""
 
     reward: float
@@ -183,7 +172,7 @@ class RunConsole:
         self.held_out: list[tuple[float, float]] = []
         self.facts: Mapping[str, str] = {}
         self.worries: Mapping[str, str] = {}
-        self.examples: tuple[str, Shown, Shown] | None = None
+        self.examples: tuple[str, Example, Example] | None = None
         self.newest = ""
         self.work = self.count = self.estimate = ""
         self.step_number = 0
@@ -357,7 +346,7 @@ class RunConsole:
     def panel(self) -> RenderableType:
         """Return the panel: progress, curves, facts of the last step, two completions, the newest finding.
 
-        On a low or narrow terminal the curve is a sparkline and the completions are left out.
+        On a low or narrow terminal the curve has one line, and the completions are left out.
         """
         width = self.console.width
         unit = "completion" if self.by_completion else "step"
@@ -373,8 +362,8 @@ class RunConsole:
         if tall and self.values:
             rows += [[line] for line in self._curves(width)]
         facts = [self._fact(name, value) for name, value in self.facts.items()]
-        course = Text(sparkline([v for _, v in self.values], min(32, width)), style="green")
-        rows += [[*([] if tall else [course]), Text(self.activity, style="dim")], facts]
+        course = [] if tall or not self.values else [self._short_curve(min(SHORT_CURVE, width))]
+        rows += [[*course, Text(self.activity, style="dim")], facts]
         rows += [[line] for line in self._completions(width)] if tall else []
         if self.newest:
             newest = Text.assemble(("! ", "yellow"), inert(self.newest).replace("\n", " "))
@@ -386,15 +375,19 @@ class RunConsole:
         style = self.worries.get(name)
         return Text.assemble((f"{name} ", "dim"), (value, style) if style else value)
 
+    def _short_curve(self, width: int) -> Text:
+        (line,) = braille(self._own_curve(), width, 1, max(self.steps, 1))
+        return Text(line, style="green")
+
+    def _own_curve(self) -> Curve:
+        # The headline of a step, reward or loss, is the first of its facts.
+        return Curve(next(iter(self.facts), "reward"), self.values, "green")
+
     def _curves(self, width: int) -> list[Text]:
-        name = next(iter(self.facts), "reward")
-        last = max(self.steps, 1)
-        half = width // 2 if self.held_out else min(width, 2 * WIDE // 2)
-        own = framed(name, self.values, half - 2, CURVE_ROWS, last, "green")
-        if not self.held_out:
-            return own
-        other = framed("held-out accuracy", self.held_out, width - half, CURVE_ROWS, last, "cyan", (0.0, 1.0))
-        return beside(own, other, half)
+        curves = [self._own_curve()]
+        if self.held_out:
+            curves.append(Curve("held-out accuracy", self.held_out, "cyan", (0.0, 1.0)))
+        return draw(curves, min(width, WIDE) if len(curves) == 1 else width, CURVE_ROWS, max(self.steps, 1))
 
     def _completions(self, width: int) -> list[Text]:
         """Return the prompt, and the best and the worst completion of a group, one line each."""

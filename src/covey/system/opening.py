@@ -33,7 +33,10 @@ MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
 """A string of JSON, or a bracket. Strings come first, so that brackets inside them do not count."""
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
 """Errors of a network file system for a read that may succeed when it is tried again."""
-TRIES, PAUSE = 3, 0.1
+TRIES = 3
+"""Attempts at a read that fails with one of them."""
+PAUSE = 0.1
+"""Seconds between two attempts."""
 
 
 @cache

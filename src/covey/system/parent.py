@@ -62,7 +62,8 @@ def ended(code: int) -> None:
     """Tell the parent that this process ends with ``code`` on purpose. Its forks are not listened to."""
     if _shared is not None and os.getpid() == _child:
         # The code first: the parent reads it only once the flag is set.
-        _shared[_CODE], _shared[_ENDED] = code, 1
+        _shared[_CODE] = code
+        _shared[_ENDED] = 1
 
 
 def leave(code: int, last_line: str) -> NoReturn:

@@ -30,7 +30,8 @@ class StopSignal:
         self.reason: str | None = None
         self.max_minutes = max_minutes
         self.started = time.monotonic()
-        self._received, self._last = 0, -TOGETHER
+        self._received = 0
+        self._last = -TOGETHER
 
     def request(self, reason: str) -> None:
         """Ask the run to stop at its next safe point."""

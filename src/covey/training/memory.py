@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
+from covey.learner.memory import forecast, largest_step, planned_tokens, program_bytes, shape_of
 from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
 from covey.rollouts.learned import reward_model_bytes
@@ -35,7 +35,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     program = program_bytes(device, shape.parameters * shape.number * models)
     critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
     answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
-    shapes = asked_of(
+    shapes = largest_step(
         config,
         [len(p.tokens) for p in run.train_set],
         [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],

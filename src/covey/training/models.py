@@ -19,7 +19,7 @@ from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import Prompted, encode_examples, texts_of
 from covey.sampling.remote import TOKEN, RemoteSampler
-from covey.sampling.servers import Asking
+from covey.sampling.servers import Transport
 from covey.system.processes import first
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
@@ -76,7 +76,7 @@ def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
 def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
     """Return a sampler on servers, if the config names some or Ray places them, else in this process."""
     rollout = config.rollout
-    asking: Asking = ask
+    asking: Transport = ask
     lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
     # Sampling ahead needs weights that the training thread does not change meanwhile.
     policy = snapshot(policy) if lags else policy

@@ -17,7 +17,7 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
-from covey.insight.card import Trained, write_cards
+from covey.insight.card import CardFacts, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
 from covey.insight.findings.settings import settings_of
@@ -383,10 +383,10 @@ def _write_final(
     verdict = _verdict(run, evaluations, again, seconds)
     example = example_of([p.problem for p in run.test_set or run.train_set])
     metrics = run.journal.folder.read("metrics.jsonl")
-    besides = ranked(metrics, run.held_out) or Trained.besides
+    besides = ranked(metrics, run.held_out) or CardFacts.besides
     steps = best.step if best is not None and takes_best else run.state.step
     loader = run.learner.policy.loader_name
-    _write_model(run, critic, Trained(run.loaded, steps, verdict, evaluations, example, loader, besides))
+    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, besides))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
     write_curve(folder / "curve.svg", title, metrics, run.journal.folder.read("evals.jsonl"))
@@ -417,7 +417,7 @@ def _verdict(
     return replace(verdict, sentence=verdict.sentence + better)
 
 
-def _write_model(run: Run, critic: Mapping[str, Tensor], trained: Trained) -> None:
+def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
     """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
     with committed_folder(run.journal.folder.path / "final") as final:
         save_policy(run.learner.policy.whole, final)

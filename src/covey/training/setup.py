@@ -25,7 +25,8 @@ from covey.runs.journal import Journal
 from covey.runs.origin import write_own
 from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
-from covey.sampling.prompts import Prompted, dropped_rows, encode, unseen_by_model
+from covey.sampling.notes import unseen_by_model
+from covey.sampling.prompts import Prompted, dropped_rows, encode
 from covey.sampling.tools.forms import calls_by
 from covey.sampling.tools.use import untold, with_tools
 from covey.system.console import RunConsole

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.config.load import load_config
+from covey.config.algorithm import algorithm_rows
 from covey.insight.pages import lab
 from covey.insight.pages.copy import copy_page, stored_answers
 from covey.insight.pages.drawings import lab_contents, lab_texts
@@ -172,10 +172,21 @@ def test_ppo_keeps_four_models_and_grpo_three() -> None:
     assert drawn["ppo"]["axes"]["surrogate"] == drawn["grpo"]["axes"]["surrogate"]
 
 
-def test_the_ways_are_real_configs(tmp_path) -> None:
-    for way in lab_contents()["ways"]:
-        (tmp_path / "way.yaml").write_text(way["config"])
-        load_config(tmp_path / "way.yaml")
+def test_the_page_says_of_settings_and_methods_what_their_rows_say() -> None:
+    contents = lab_contents()
+    assert [way["title"] for way in contents["ways"]] == ["Imitation", "Preferences", "Verifiable rewards"]
+    rows = {row.key: row for row in algorithm_rows() if row.owner in ("clip", "group_zscore")}
+    for axis, name in (("surrogate", "clip_high"), ("advantage", "ddof")):
+        shown = contents["settings"][name]
+        row = rows[f"algorithm.{axis}.{name}"]
+        assert (shown["default"], shown["says"]) == (row.default, row.setting.effect)
+    assert contents["presets"]["group_zscore"] == "grpo"
+    begin = contents["first"]["group"][0]
+    assert [float(begin[name]) for name in ("ddof", "eps")] == [
+        contents["settings"][name]["default"] for name in ("ddof", "eps")
+    ]
+    with pytest.raises(ConfigError, match=r"clip_high: 0\.0: Input should be greater than 0"):
+        asked("gate", clip_high=0)
 
 
 def test_the_copy_holds_the_librarys_answers() -> None:

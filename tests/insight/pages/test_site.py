@@ -277,9 +277,9 @@ def test_a_dead_group_with_advantages_has_the_reason_of_its_own_algorithm(
 ) -> None:
     folder = made_run(tmp_path / "run", algorithm=algorithm)
     log_step(folder, 0, [made_group([1.0, 1.0], ["4", "5"]), made_group([1.0, 0.0], ["4", "5"])])
-    assert says in step_page(folder.path, 0)["why_pushed"] in "\n".join(show_step(folder.path, 0)[1])
-    assert says in group_page(folder.path, 0, 0)["why_pushed"]
-    assert group_page(folder.path, 0, 1)["why_pushed"] == ""
+    assert says in step_page(folder.path, 0)["advantage_reason"] in "\n".join(show_step(folder.path, 0)[1])
+    assert says in group_page(folder.path, 0, 0)["advantage_reason"]
+    assert group_page(folder.path, 0, 1)["advantage_reason"] == ""
 
 
 def test_tokens_of_a_base_model_in_a_hubs_cache_have_their_texts(

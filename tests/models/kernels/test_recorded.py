@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.models.kernels.calls import call
-from covey.models.kernels.recorded import Recorded
+from covey.models.kernels.recorded import Recording
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import _CompiledCache
@@ -38,7 +38,7 @@ def rows(count: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def test_a_replay_gives_the_bits_of_the_work_for_as_many_rows_or_fewer() -> None:
-    recorded = Recorded(normed)
+    recorded = Recording(normed)
     for seed, count in enumerate((3, 3, 1, 2, 8, 5, 8, 9)):
         x = rows(count, seed)
         assert torch.equal(recorded(x), normed(x))
@@ -47,7 +47,7 @@ def test_a_replay_gives_the_bits_of_the_work_for_as_many_rows_or_fewer() -> None
 
 @torch.no_grad()
 def test_threads_take_some_rows_each_and_the_bits_stay_the_same() -> None:
-    recorded = Recorded(normed)
+    recorded = Recording(normed)
     recorded(rows(300))
     try:
         torch.set_num_threads(3)
@@ -65,7 +65,7 @@ def test_work_that_is_not_row_by_row_is_not_run_by_rows() -> None:
         call("product_once", x, weight, 0, None, out, len(x), 32, 32, dtype=x.dtype)
         return out
 
-    recorded = Recorded(work)
+    recorded = Recording(work)
     recorded(rows(4))
     assert recorded.operations is None
     assert not recorded.memory
@@ -74,7 +74,7 @@ def test_work_that_is_not_row_by_row_is_not_run_by_rows() -> None:
 
 @torch.no_grad()
 def test_nobody_else_gets_the_memory_of_a_recording() -> None:
-    recorded = Recorded(normed)
+    recorded = Recording(normed)
     recorded(rows(8))
     others = [torch.full((8, 32), torch.nan) for _ in range(50)]
     assert torch.equal(recorded(rows(8, 1)), normed(rows(8, 1)))
@@ -83,7 +83,7 @@ def test_nobody_else_gets_the_memory_of_a_recording() -> None:
 
 @torch.no_grad()
 def test_memory_that_is_not_held_is_lent_again() -> None:
-    recorded = Recorded(normed)
+    recorded = Recording(normed)
     recorded(rows(8))
     assert recorded.operations is not None
     assert (
@@ -97,7 +97,7 @@ def test_work_in_which_torch_has_a_part_runs_as_it_is(extra: Callable[[Tensor], 
     def work(x: Tensor) -> Tensor:
         return extra(normed(x))
 
-    recorded = Recorded(work)
+    recorded = Recording(work)
     for seed in range(3):
         assert torch.equal(recorded(rows(4, seed)), work(rows(4, seed)))
     assert recorded.operations is None
@@ -109,7 +109,7 @@ def test_views_of_lent_memory_stay_whole() -> None:
         left = normed(x)[:, :16]
         return torch.cat((left, normed(x * 2)[:, 16:]), 1)
 
-    assert torch.equal(Recorded(work)(rows(4)), work(rows(4)))
+    assert torch.equal(Recording(work)(rows(4)), work(rows(4)))
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def test_a_weight_that_is_dropped_is_kept_by_the_recording_and_goes_with_it() ->
         call("add_norm", x, None, weight[0], 1e-6, torch.empty_like(x), out, *x.shape, dtype=x.dtype)
         return out
 
-    recorded, x = Recorded(work), rows(4)
+    recorded, x = Recording(work), rows(4)
     recorded(x)
     before = recorded(x).clone()
     weight.clear()
@@ -148,7 +148,7 @@ def test_sampling_draws_the_same_with_and_without_recording(
         return [(s.completion.tokens.tobytes(), np.asarray(s.completion.logprobs).tobytes()) for s in found]
 
     with_recording = drawn()
-    monkeypatch.setattr(Recorded, "__call__", lambda self, x: self.work(x))
+    monkeypatch.setattr(Recording, "__call__", lambda self, x: self.work(x))
     assert drawn() == with_recording
 
 

@@ -149,8 +149,8 @@ def test_a_chat_goes_on_as_its_template_writes_it(policy: Policy, box: Toolbox) 
     again, _ = inner.asked[1]
     first = len(policy.tokenizer(WRITTEN)["input_ids"]) + 1
     inserted = int((~whole.drawn).sum())
-    assert again.begun == first + inserted == len(again.prompt) - 2
-    assert again.room == 400 - again.begun
+    assert again.prefix_tokens == first + inserted == len(again.prompt) - 2
+    assert again.room == 400 - again.prefix_tokens
 
 
 TOLD = '<tool_call>{"name": "calculate", "arguments": {"expression": "1+</tool_call>1"}}</tool_call>'
@@ -176,7 +176,8 @@ def test_a_tag_inside_of_a_text_ends_no_call_in_plain_text(policy: Policy, box: 
     ]
     assert str(answer["content"]).startswith("error: ")
     first, second, _ = (request for request, _ in inner.asked)
-    assert second.begun == len(second.prompt) - len(first.prompt), "its draws continue where they were"
+    before = len(second.prompt) - len(first.prompt)
+    assert second.prefix_tokens == before, "its draws continue where they were"
 
 
 def test_a_turn_of_nothing_but_tags_ends(policy: Policy, box: Toolbox) -> None:
@@ -290,14 +291,14 @@ def test_no_result_passes_for_the_template(policy: Policy, text: str) -> None:
 WORDS = st.lists(st.text("<|ab", min_size=1, max_size=5), min_size=1, max_size=5)
 
 
-class Counted(list):
-    """A list that counts how often it is read."""
+class Counted(set):
+    """A set that counts how often something is looked up in it."""
 
     reads = 0
 
-    def __getitem__(self, place: Any) -> Any:
-        self.reads += isinstance(place, int)
-        return super().__getitem__(place)
+    def __contains__(self, word: object) -> bool:
+        self.reads += 1
+        return super().__contains__(word)
 
 
 @given(WORDS, st.text("<|ab", max_size=60))
@@ -317,10 +318,10 @@ def test_a_nested_text_costs_steps_by_its_length(nested: tuple[str, str]) -> Non
     words = ControlWords(["<tool_response>", *(f"<unused{n}>" for n in range(6250))])
     steps = []
     for depth in (500, 2000):
-        words.next = Counted(words.next)
+        words.words = Counted(words.words)
         words.removed(nested[0] * depth + nested[1] * depth)
-        steps.append(words.next.reads)
-    assert steps[1] < 4.5 * steps[0] < 4.5 * 40 * 500 * (len(nested[0]) + len(nested[1]))
+        steps.append(words.words.reads)
+    assert steps[1] <= 4.5 * steps[0] <= 4.5 * 40 * 500 * (len(nested[0]) + len(nested[1]))
 
 
 def test_a_template_may_be_made_of_tokens_that_are_not_special(

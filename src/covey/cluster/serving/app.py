@@ -25,7 +25,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from covey.cluster.serving.shared import Answered, SharedModel, TooBusy, new_instance
+from covey.cluster.serving.shared import Answer, SharedModel, TooBusy, new_instance
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.tasks.examples import messages_of
@@ -43,7 +43,7 @@ Handler = Callable[[HttpRequest], Awaitable[JSONResponse]]
 StopText = Annotated[str, MinLen(1)]
 
 
-class Refused(CoveyError):
+class Refusal(CoveyError):
     """Raised for a request that cannot be answered, with the HTTP status of the reply."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -51,7 +51,7 @@ class Refused(CoveyError):
         self.status = status
 
 
-class Wanted(BaseModel):
+class CompletionRequest(BaseModel):
     """Fields of both kinds of completion. An unknown field is refused: it might change the result."""
 
     # strict: "1" is no number, and 1.5 no count.
@@ -68,7 +68,7 @@ class Wanted(BaseModel):
     seed: int | None = None
     streams: list[int] | None = Field(None, max_length=4096)
     """A key for each of the ``n`` completions, instead of ``seed``."""
-    begun: int = Field(0, ge=0, le=2**32)
+    prefix_tokens: int = Field(0, ge=0, le=2**32)
     """Number of tokens at the end of the prompt that were drawn from these streams before."""
     request_id: str = Field("", max_length=200)
     """The id that the reply gets."""
@@ -80,16 +80,16 @@ class Wanted(BaseModel):
         return SamplingParams(self.max_tokens, self.temperature, self.top_p, max(self.top_k, 0), stop)
 
     def keys(self) -> list[int]:
-        """Return the key of each completion's random stream. Raises Refused."""
+        """Return the key of each completion's random stream. Raises Refusal."""
         if self.streams is not None:
             if len(self.streams) != self.n or not all(0 <= s < 2**64 for s in self.streams):
-                raise Refused(400, f"streams: one number of 64 bits for each of the {self.n} completions")
+                raise Refusal(400, f"streams: one number of 64 bits for each of the {self.n} completions")
             return self.streams
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return [key(seed, "served", i) for i in range(self.n)]
 
 
-class Text(Wanted):
+class TextRequest(CompletionRequest):
     """Body of /v1/completions."""
 
     prompt: str | list[int]
@@ -97,14 +97,14 @@ class Text(Wanted):
     return_token_ids: bool = False
 
 
-class Chat(Wanted):
+class ChatRequest(CompletionRequest):
     """Body of /v1/chat/completions."""
 
     messages: list[dict[str, object]] = Field(min_length=1)
     chat_template_kwargs: dict[str, object] = {}
 
 
-class NewWeights(BaseModel):
+class WeightsRequest(BaseModel):
     """Body of /weights."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -142,7 +142,7 @@ class Service:
             try:
                 self._check(request)
                 return await handler(request)
-            except Refused as error:
+            except Refusal as error:
                 # What is left of the message is not read as another one.
                 return _error(error.status, str(error), {"Connection": "close"})
             except ValidationError as error:
@@ -161,20 +161,20 @@ class Service:
         return answer
 
     def _check(self, request: HttpRequest) -> None:
-        """Check that this caller may ask at all. Raises Refused."""
+        """Check that this caller may ask at all. Raises Refusal."""
         # A proxy and this server could disagree about where the message ends (request smuggling).
         if two_lengths(request.headers):
-            raise Refused(400, "Content-Length and Transfer-Encoding: a message has one of them")
+            raise Refusal(400, "Content-Length and Transfer-Encoding: a message has one of them")
         if self.token:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             # In constant time, so that the reply's delay does not reveal how much of the token is correct.
             if not hmac.compare_digest(given.encode(), self.token.encode()):
-                raise Refused(401, "the token is missing or wrong: Authorization: Bearer ...")
+                raise Refusal(401, "the token is missing or wrong: Authorization: Bearer ...")
         elif request.url.hostname not in LOOPBACK:
             # A page of another site can make a browser ask here under its own name (DNS rebinding).
-            raise Refused(403, "without a token only 127.0.0.1 and localhost are answered")
+            raise Refusal(403, "without a token only 127.0.0.1 and localhost are answered")
         elif _foreign(request):
-            raise Refused(
+            raise Refusal(
                 403, "without a token pages of other sites are not answered (Origin, Sec-Fetch-Site)"
             )
 
@@ -205,7 +205,7 @@ class Service:
 
     async def completions(self, request: HttpRequest) -> JSONResponse:
         """Complete a text or token ids."""
-        wanted = Text.model_validate_json(await _body(request))
+        wanted = TextRequest.model_validate_json(await _body(request))
         prompt = wanted.prompt
         if isinstance(prompt, str):
             self._bound(prompt)
@@ -220,11 +220,11 @@ class Service:
 
     async def chat(self, request: HttpRequest) -> JSONResponse:
         """Answer messages, through the model's chat template."""
-        wanted = Chat.model_validate_json(await _body(request))
+        wanted = ChatRequest.model_validate_json(await _body(request))
         self._bound([wanted.messages, wanted.chat_template_kwargs])
         messages = messages_of(list(wanted.messages))
         if messages is None:
-            raise Refused(400, "messages: each has a role, and a content that is a text or parts of text")
+            raise Refusal(400, "messages: each has a role, and a content that is a text or parts of text")
         encode = partial(self.model.policy.encode, messages, wanted.chat_template_kwargs)
         answered = await self._answered(wanted, encode)
         choices = [
@@ -235,13 +235,14 @@ class Service:
 
     async def load(self, request: HttpRequest) -> JSONResponse:
         """Take new weights: after all requests that came before, and before all that come later."""
-        wanted = NewWeights.model_validate_json(await _body(request))
+        wanted = WeightsRequest.model_validate_json(await _body(request))
         if self.weights is None:
-            raise Refused(403, "this server takes no weights: start it with --weights FOLDER")
+            raise Refusal(403, "this server takes no weights: start it with --weights FOLDER")
         # Resolved first, so that neither ``..`` nor a link leads out of the folder.
-        folder, root = Path(wanted.folder).resolve(), self.weights.resolve()
+        folder = Path(wanted.folder).resolve()
+        root = self.weights.resolve()
         if not folder.is_relative_to(root) or not folder.is_dir():
-            raise Refused(403, f"weights are only taken from folders in {root}")
+            raise Refusal(403, f"weights are only taken from folders in {root}")
 
         def take() -> None:
             # Before the load: if it fails halfway, the weights are not those of the old instance either.
@@ -262,37 +263,42 @@ class Service:
         return policy.context * max(map(len, policy.tokenizer.get_vocab()))
 
     def _bound(self, prompt: object) -> None:
-        """Refuse a prompt that cannot fit before it is encoded, which may take a minute. Raises Refused."""
+        """Refuse a prompt that cannot fit before it is encoded, which may take a minute. Raises Refusal."""
         if _characters(prompt) > self.most_characters:
-            raise Refused(
+            raise Refusal(
                 400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
             )
 
-    async def _answered(self, wanted: Wanted, encode: Callable[[], Sequence[int]]) -> Answered:
+    async def _answered(self, wanted: CompletionRequest, encode: Callable[[], Sequence[int]]) -> Answer:
         if wanted.model not in ("", self.name):
-            raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
+            raise Refusal(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
         # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.
         make = partial(self._request, wanted, wanted.keys(), encode)
         return await asyncio.wrap_future(self.model.ask(make, wanted.n, wanted.params()))
 
-    def _request(self, wanted: Wanted, keys: list[int], encode: Callable[[], Sequence[int]]) -> Request:
-        """Encode and check a request. Raises Refused."""
-        policy, tokens = self.model.policy, encode()
-        size, vocabulary = len(tokens), policy.embedded
+    def _request(
+        self, wanted: CompletionRequest, keys: list[int], encode: Callable[[], Sequence[int]]
+    ) -> Request:
+        """Encode and check a request. Raises Refusal."""
+        policy = self.model.policy
+        tokens = encode()
+        size = len(tokens)
+        vocabulary = policy.embedded
         if size + wanted.max_tokens > policy.context:
-            raise Refused(
+            raise Refusal(
                 400,
                 f"{size} tokens of prompt and max_tokens {wanted.max_tokens} are more than the context of "
                 f"{policy.context}",
             )
         if not size or not all(0 <= t < vocabulary for t in tokens):
-            raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
-        return Request(np.array(tokens, dtype=np.int64), keys, wanted.begun)
+            raise Refusal(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
+        return Request(np.array(tokens, dtype=np.int64), keys, wanted.prefix_tokens)
 
     def _reply(
-        self, kind: str, wanted: Wanted, answered: Answered, choices: Sequence[Mapping[str, object]]
+        self, kind: str, wanted: CompletionRequest, answered: Answer, choices: Sequence[Mapping[str, object]]
     ) -> JSONResponse:
-        size, count = len(answered.prompt), sum(len(c.tokens) for c in answered.completions)
+        size = len(answered.prompt)
+        count = sum(len(c.tokens) for c in answered.completions)
         return JSONResponse(
             {
                 "id": wanted.request_id or f"covey-{secrets.token_hex(8)}",
@@ -331,7 +337,7 @@ def _characters(value: object) -> int:
     return sum(map(_characters, value)) if isinstance(value, list) else 1
 
 
-def _details(completion: Completion, wanted: Text) -> dict[str, object]:
+def _details(completion: Completion, wanted: TextRequest) -> dict[str, object]:
     """Return token ids and log-probs, if they were asked for."""
     found: dict[str, object] = {}
     if wanted.return_token_ids:
@@ -348,7 +354,7 @@ async def _body(request: HttpRequest) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no form of another site can send
         status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        raise Refused(status, "send JSON, and say so: Content-Type: application/json")
+        raise Refusal(status, "send JSON, and say so: Content-Type: application/json")
     # Counted while it arrives: Content-Length may be missing or false.
     received = bytearray()
     try:
@@ -356,9 +362,9 @@ async def _body(request: HttpRequest) -> bytes:
             async for part in request.stream():
                 received += part
                 if len(received) > LARGEST_BODY:
-                    raise Refused(413, f"a body of more than {LARGEST_BODY} bytes")
+                    raise Refusal(413, f"a body of more than {LARGEST_BODY} bytes")
     except TimeoutError:
-        raise Refused(408, f"the body took more than {BODY_SECONDS:g} s") from None
+        raise Refusal(408, f"the body took more than {BODY_SECONDS:g} s") from None
     return bytes(received)
 
 

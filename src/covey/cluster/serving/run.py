@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import uvicorn
 
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
@@ -19,6 +16,7 @@ from covey.models.load import load_policy
 from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
 from covey.sampling.remote import TOKEN
 from covey.system.console import say_aside
+from covey.system.http import Server, listen
 from covey.system.machine import available_threads
 from covey.system.parent import ended
 from covey_verify.errors import ConfigError
@@ -40,16 +38,13 @@ def serve_http(
         )
     if weights is not None and not weights.is_dir():
         raise ConfigError(f"--weights {weights}: there is no such folder")
-    with _listener(host, port) as listener:
+    # Before the model is loaded, so that an address that is taken is reported at once.
+    with listen(host, port) as listener:
         service = service_of(model, weights, name or Path(model).name, settings, token)
         shown = f"[{host}]" if ":" in host else host
-        server = uvicorn.Server(
-            uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
-        )
-        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn would give them back in the end, as an error
-            signal.signal(number, server.handle_exit)
+        server = Server(service.app(), "warning")
         print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
-        server.run([listener])
+        server.run(sockets=[listener])
         # The model's thread may be in the middle of a pass or a long prompt: nothing ends it but this.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -73,19 +68,3 @@ def service_of(
     for note in unfollowed(policy, loaded.config, run):
         say_aside(note)
     return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """Listen before the model is loaded, so that an address that is taken is reported at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    # A server that has just ended leaves the port in TIME_WAIT; it may be taken again at once.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        why = getattr(error, "strerror", None) or "a port is 0 to 65535"
-        raise ConfigError(f"--port {port}: {host} cannot be listened on: {why}") from None
-    listener.listen(512)
-    return listener

@@ -33,7 +33,7 @@ class TooBusy(CoveyError):
     """Raised when more is waiting than the server may hold."""
 
 
-class Answered(NamedTuple):
+class Answer(NamedTuple):
     """The answer to a request."""
 
     version: int
@@ -45,7 +45,7 @@ class Answered(NamedTuple):
 
 
 @dataclass
-class _Asked:
+class _QueuedRequest:
     """One caller's request and its future answer."""
 
     request: Callable[[], Request]
@@ -53,11 +53,11 @@ class _Asked:
     count: int
     """Number of completions."""
     params: SamplingParams
-    answer: Future[Answered] = field(default_factory=Future)
+    answer: Future[Answer] = field(default_factory=Future)
 
 
 @dataclass
-class _Between(Generic[T]):
+class _QueuedWork(Generic[T]):
     """Work to do while nothing is sampled."""
 
     work: Callable[[], T]
@@ -81,26 +81,28 @@ class SharedModel:
         """
         self._sampler = LocalSampler(policy, max_running)
         self._sampler.check()
-        self._most, self._waiting, self._open = most_waiting, 0, True
+        self._most = most_waiting
+        self._waiting = 0
+        self._open = True
         self._lock = threading.Lock()
         # Not a SimpleQueue: in Python 3.11 its `get` may wait forever once a short timeout has passed.
-        self._queue: queue.Queue[_Asked | _Between[None]] = queue.Queue()
+        self._queue: queue.Queue[_QueuedRequest | _QueuedWork[None]] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    def ask(self, request: Callable[[], Request], count: int, params: SamplingParams) -> Future[Answered]:
+    def ask(self, request: Callable[[], Request], count: int, params: SamplingParams) -> Future[Answer]:
         """Queue a request of ``count`` completions; it is made in the model's thread. Raises TooBusy."""
         with self._lock:
             if self._waiting + count > self._most:
                 raise TooBusy(f"{self._waiting} completions are waiting; ask again later")
             self._waiting += count
-        asked = _Asked(request, count, params)
+        asked = _QueuedRequest(request, count, params)
         self._queue.put(asked)
         return asked.answer
 
     def between(self, work: Callable[[], None]) -> Future[None]:
         """Queue work after all earlier requests and before all later ones."""
-        between = _Between(work)
+        between = _QueuedWork(work)
         self._queue.put(between)
         return between.answer
 
@@ -113,22 +115,22 @@ class SharedModel:
 
     def _work(self) -> None:
         # In order of arrival. Each round answers the first entry, and with it all that may share its pass.
-        held: list[_Asked | _Between[None]] = []
+        held: list[_QueuedRequest | _QueuedWork[None]] = []
         while self._open or held:
             held += self._arrived(wait=not held)
             first = held[0]
-            if isinstance(first, _Between):
+            if isinstance(first, _QueuedWork):
                 held.pop(0)
                 _answer(first.answer, first.work)
                 continue
             # Those after work between two passes must not overtake it.
-            turn = next((i for i, x in enumerate(held) if not isinstance(x, _Asked)), len(held))
-            before = [x for x in held[:turn] if isinstance(x, _Asked)]
+            turn = next((i for i, x in enumerate(held) if not isinstance(x, _QueuedRequest)), len(held))
+            before = [x for x in held[:turn] if isinstance(x, _QueuedRequest)]
             alike = [_but_length(x.params) == _but_length(first.params) for x in before]
             held = [*(x for x, same in zip(before, alike, strict=True) if not same), *held[turn:]]
             self._sample([x for x, same in zip(before, alike, strict=True) if same])
 
-    def _arrived(self, wait: bool) -> Iterator[_Asked | _Between[None]]:
+    def _arrived(self, wait: bool) -> Iterator[_QueuedRequest | _QueuedWork[None]]:
         """Yield new entries of the queue; with ``wait`` at least one, and those that follow shortly."""
         if wait:
             yield self._queue.get()
@@ -139,7 +141,7 @@ class SharedModel:
             except queue.Empty:
                 return
 
-    def _sample(self, together: list[_Asked]) -> None:
+    def _sample(self, together: list[_QueuedRequest]) -> None:
         with self._lock:
             self._waiting -= sum(x.count for x in together)
         made = [(x, _made(x)) for x in together]
@@ -153,12 +155,13 @@ class SharedModel:
         params = replace(open_[0][0].params, max_tokens=longest)
         try:
             for sampled in self._sampler.sample(requests, params):
-                (asked, request), mine = open_[sampled.request], found[sampled.request]
+                asked, request = open_[sampled.request]
+                mine = found[sampled.request]
                 mine[sampled.sample] = sampled.completion
                 # A caller is answered once its own completions are there, while others are still sampled.
                 if len(mine) == asked.count:
                     in_order = [mine[i] for i in range(len(mine))]
-                    asked.answer.set_result(Answered(self.version, request.prompt, in_order))
+                    asked.answer.set_result(Answer(self.version, request.prompt, in_order))
         # Of the sampler, out of memory say: all that are not answered get it, and the thread lives on.
         except Exception as error:
             for asked, _ in open_:
@@ -166,7 +169,7 @@ class SharedModel:
                     asked.answer.set_exception(error)
 
 
-def _made(asked: _Asked) -> Request | None:
+def _made(asked: _QueuedRequest) -> Request | None:
     """Make a request. -> None if its caller has gone, or if it cannot be made and the caller was told why."""
     # False: the caller has cancelled. From here on the future cannot be cancelled any more.
     if not asked.answer.set_running_or_notify_cancel():

@@ -32,20 +32,22 @@ def groups_nearly_tie(run: RunView) -> str | None:
 
 def one_outlier_decides(run: RunView) -> str | None:
     """With at most four completions a group, one stands against all others in half of the live groups."""
-    size, alone = run.setting("rollout.group_size"), run.late("groups/one_against_all")
+    size = run.setting("rollout.group_size")
+    alone = run.late("groups/one_against_all")
     if not (isinstance(size, int) and 1 < size <= 4 and alone > 0.5):
         return None
     # The largest z-score that one of n values can have, with the std over n - 1.
-    most = (size - 1) / math.sqrt(size)
+    largest = (size - 1) / math.sqrt(size)
     said = f"in {percent(alone)} of the groups that train one outlier of {size} decides"
-    return f"{said}: it gets {most:.2g}, by luck or not"
+    return f"{said}: it gets {largest:.2g}, by luck or not"
 
 
 def std_moves_the_gradient(run: RunView) -> str | None:
     """With more than eight completions a group and an estimator that divides by the std, a tenth of the
     gradient goes to other groups than with rewards less their mean, in all steps together beyond chance.
     """
-    moved, size = run.late("gradient_share/overweight"), run.setting("rollout.group_size")
+    moved = run.late("gradient_share/overweight")
+    size = run.setting("rollout.group_size")
     share, doubt = run.whole("gradient_share/overweight")
     surely = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
     if not (surely and run.setting("algorithm.advantage") in BY_STD):

@@ -55,7 +55,9 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
     of the last two steps is lower than that of the first, by .6 of its std or by half. The fall is beyond
     chance, or an update moves the policy by more than five nats.
     """
-    moved, first, reward = leap(run), run.beginning[:1], noise([run.beginning], "reward/mean")
+    moved = leap(run)
+    first = run.beginning[:1]
+    reward = noise([run.beginning], "reward/mean")
     # The first step's rewards are from the untrained policy, so they are the baseline.
     before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
     now = mean_of(run.beginning[1:][-2:], "reward/mean")
@@ -72,12 +74,13 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
 
 def ratios_are_wide(run: RunView) -> str | None:
     """The 99 % quantile of the ratio is above 2 in half of the last steps."""
-    wide, size = run.usual("ratio/q99"), run.setting("rollout.group_size")
+    wide = run.usual("ratio/q99")
+    size = run.setting("rollout.group_size")
     if not wide > 2:
         return None
     large = isinstance(size, int) and size >= 32
-    why = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
-    return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){why}"
+    reason = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
+    return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){reason}"
 
 
 def tokens_are_clipped(run: RunView) -> str | None:
@@ -98,7 +101,8 @@ def tokens_are_stale(run: RunView) -> str | None:
 
 def sampler_and_trainer_differ(run: RunView) -> str | None:
     """Sampler and trainer differ by more than .02 nats a token, and no token is stale."""
-    mean, stale = run.late("mismatch/mean"), run.late("staleness/mean") > 0
+    mean = run.late("mismatch/mean")
+    stale = run.late("staleness/mean") > 0
     differ = mean > 0.02 and not stale
     return f"sampler and trainer disagree by {mean:.2g} nats a token" if differ else None
 

@@ -124,14 +124,14 @@ def the_policy_got_worse(run: RunView) -> str | None:
     there were several. Without evaluations: accuracy in training fell by a tenth, beyond chance.
     """
     own = run.setting("algorithm.advantage.own") is True
-    whose = f", with your own estimator {run.setting('algorithm.advantage')}" if own else ""
+    estimator = f", with your own estimator {run.setting('algorithm.advantage')}" if own else ""
     said = "the run made the policy worse: "
     if len(run.evals) > 1:
-        return f"{said}{course(run.evals[0], run.evals[-1])}{whose}" if run.got_worse else None
+        return f"{said}{course(run.evals[0], run.evals[-1])}{estimator}" if run.got_worse else None
     now, before = run.late("accuracy"), run.early("accuracy")
     if not run.fell("accuracy", 0.1) or run.setting("rollout.curriculum") == "frontier":
         return None
-    return f"{said}{percent(before)} correct in training at first, {percent(now)} now{whose}"
+    return f"{said}{percent(before)} correct in training at first, {percent(now)} now{estimator}"
 
 
 def held_out_problems_gain_nothing(run: RunView) -> str | None:
@@ -141,7 +141,8 @@ def held_out_problems_gain_nothing(run: RunView) -> str | None:
     """
     if len(run.evals) < 2:
         return None
-    rise, gain = run.rise("reward/mean"), run.accuracy_gain
+    rise = run.rise("reward/mean")
+    gain = run.accuracy_gain
     errors = errors_needed(math.inf, len(run.evals) - 1)
     unlikely = gains(run.evals[0], run.evals[-1], errors)["sampled"].high < 0.05
     # Nearly solved from the start: there is little left to gain.

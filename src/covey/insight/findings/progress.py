@@ -31,7 +31,8 @@ def wasted_beyond_luck(run: RunView) -> bool:
 
     Groups of the other problems are dead by luck, as often as their size says at the run's accuracy.
     """
-    size, rate = run.setting("rollout.group_size"), run.whole("accuracy")[0]
+    size = run.setting("rollout.group_size")
+    rate = run.whole("accuracy")[0]
     # If a fraction `others` of problems is solved sometimes, at the run's mean rate p, then solved = always +
     # others p^G and never likewise. Solved for `others`, this gives the always and the never solved.
     lucky, unlucky = (rate**size, (1 - rate) ** size) if isinstance(size, int) else (0.0, 0.0)
@@ -108,12 +109,13 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     """Though groups differ, the policy is less than a millionth of a nat a completion from where it began,
     five steps after the warm-up, or less than .001 nats from step 20.
     """
-    moved, updates = abs(run.late("kl/start")), run.late("optimizer/updates")
+    moved = abs(run.late("kl/start"))
+    updates = run.late("optimizer/updates")
     warm = run.setting("train.warmup_steps")
     # Updates during the warm-up are small on purpose.
-    begun = 5 + (warm if isinstance(warm, int) else 0)
+    patience = 5 + (warm if isinstance(warm, int) else 0)
     # Right after the warm-up only rounding-sized motion counts; later on the bound is wider.
-    still = (run.after(20) and moved < 1e-3) or (run.after(begun) and moved < 1e-6)
+    still = (run.after(20) and moved < 1e-3) or (run.after(patience) and moved < 1e-6)
     if not (still and updates > 0 and run.late("groups/dead") < 0.9):
         return None
     said = f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began"
@@ -127,7 +129,8 @@ def the_reward_does_not_move(run: RunView) -> str | None:
     """At its pace the reward will have moved by less than a fifth of its std when the run ends, beyond
     chance, though most groups differ and less than 90 % are correct.
     """
-    ends, std = run.outlook("reward/mean"), run.early("reward/std")
+    ends = run.outlook("reward/mean")
+    std = run.early("reward/std")
     still = max(map(abs, ends)) < 0.2 * std and run.late("groups/dead") < 0.5
     if not (still and run.late("accuracy") < 0.9):
         return None
@@ -141,7 +144,8 @@ def held_out_problems_are_of_another_kind(run: RunView) -> str | None:
     first = run.beginning[:2]
     if not run.evals or run.setting("rollout.curriculum") == "frontier":
         return None
-    rate, held_out = mean_of(first, "accuracy"), run.evals[0].pass_rate
+    rate = mean_of(first, "accuracy")
+    held_out = run.evals[0].pass_rate
     # The two errors are independent: training batches and held-out problems.
     training = noise([first], "accuracy").error(len(first))
     doubt = math.hypot(training, float(held_out.std()) / math.sqrt(len(held_out)))

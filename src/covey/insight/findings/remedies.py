@@ -39,12 +39,12 @@ class ChangeTo:
 
 @dataclass(frozen=True)
 class ScaleBy:
-    """A remedy that scales a number, up to ``most``; ``otherwise`` is its value if the run's is unknown."""
+    """A remedy that scales a number, up to ``bound``; ``otherwise`` is its value if the run's is unknown."""
 
     key: str
     factor: float
     otherwise: float
-    most: float = math.inf
+    bound: float = math.inf
 
     def __call__(self, run: RunView) -> str | None:
         """Return the config line; None if the setting is no number, or would be too large."""
@@ -53,7 +53,7 @@ class ScaleBy:
             return yaml_line(self.key, self.otherwise) if run.setting is unknown else None
         value = own * self.factor
         value = round(value) if isinstance(own, int) else float(f"{value:.2g}")
-        return None if value > self.most else yaml_line(self.key, value)
+        return None if value > self.bound else yaml_line(self.key, value)
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,11 @@ def all_points(specs: Specs) -> Specs:
 
 def longer_limit(run: RunView) -> str:
     """Return a limit that lets most completions end: 1.25 times the length needed now, or twice the limit."""
-    limit, ended = run.setting("rollout.max_tokens"), run.late("length/ended_q90")
+    limit = run.setting("rollout.max_tokens")
+    ended = run.late("length/ended_q90")
     limit = limit if isinstance(limit, int) else 512
-    most = 2 * limit if run.late("length/truncated") > 0.5 else 1.25 * max(limit, ended)
-    return yaml_line("rollout.max_tokens", math.ceil(most))
+    wanted = 2 * limit if run.late("length/truncated") > 0.5 else 1.25 * max(limit, ended)
+    return yaml_line("rollout.max_tokens", math.ceil(wanted))
 
 
 def weaker_pull(run: RunView) -> str | None:
@@ -199,9 +200,9 @@ WIDER_SAMPLING = (
     ChangeTo("rollout.top_p", 1.0, at_least(0.5)),
     ChangeTo("rollout.top_k", 0, lambda own: own == 0 or own > 4),
 )
-HOTTER = ScaleBy("rollout.temperature", 1.3, 1.3, most=2.0)
+HOTTER = ScaleBy("rollout.temperature", 1.3, 1.3, bound=2.0)
 ENTROPY_BONUS = ChangeTo("algorithm.entropy.coef", 0.01, at_least(0.001))
-LARGER_GROUPS = ScaleBy("rollout.group_size", 2, 16, most=64)
+LARGER_GROUPS = ScaleBy("rollout.group_size", 2, 16, bound=64)
 FRONTIER = ChangeTo("rollout.curriculum", "frontier")
 INFORMATIVE = ChangeTo("algorithm.filter", "informative", lambda own: own is not None)
 CORRECTION = ChangeTo("algorithm.correction", "truncated", bool)

@@ -48,8 +48,8 @@ def scores_are_missing(run: RunView) -> str | None:
     if not unscored > 0.05:
         return None
     name, silent = largest(run.names("reward/", "/not_applicable"))
-    whose = f": {name} says nothing about {percent(silent)} (not_applicable)" if silent > 0.05 else ""
-    return f"{percent(unscored)} of the completions could not be scored{whose}"
+    culprit = f": {name} says nothing about {percent(silent)} (not_applicable)" if silent > 0.05 else ""
+    return f"{percent(unscored)} of the completions could not be scored{culprit}"
 
 
 def models_give_most_of_the_reward(run: RunView) -> str | None:
@@ -93,21 +93,25 @@ def every_reward_is_the_same(run: RunView) -> str | None:
     """Every completion got the same reward: from a function of the user's own, or a value other than 0 and 1.
     It does not apply to a reward of 0 if more than half of the completions are truncated.
     """
-    value, own = run.late("reward/mean"), [n for n in map(spec_name, specs_of(run)) if ":" in n]
+    value = run.late("reward/mean")
+    own = [n for n in map(spec_name, specs_of(run)) if ":" in n]
     if not (run.late("reward/std") == 0 and run.late("groups/dead") == 1):
         return None
     cut = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
     if cut or (value in (0.0, 1.0) and not own):
         return None
-    whose = f" from {own[0]}" if own else ""
-    return f"every completion of the last steps got the reward {value:g}{whose}: it cannot tell answers apart"
+    source = f" from {own[0]}" if own else ""
+    return (
+        f"every completion of the last steps got the reward {value:g}{source}: it cannot tell answers apart"
+    )
 
 
 def answers_are_written_but_not_read(run: RunView) -> str | None:
     """Less than a twentieth is correct, but the reference answer is in a fifth more of the texts, beyond
     chance, than are correct or contain the answer to another problem.
     """
-    inside, right = run.least("text/reference"), run.late("accuracy")
+    inside = run.least("text/reference")
+    right = run.late("accuracy")
     by_chance = run.late("text/reference_elsewhere")
     if not (right < 0.05 and inside > by_chance + right + 0.2):
         return None
@@ -120,7 +124,7 @@ def answers_are_no_better_than_chance(run: RunView) -> str | None:
     problem, beyond chance, and accuracy has not risen by five points.
     """
     # own and other: fractions of texts that contain their own, or another problem's, answer.
-    (own, doubt), (other, more) = (run.whole(f"text/reference{where}") for where in ("", "_elsewhere"))
+    (own, doubt), (other, more) = (run.whole(f"text/reference{suffix}") for suffix in ("", "_elsewhere"))
     close = own - other + math.hypot(doubt, more) < 0.5 * other
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None
@@ -132,7 +136,8 @@ def rewards_outweigh_the_kl(run: RunView) -> str | None:
     """The std of the rewards is more than 5000 times the coefficient of the KL, under an estimator that does
     not divide by a std.
     """
-    std, coef = run.late("reward/std"), run.setting("algorithm.kl.coef")
+    std = run.late("reward/std")
+    coef = run.setting("algorithm.kl.coef")
     divides = run.setting("algorithm.advantage") in BY_STD or run.setting("algorithm.whiten") is not None
     held = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
     if not held or divides or run.setting is unknown:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from covey.insight.findings.finding import Finding, Severity
 from covey.insight.findings.view import RunView
@@ -90,14 +89,3 @@ def _best_shown(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
         return {}
     token = {"token": rule.token(groups[-n], -i)} if rule.token else {}
     return {"group": -n, "completion": -i, **token}
-
-
-def markdown(rules: Sequence[Rule]) -> Iterator[str]:
-    """Yield the rules as sections of docs/findings.md, one for each family."""
-    for family, members in groupby(rules, key=lambda rule: rule.family):
-        yield from (f"### {family.capitalize()}", "")
-        yield "| finding | condition | reason | silences |"
-        yield "|---|---|---|---|"
-        for r in members:
-            yield f"| `{r.name}` ({r.severity}) | {r.condition} | {r.reason} | {', '.join(r.silences)} |"
-        yield ""

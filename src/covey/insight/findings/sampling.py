@@ -32,14 +32,16 @@ def sampling_is_noise(run: RunView) -> str | None:
     by sampling, beyond its interval; without evaluations, less than a tenth is correct and the entropy is
     above 2 nats a token.
     """
-    own, nats = run.setting("rollout.temperature"), run.late("entropy/sampled")
+    own = run.setting("rollout.temperature")
+    nats = run.late("entropy/sampled")
     if not (isinstance(own, int | float) and own > 1.2):
         return None
     if not run.evals:
         noise = run.late("accuracy") < 0.1 and nats > 2
         said = f"at rollout.temperature {own:g} the entropy is {nats:.2g} nats a token"
         return f"{said} and almost nothing is correct: the samples are noise" if noise else None
-    greedy, sampled = run.evals[-1].greedy, run.evals[-1].pass_rate
+    greedy = run.evals[-1].greedy
+    sampled = run.evals[-1].pass_rate
     if not (greedy.mean() > 2 * sampled.mean() and gain(sampled, greedy).low > 0):
         return None
     said = f"{percent(greedy.mean())} of the held-out problems are solved greedily, {percent(sampled.mean())}"

@@ -14,7 +14,8 @@ from covey.insight.findings.settings import SettingOf, unknown
 from covey.insight.verdict import change
 from covey.runs.estimates import Evaluation, gains
 
-WINDOW, WIDEST = 5, 20
+WINDOW = 5
+WIDEST = 20
 """Least and largest width of a mean, in steps; between them it is a fifth of the run."""
 
 
@@ -35,14 +36,17 @@ class RunView:
         """
         self.steps = len(metrics) if steps is None else steps
         width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
-        self.first, self.last = metrics[:width], metrics[-width:]
+        self.first = metrics[:width]
+        self.last = metrics[-width:]
         self.beginning = metrics[:WIDEST]
         """The first WIDEST steps: all steps of a shorter run."""
         # Number of steps that are in both windows of a short run.
         both = max(0, len(self.beginning) + len(self.last) - self.steps)
         self.apart: tuple[Records, Records] = (self.beginning, self.last[both:])
         """The first and the last known steps, without overlap."""
-        self.evals, self.setting, self.patient = evals, setting, patient
+        self.evals = evals
+        self.setting = setting
+        self.patient = patient
         self.read: dict[str, float] = {}
         """Late means that a rule has read: its evidence. `find` empties it before each rule."""
 

@@ -61,7 +61,8 @@ class Watch:
         size = path.stat().st_size if path.exists() else 0
         if size != self._bytes:
             records = self.folder.read("evals.jsonl")
-            self._bytes, self.evals = size, [Evaluation.from_record(r) for r in records]
+            self.evals = [Evaluation.from_record(r) for r in records]
+            self._bytes = size
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
@@ -73,7 +74,8 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
     said = read_verdict(stage) or read_ending(stage)
     records, lost = readable_stream(stage, STREAM)
     read = [Finding.from_record(r) for r in records]
-    found, damaged = [f for f in read if f], lost + read.count(None)
+    found = [f for f in read if f]
+    damaged = lost + read.count(None)
     note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
     notes = [Finding("unread_findings", 0, "note", note)] if damaged else []
     if found:
@@ -84,5 +86,6 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
     except ConfigError as error:
         unread = f"the config cannot be read, so remedies may name what is set already: {error}"
         notes.append(Finding("unread_config", 0, "note", unread))
-    metrics, evals = read_numbers(stage, "metrics.jsonl"), read_stream(stage, "evals.jsonl")
+    metrics = read_numbers(stage, "metrics.jsonl")
+    evals = read_stream(stage, "evals.jsonl")
     return stage, said, explain(metrics, evals, setting) + notes

@@ -13,38 +13,51 @@ from covey.runs.rollouts import read_rollouts, recorded_steps
 
 LATEST = 20
 """Number of last steps of each run whose problems are compared."""
-MOST = 100
+MOST_PROBLEMS = 100
 """Number of problems that the page lists."""
+Problems = dict[tuple[str, str], Record]
+"""(problem, prompt) -> its record. Two files may use one name for different problems."""
 
 
 def compared(a: Path, b: Path) -> Record:
     """Return the differences of two runs, from a to b."""
-    read = [reading(run).streams() for run in (a, b)]
-    found, why_not = held_out_change(a, b)
-    first, second = _problems(a), _problems(b)
-    both = [p for p in first if p in second]
-    both.sort(key=lambda p: -abs(second[p]["mean"] - first[p]["mean"]))
-    settings = [(k, *(json.dumps(v, default=str) for v in pair)) for k, pair in changed(a, b).items()]
-    settings += [(name, "", what) for name, what in changed_files(a, b).items()]
+    records = [news(reading(run).streams()) for run in (a, b)]
+    held_out, why_not = held_out_change(a, b)
+    settings = [
+        {"setting": name, "a": json.dumps(old, default=str), "b": json.dumps(new, default=str)}
+        for name, (old, new) in changed(a, b).items()
+    ]
+    files = [{"setting": name, "a": "", "b": what} for name, what in changed_files(a, b).items()]
     return {
-        "a": news(read[0]),
-        "b": news(read[1]),
-        "settings": [{"setting": k, "a": old, "b": new} for k, old, new in settings],
-        "held_out": [{"name": name, **vars(estimate)} for name, estimate in found.items()],
+        "a": records[0],
+        "b": records[1],
+        "settings": [*settings, *files],
+        "held_out": [{"name": name, **vars(estimate)} for name, estimate in held_out.items()],
         "why_not": why_not,
-        "problems": [{"problem": p[0], "a": first[p], "b": second[p]} for p in both[:MOST]],
+        "problems": _common_problems(_problems(a), _problems(b)),
     }
 
 
-def _problems(run: Path) -> dict[tuple[str, str], Record]:
-    """Return (problem, prompt) -> its mean reward when it was last sampled."""
-    found: dict[tuple[str, str], Record] = {}
+def _common_problems(first: Problems, second: Problems) -> list[Record]:
+    """Return the problems of both runs, those whose mean reward changed the most first."""
+    common = [place for place in first if place in second]
+    common.sort(key=lambda place: -abs(second[place]["mean"] - first[place]["mean"]))
+    return [{"problem": place[0], "a": first[place], "b": second[place]} for place in common[:MOST_PROBLEMS]]
+
+
+def _problems(run: Path) -> Problems:
+    """Return each problem's mean reward when it was last sampled, in the last steps of a run."""
+    found: Problems = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)
         for group, places in log.groups.items():
-            rewards = [r for i in places if (r := log.rows[i]["reward"]) is not None]
+            rows = [log.rows[place] for place in places]
+            rewards = [row["reward"] for row in rows if row["reward"] is not None]
             if rewards:
-                place = {"step": step, "group": group, "mean": float(np.mean(rewards))}
-                asked = log.rows[places[0]]
-                found[asked["problem"], str(asked["prompt"])] = place
+                mean = float(np.mean(rewards))
+                found[rows[0]["problem"], str(rows[0]["prompt"])] = {
+                    "step": step,
+                    "group": group,
+                    "mean": mean,
+                }
     return found

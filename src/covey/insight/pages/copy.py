@@ -9,8 +9,8 @@ from pathlib import Path
 from covey.insight.pages import lab
 from covey.insight.pages.document import address, document
 from covey.insight.pages.drawings import lab_contents, lab_texts
-from covey.insight.pages.thinning import rounded
 from covey.runs.atomic import make_folder, write_file
+from covey.system.console import finite
 
 DIGITS = 10
 """Significant digits of a number in the copy."""
@@ -37,7 +37,7 @@ def stored_answers() -> dict[str, object]:
         place = address(f"lab/{tool}", query)
         if place not in found:
             answer = lab.answer_tool(tool, {name: [value] for name, value in query.items()})
-            found[place] = rounded(answer, DIGITS)
+            found[place] = finite(answer, DIGITS)
     return found
 
 

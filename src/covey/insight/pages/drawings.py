@@ -9,30 +9,64 @@ from typing import Any
 
 import yaml
 
-from covey.insight.lanes import kept_multiple, measured_memory
+from covey.config.algorithm import rows_of
 from covey.insight.pages.lab import first_words
+from covey.insight.recommendation import kept_multiple, measured_memory, routes
+from covey.objective.advantages import group_zscore
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import Bound
+from covey.objective.surrogates import clip
 
 Drawing = dict[str, Any]
-LANE_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
+MEMORY_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
 """Preset -> its row of the memory measurements; DAPO keeps the same models as Dr. GRPO."""
 AXES_DRAWN = ("advantage", "ratio", "surrogate", "kl", "reduce")
+WAYS = {"SFT": "Imitation", "DPO": "Preferences", "GRPO (dapo)": "Verifiable rewards"}
+"""Method of `covey recommend` -> its title among the three ways to train."""
 
 
 @cache
 def lab_texts() -> Drawing:
-    """Return the guided pages and the three ways to train, from `lab.yaml`."""
+    """Return the guided pages and the beginnings of the tools, from `lab.yaml`."""
     return yaml.safe_load((files("covey") / "insight" / "pages" / "lab.yaml").read_text(encoding="utf-8"))
 
 
 def lab_contents() -> Drawing:
     """Return everything that the lab shows besides its tools' answers."""
     drawn = [
-        {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[lane])}
-        for name, lane in LANE_OF.items()
+        {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[route])}
+        for name, route in MEMORY_OF.items()
     ]
-    return {"algorithms": drawn, "dpo": kept_multiple("dpo"), **lab_texts()}
+    by_name = {route.name: route for route in routes()}
+    return {
+        "algorithms": drawn,
+        "dpo": kept_multiple("dpo"),
+        "ways": [by_name[name]._asdict() | {"title": title} for name, title in WAYS.items()],
+        "settings": control_settings(),
+        "presets": first_presets(),
+        **lab_texts(),
+    }
+
+
+def control_settings() -> dict[str, Drawing]:
+    """Return name -> default and sentence of each setting of the objective that the lab has a control for."""
+    rows = [row for function in (group_zscore, clip) for row in rows_of(function, "")]
+    return {
+        row.key.removeprefix("."): {
+            "default": row.default,
+            "says": row.setting.effect,
+            "usual": row.setting.usual,
+        }
+        for row in rows
+    }
+
+
+def first_presets() -> dict[str, str]:
+    """Return estimator -> the first preset that uses it."""
+    names: dict[str, str] = {}
+    for name, preset in PRESETS.items():
+        names.setdefault(preset.advantage.name, name)
+    return names
 
 
 def model_roles(algorithm: Algorithm, taken: Mapping[str, float]) -> Drawing:
@@ -41,7 +75,8 @@ def model_roles(algorithm: Algorithm, taken: Mapping[str, float]) -> Drawing:
     Memory is in multiples of the policy's weights.
     """
     trained = sum(taken[part] for part in ("weights", "gradient", "optimizer"))
-    critic, reference = "values" in algorithm.needs, algorithm.needs_reference
+    critic = "values" in algorithm.needs
+    reference = algorithm.needs_reference
     models = [
         ("policy", True, trained, "the model that is trained, its gradient, its optimizer"),
         ("critic", critic, taken["critic"], "predicts the reward from every prefix; trained too"),
@@ -63,5 +98,5 @@ def _named(value: object) -> Drawing:
     kl = getattr(value, "estimator", None)
     if kl is None:
         return {"name": "none", "says": "No penalty, and no reference in memory.", "settings": {}}
-    where = {"place": getattr(value, "place", ""), "coef": getattr(value, "coef", 0.0)}
-    return {"name": kl.name, "says": first_words(kl.function), "settings": where}
+    settings = {"place": getattr(value, "place", ""), "coef": getattr(value, "coef", 0.0)}
+    return {"name": kl.name, "says": first_words(kl.function), "settings": settings}

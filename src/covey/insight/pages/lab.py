@@ -13,6 +13,7 @@ import torch
 from pydantic import BeforeValidator, Field, ValidationError, validate_call
 from torch import Tensor
 
+from covey.config.algorithm import checked_settings
 from covey.objective.advantages import centered, standard_deviation
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
@@ -67,8 +68,8 @@ def group_tool(
     *,
     rewards: RewardList,
     lengths: LengthList = [],  # noqa: B006 - validated into a list of its own
-    ddof: Annotated[int, Field(ge=0, le=1)] = 1,
-    eps: Annotated[float, Field(ge=0, le=1)] = 1e-4,
+    ddof: int = 1,
+    eps: Finite = 1e-4,
     greedy: Finite | None = None,
     max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 512,
 ) -> ToolAnswer:
@@ -77,13 +78,14 @@ def group_tool(
     if len(lengths) != len(rewards):
         raise ConfigError(f"{len(rewards)} rewards, but {len(lengths)} lengths")
     data = _group_data(torch.tensor(rewards, dtype=torch.float64), lengths, greedy)
-    mean, std = float(data.rewards.mean()), [float(standard_deviation(data.rewards, d)) for d in (0, 1)]
+    mean = float(data.rewards.mean())
+    std = [float(standard_deviation(data.rewards, d)) for d in (0, 1)]
     return {
         "mean": mean,
         "std": std[ddof],
         "std_population": std[0],
         "std_sample": std[1],
-        "dead": not bool(centered(data.rewards).any()),
+        "dead": _is_dead(data),
         "estimators": [
             _estimated(function, data, {"ddof": ddof, "eps": eps})
             for function in AXIS["advantage"]
@@ -112,9 +114,13 @@ def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -
     )
 
 
+def _is_dead(data: GroupData) -> bool:
+    return not bool(centered(data.rewards).any())
+
+
 def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> ToolAnswer:
     """Apply an estimator to a group: its advantages, its formula, and the numbers in the formula."""
-    settings = {k: v for k, v in given.items() if k in setting_defaults(function)}
+    settings = _own_settings(function, given)
     bound: Bound[GroupData, Tensor] = bind(function, **settings)
     formula = formula_of(function)
     count = len(data.rewards)
@@ -127,6 +133,12 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
         "numbers": [_numbers(formula, data, i, bound.all_settings) for i in range(count)] if formula else [],
         "sums_to_zero": abs(float(bound(data).sum())) < 1e-9,
     }
+
+
+def _own_settings(function: Callable[..., object], given: Mapping[str, float]) -> dict[str, object]:
+    """Return those settings that a function has, checked as in a config. Raises ConfigError."""
+    own = {name: value for name, value in given.items() if name in setting_defaults(function)}
+    return checked_settings(function.__name__, function, own)
 
 
 def first_words(function: Callable[..., object]) -> str:
@@ -143,7 +155,9 @@ def formula_of(function: Callable[..., object]) -> str:
 
 def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float]) -> dict[str, float]:
     """Return symbol -> number for completion i, longer symbols first, since they contain shorter ones."""
-    r, ddof, eps = data.rewards, int(settings.get("ddof", 1)), settings.get("eps", 0.0)
+    r = data.rewards
+    ddof = int(settings.get("ddof", 1))
+    eps = settings.get("eps", 0.0)
     others = torch.cat([r[:i], r[i + 1 :]])
     spread = float(standard_deviation(others, 1))
     known: dict[str, float] = {
@@ -185,11 +199,12 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
     # Every step is one token long, so step k ends at token k.
     given = [StepRewards(row, range(len(row))) for row in values]
     mask = torch.arange(longest) < torch.tensor([len(row) for row in values])[:, None]
-    none, one = torch.zeros(1, len(values), dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    none = torch.zeros(1, len(values), dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
     every = torch.tensor([v for row in values for v in row], dtype=torch.float64)
     credited = {
-        how: process_zscore(none, one, mask, [given], credit=how, ddof=0, eps=0.0).tolist()
-        for how in ("own_step", "sum_to_go", "min_form")
+        credit: process_zscore(none, one, mask, [given], credit=credit, ddof=0, eps=0.0).tolist()
+        for credit in ("own_step", "sum_to_go", "min_form")
     }
     return {"mean": float(every.mean()), "std": float(standard_deviation(every, 0)), "credits": credited}
 
@@ -207,15 +222,16 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     longest = max(map(len, words))
     ids = torch.tensor([[number[w] for w in row] + [-1] * (longest - len(row)) for row in words])
     values = torch.tensor(rewards, dtype=torch.float64)
-    known, there = prefix_values(values, ids), ids >= 0
+    known = prefix_values(values, ids)
+    mask = ids >= 0
     last = torch.tensor([len(row) - 1 for row in words])
     # (N, T): the whole reward is paid at the last token of each completion.
     paid = torch.zeros_like(known[:, 1:]).scatter(1, last[:, None], values[:, None])
     return {
         "words": words,
         "values": known.tolist(),
-        "critic": gae(paid, known[:, :-1], there).tolist(),
-        "credit": prefix_tree(values, ids, there).tolist(),
+        "critic": gae(paid, known[:, :-1], mask).tolist(),
+        "credit": prefix_tree(values, ids, mask).tolist(),
         "outcome": centered(values).tolist(),
     }
 
@@ -228,8 +244,8 @@ def gate_tool(
     *,
     ratio: Annotated[float, Field(gt=0, le=20)] = 1.0,
     advantage: Finite = 1.0,
-    clip_low: Annotated[float, Field(gt=0, le=20)] = 0.2,
-    clip_high: Annotated[float, Field(gt=0, le=20)] = 0.2,
+    clip_low: Finite = 0.2,
+    clip_high: Finite = 0.2,
     old: Annotated[float, Field(gt=0, lt=1)] = 0.1,
 ) -> ToolAnswer:
     """Return for every clip rule a token's objective and its gradient coefficient, over many ratios."""
@@ -246,30 +262,25 @@ def gate_tool(
         torch.ones(len(grid)),
         selected=torch.ones_like(log_ratio).bool(),
     )
-    found = []
+    rules = []
     for rule in AXIS["surrogate"]:
-        chosen = {"clip_low": clip_low, "clip_high": clip_high}
-        surrogate = bind(rule, **{k: v for k, v in chosen.items() if k in setting_defaults(rule)})
-        if "group" in surrogate.needs:  # one of all completions of a group has no push of a token alone
-            continue
-        algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
-        gains = -policy_values(algorithm, _with_ratio(algorithm, inputs))[:, 0]
-        pushes = gradient_coefficient(algorithm, inputs)[:, 0]
-        found.append(
-            {
-                "name": surrogate.name,
-                "says": first_words(rule),
-                "gains": gains[:-1].tolist(),
-                "pushes": pushes[:-1].tolist(),
-                "gain": float(gains[-1]),
-                "push": float(pushes[-1]),
-            }
-        )
-    return {"ratios": grid[:-1], "rules": found}
+        surrogate = bind(rule, **_own_settings(rule, {"clip_low": clip_low, "clip_high": clip_high}))
+        if "group" not in surrogate.needs:  # such a rule has no gradient of a token alone
+            rules.append({"name": surrogate.name, "says": first_words(rule), **_gate(surrogate, inputs)})
+    return {"ratios": grid[:-1], "rules": rules}
 
 
-def _with_ratio(algorithm: Algorithm, inputs: LossInputs) -> LossInputs:
-    return replace(inputs, ratio=algorithm.ratio(inputs))
+def _gate(surrogate: Bound[LossInputs, Tensor], inputs: LossInputs) -> ToolAnswer:
+    """Return what a token adds to the objective, and its gradient coefficient, by ratio."""
+    algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
+    gains = -policy_values(algorithm, replace(inputs, ratio=algorithm.ratio(inputs)))[:, 0]
+    pushes = gradient_coefficient(algorithm, inputs)[:, 0]
+    return {
+        "gains": gains[:-1].tolist(),
+        "pushes": pushes[:-1].tolist(),
+        "gain": float(gains[-1]),
+        "push": float(pushes[-1]),
+    }
 
 
 @validate_call
@@ -332,26 +343,35 @@ def toy_tool(
         raise ConfigError(f"estimator: {estimator}: one of {', '.join(known)} is due")
     algorithm = Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
     others = [(1 - start) / (answers - 1)] * (answers - 1)
-    logits = torch.tensor([start, *others], dtype=torch.float64).log().requires_grad_()
-    course, dead, drawn = [logits.softmax(0).tolist()], list[bool](), list[list[int]]()
+    logits = torch.tensor([start, *others], dtype=torch.float64).log()
+    course = [logits.softmax(0).tolist()]
+    dead = []
+    drawn = []
     for update in range(updates):
         draws = torch.from_numpy(uniforms(key(seed, "toy", update), size)).double()
         # Inverse-CDF sampling; the clamp guards against a cumulative sum that rounds below 1.
-        samples = torch.searchsorted(logits.detach().softmax(0).cumsum(0), draws).clamp(max=answers - 1)
+        samples = torch.searchsorted(logits.softmax(0).cumsum(0), draws).clamp(max=answers - 1)
         data = _group_data((samples == 0).double(), [1] * size, None)
-        advantages = algorithm.advantage(data)
-        logprobs = logits.log_softmax(0)[samples][:, None]
-        totals = Totals(size, size, 1, 1)
-        whole = torch.full((size,), float(size))
-        inputs = LossInputs(logprobs, data.mask, advantages[:, None], logprobs.detach(), totals, whole)
-        loss = policy_loss(algorithm, inputs).total
-        (gradient,) = torch.autograd.grad(loss, logits)
-        logits = (logits.detach() - lr * gradient).requires_grad_()
+        logits = logits - lr * _toy_gradient(algorithm, logits, samples, data)
         course.append(logits.softmax(0).tolist())
-        dead.append(not bool(centered(data.rewards).any()))
+        dead.append(_is_dead(data))
         drawn.append(samples.tolist())
     entropy = [-sum(x * math.log(x) for x in row if x > 0) for row in course]
     return {"course": course, "entropy": entropy, "dead": dead, "drawn": drawn}
+
+
+def _toy_gradient(algorithm: Algorithm, logits: Tensor, samples: Tensor, data: GroupData) -> Tensor:
+    """Return the gradient of the loss of a group by the logits; an answer is one token."""
+    logits = logits.clone().requires_grad_()
+    logprobs = logits.log_softmax(0)[samples][:, None]
+    advantages = algorithm.advantage(data)[:, None]
+    size = len(samples)
+    totals = Totals(size, size, 1, 1)
+    inputs = LossInputs(
+        logprobs, data.mask, advantages, logprobs.detach(), totals, torch.full((size,), float(size))
+    )
+    (gradient,) = torch.autograd.grad(policy_loss(algorithm, inputs).total, logits)
+    return gradient
 
 
 TOOLS: dict[str, Callable[..., ToolAnswer]] = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from covey.config.load import flatten
 from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
-from covey.insight.pages.settings import algorithm_rows, recorded_values, written
+from covey.insight.pages.settings import nearest_preset, recorded_values, written
 from covey.insight.pages.thinning import Curve
-from covey.insight.show import why_pushed
+from covey.insight.show import advantage_reason
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
@@ -29,6 +29,7 @@ from covey.system.console import duration
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey_verify.errors import ConfigError, CoveyError
 
+T = TypeVar("T")
 Record = dict[str, Any]
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
@@ -172,7 +173,7 @@ def _known(folder: Path) -> Record:
     streams = tuple((path.name, path.stat().st_size if path.exists() else 0) for path in paths)
     return _facts(folder, streams) | {
         "method": settings["method"],
-        "algorithm": next(algorithm_rows(settings))["value"] if settings["method"] == "rl" else "",
+        "algorithm": nearest_preset(settings) if settings["method"] == "rl" else "",
         "model": str(settings.get("model")),
         "steps": 0 if settings["method"] == "filter" else settings["train"].get("steps"),
     }
@@ -206,7 +207,8 @@ class Reading:
 
     def __init__(self, folder: Path) -> None:
         # Requests run in threads, and two of them may open the same page.
-        self.folder, self.busy = folder, Lock()
+        self.folder = folder
+        self.busy = Lock()
         self.forget()
 
     def forget(self) -> None:
@@ -267,47 +269,55 @@ def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
 
 
 def run_page(name: str, folder: Path) -> Record:
-    """Return the page of a run: its facts, curves and findings."""
+    """Return the page of a run: its facts, curves and findings; ``notes`` say what of it is damaged."""
     known = reading(folder)
-    read = known.streams()
-    streams = known.tails
-    notes = [*known.refused.values()]
-    notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
-    with suppress(CoveyError):  # of a damaged result, or of what was refused
-        notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
-    settings, environment = list[Record](), list[tuple[str, str]]()
-    try:
-        settings = recorded_values(folder)
-        environment = [(k, written(v)) for k, v in flatten(read_environment(folder) or {})]
-    except CoveyError as error:
-        notes.append(str(error))
-    remarks: list[Record] = []
-    seconds, verdict = 0.0, None
-    try:
-        seconds = seconds_of(folder, read["timings"])
-        verdict = run_verdict(folder, read["evals"], seconds)
-        if not read["findings"]:
-            remarks = [vars(r) for r in _remarks(folder, tuple(tail.at for tail in streams.values()))]
-    except CoveyError as error:
-        notes.append(str(error))
-    now = run_state(folder)
-    if now in ("stopped", "interrupted") and (ending := read_ending(folder)):
-        notes.append(ending)
+    records = known.streams()
+    notes = _notes(known)
+    settings = _unless_damaged(partial(recorded_values, folder), notes, list[Record]())
+    environment = _unless_damaged(partial(read_environment, folder), notes, None)
+    seconds = _unless_damaged(partial(seconds_of, folder, records["timings"]), notes, 0.0)
+    verdict = _unless_damaged(partial(run_verdict, folder, records["evals"], seconds), notes, None)
+    state = run_state(folder)
+    if state in ("stopped", "interrupted"):
+        notes.append(read_ending(folder))
+    positions = {kind: tail.at for kind, tail in known.tails.items()}
+    remarks: list[Finding] = []
+    if not records["findings"]:
+        remarks = _unless_damaged(partial(_remarks, folder, tuple(positions.values())), notes, remarks)
     return {
         "run": name,
         "folder": str(folder),
-        "state": now,
+        "state": state,
         "settings": settings,
-        "environment": environment,
+        "environment": [(key, written(value)) for key, value in flatten(environment or {})],
         "spent": dict(known.spent),
         "verdict": verdict,
         "duration": duration(seconds),
-        "remarks": remarks,
-        "notes": list(dict.fromkeys(notes)),
-        "at": {kind: tail.at for kind, tail in streams.items()},
-        **news(read),
+        "remarks": [vars(remark) for remark in remarks],
+        "notes": list(dict.fromkeys(note for note in notes if note)),
+        "at": positions,
+        **news(records),
         "logged": recorded_steps(folder),
     }
+
+
+def _notes(known: Reading) -> list[str]:
+    """Return why streams, or lines of them, are not read, and whether a stream ends before its record."""
+    tails = known.tails.values()
+    notes = [*known.refused.values()]
+    notes += [f"{tail.path}: {tail.unreadable} lines cannot be read" for tail in tails if tail.unreadable]
+    with suppress(CoveyError):  # of a damaged result, or of what was refused
+        notes += [ended_otherwise(known.folder, tail.path.name) for tail in tails]
+    return notes
+
+
+def _unless_damaged(read: Callable[[], T], notes: list[str], otherwise: T) -> T:
+    """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
+    try:
+        return read()
+    except CoveyError as error:
+        notes.append(str(error))
+        return otherwise
 
 
 def news(read: Mapping[str, list[Record]]) -> Record:
@@ -334,9 +344,9 @@ def step_of(folder: Path, number: int, log: RolloutLog) -> Record:
     """Return the page of a step whose log was read."""
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
-    why = why_pushed(folder, log.rows)
+    why = advantage_reason(folder, log.rows)
     logged = recorded_steps(folder)
-    return {"step": number, "logged": logged, "of": len(groups), "why_pushed": why, "groups": groups}
+    return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
 
 
 def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
@@ -385,7 +395,7 @@ def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
         "prompt": rows[0]["prompt"],
         "weights": rows[0]["weights"],
         "greedy_reward": rows[0]["greedy_reward"],
-        "why_pushed": why_pushed(folder, rows),
+        "advantage_reason": advantage_reason(folder, rows),
         "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
     }
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from covey.insight.pages.document import address, document
 from covey.insight.pages.records import Record, group_of, run_page, step_of
-from covey.insight.pages.thinning import rounded
 from covey.insight.pages.tokens import tokens_of
 from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.console import finite
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
@@ -41,7 +41,8 @@ def write_report(run: Path, output: Path) -> None:
     stages = [run] if (run / "config.yaml").exists() else stages_in(run) or [last_stage(run)]
     if output.is_dir() or not output.parent.is_dir():
         raise ConfigError(f"--output {output}: name a file in a folder that exists")
-    name, answers = run.resolve().name, dict[str, object]()
+    name = run.resolve().name
+    answers = dict[str, object]()
     room = ROOM // max(1, sum(bool(recorded_steps(stage)) for stage in stages))
     for stage in stages:
         _refuse_damage(stage)
@@ -62,9 +63,11 @@ def _refuse_damage(stage: Path) -> None:
 
 def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     """Return address -> page: the run's own, and of its completions those that have room."""
-    page, pages, kinds = run_page(run, folder), dict[str, object](), Counter[str]()
+    page = run_page(run, folder)
+    pages = dict[str, object]()
+    kinds = Counter[str]()
     for must, (path, query, full) in _by_importance(folder, page):
-        answer = rounded(full, DIGITS)
+        answer = finite(full, DIGITS)
         size = len(json.dumps(answer, separators=(",", ":")))
         if size > room and not must:
             break
@@ -78,7 +81,7 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
             f"groups and {kinds['tokens']} completions token by token. `covey ui` shows all from the run's "
             "folder."
         )
-    return {**pages, address("run", {"run": run}): rounded(page | {"report": said}, DIGITS)}
+    return {**pages, address("run", {"run": run}): finite(page | {"report": said}, DIGITS)}
 
 
 class _Completions:
@@ -128,21 +131,16 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
     evidence = list(_evidence(page))
     ends = list(dict.fromkeys([*logged[:1], *logged[-1:]]))
     middle = logged[len(logged) // 2 :][:1]
-    pointed = [step for step, _ in evidence if step in logged]
-    steps = list(dict.fromkeys([*ends, *middle, *pointed]))
+    others = [step for step in [*middle, *(step for step, _ in evidence)] if step in logged]
+    steps = list(dict.fromkeys([*ends, *others]))
     made = _Completions(folder, steps)
     for step in ends:
         yield True, made.step(step)
     for step in ends:
         yield True, made.group(step, made.orders[step][0])
-    for step in steps:
-        if step not in ends:
-            yield False, made.step(step)
-    # The first group of each step, then the second of each, and so on.
-    turns = zip_longest(*([(step, group) for group in made.orders[step][:GROUPS]] for step in steps))
-    by_turns = [place for turn in turns for place in turn if place]
-    named = [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
-    for step, group in dict.fromkeys([*named, *by_turns]):
+    for step in steps[len(ends) :]:
+        yield False, made.step(step)
+    for step, group in dict.fromkeys([*_known(evidence, made), *_by_turns(steps, made)]):
         if (step, group) not in made.samples:
             yield False, made.group(step, group)
         for sample in made.samples[step, group][:2]:
@@ -150,6 +148,19 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
     for (step, group), samples in made.samples.items():
         for sample in samples[2:]:
             yield False, made.tokens(step, group, sample)
+
+
+def _known(evidence: Sequence[tuple[int, int]], made: _Completions) -> list[tuple[int, int]]:
+    """Return (step, group) of those places that are in the log."""
+    return [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
+
+
+def _by_turns(steps: Sequence[int], made: _Completions) -> Iterator[tuple[int, int]]:
+    """Yield (step, group): the first group of each step, then the second of each, and so on."""
+    for turn in zip_longest(*(made.orders[step][:GROUPS] for step in steps)):
+        for step, group in zip(steps, turn, strict=True):
+            if group is not None:
+                yield step, group
 
 
 def _telling(completions: Sequence[Record]) -> list[int]:
@@ -164,6 +175,7 @@ def _evidence(page: Record) -> Iterator[tuple[int, int]]:
     for finding in page["findings"] or page["remarks"]:
         place = finding.get("evidence")
         known = {"step": finding.get("step"), **(place if isinstance(place, Mapping) else {})}
-        step, group = known["step"], known.get("group")
+        step = known["step"]
+        group = known.get("group")
         if isinstance(step, int):
             yield step, group if isinstance(group, int) else -1

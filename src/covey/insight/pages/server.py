@@ -6,20 +6,17 @@ import asyncio
 import json
 import os
 import secrets
-import signal
-import socket
 import sys
 import webbrowser
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import parse_qs
 
 import h11
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -34,6 +31,7 @@ from covey.insight.pages.drawings import lab_contents
 from covey.insight.pages.records import (
     Record,
     Runs,
+    Tail,
     group_page,
     listed_runs,
     newly_logged,
@@ -44,6 +42,7 @@ from covey.insight.pages.records import (
 )
 from covey.insight.pages.tokens import token_page
 from covey.system.console import finite
+from covey.system.http import Server, listen
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.web import two_lengths
 
@@ -73,7 +72,8 @@ class TokenGate:
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self.app, self.token = app, token
+        self.app = app
+        self.token = token
         self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,127 +130,146 @@ def json_answer(value: object, status: int = 200) -> Response:
 def build_site(root: Path | None) -> Starlette:
     """Return the site without its gate; without a folder it has the lab only."""
     runs = Runs(root)
-
-    def number(request: Request, name: str) -> int:
-        text = request.query_params.get(name, "")
-        if not text.isdecimal() or len(text) > 12:
-            raise ConfigError(f"{name}: {text!r} is no number")
-        return int(text)
-
-    def folder(request: Request) -> Path:
-        return runs.folder(request.query_params.get("run", ""))
-
-    def page(_: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
-
-    # A plain function, not a coroutine: Starlette runs it in a thread, so slow reads block nobody.
-    def of(make: Callable[[Request], object]) -> Callable[[Request], Response]:
-        def endpoint(request: Request) -> Response:
-            try:
-                return json_answer(make(request))
-            except CoveyError as error:
-                return json_answer({"error": str(error)}, 400)
-            except OSError as error:  # the run's folder may go while it is looked at
-                return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
-
-        return endpoint
-
-    def live(request: Request) -> Response:
-        names = set(request.query_params) - {"run", "token"}
-        at = {name: number(request, name) for name in names}
-        try:
-            return StreamingResponse(live_events(folder(request), at), media_type="text/event-stream")
-        except CoveyError as error:
-            return json_answer({"error": str(error)}, 400)
-
-    api: dict[str, Callable[[Request], object]] = {
-        "runs": lambda _: {"root": str(runs.root or ""), "runs": listed_runs(runs)},
-        "compare": lambda q: compared(
-            runs.folder(q.query_params.get("a", "")), runs.folder(q.query_params.get("b", ""))
-        ),
-        "lab": lambda _: lab_contents(),
-        "run": lambda q: runs.page(q.query_params.get("run", "")),
-        "step": lambda q: step_page(folder(q), number(q, "step")),
-        "group": lambda q: group_page(folder(q), number(q, "step"), number(q, "group")),
-        "tokens": lambda q: token_page(folder(q), number(q, "step"), number(q, "group"), number(q, "sample")),
-    }
-    routes = [Route(f"/api/{name}", of(make)) for name, make in api.items()]
+    routes = [Route(f"/api/{name}", _endpoint(partial(answer, runs))) for name, answer in ANSWERS.items()]
     return Starlette(
         routes=[
-            Route("/", page),
+            Route("/", _index),
             *routes,
-            Route("/api/live", live),
-            Route(
-                "/api/lab/{tool}", of(lambda q: lab.answer_tool(q.path_params["tool"], parse_qs(q.url.query)))
-            ),
+            Route("/api/live", partial(_live, runs)),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
 
 
-async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
+def _index(_: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+def _endpoint(answer: Callable[[Request], object]) -> Callable[[Request], Response]:
+    """Return an endpoint that answers in JSON, with the reason if it cannot."""
+
+    # A plain function, not a coroutine: Starlette runs it in a thread, so slow reads block nobody.
+    def endpoint(request: Request) -> Response:
+        try:
+            return json_answer(answer(request))
+        except CoveyError as error:
+            return json_answer({"error": str(error)}, 400)
+        except OSError as error:  # the run's folder may go while it is looked at
+            return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
+
+    return endpoint
+
+
+def _live(runs: Runs, request: Request) -> Response:
+    """Stream the records that come after the bytes of each stream that the page has."""
+    try:
+        positions = {name: _number(request, name) for name in set(request.query_params) - {"run", "token"}}
+        events = live_events(_folder(runs, request), positions)
+    except CoveyError as error:
+        return json_answer({"error": str(error)}, 400)
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not text.isdecimal() or len(text) > 12:
+        raise ConfigError(f"{name}: {text!r} is no number")
+    return int(text)
+
+
+def _folder(runs: Runs, request: Request, name: str = "run") -> Path:
+    return runs.folder(request.query_params.get(name, ""))
+
+
+def _runs(runs: Runs, _: Request) -> object:
+    return {"root": str(runs.root or ""), "runs": listed_runs(runs)}
+
+
+def _run(runs: Runs, request: Request) -> object:
+    return runs.page(request.query_params.get("run", ""))
+
+
+def _compare(runs: Runs, request: Request) -> object:
+    return compared(_folder(runs, request, "a"), _folder(runs, request, "b"))
+
+
+def _step(runs: Runs, request: Request) -> object:
+    return step_page(_folder(runs, request), _number(request, "step"))
+
+
+def _group(runs: Runs, request: Request) -> object:
+    return group_page(_folder(runs, request), _number(request, "step"), _number(request, "group"))
+
+
+def _tokens(runs: Runs, request: Request) -> object:
+    place = [_number(request, name) for name in ("step", "group", "sample")]
+    return token_page(_folder(runs, request), *place)
+
+
+def _lab(_: Runs, __: Request) -> object:
+    return lab_contents()
+
+
+def _tool(_: Runs, request: Request) -> object:
+    return lab.answer_tool(request.path_params["tool"], parse_qs(request.url.query))
+
+
+ANSWERS: Mapping[str, Callable[[Runs, Request], object]] = {
+    "runs": _runs,
+    "run": _run,
+    "compare": _compare,
+    "step": _step,
+    "group": _group,
+    "tokens": _tokens,
+    "lab": _lab,
+    "lab/{tool}": _tool,
+}
+"""Path below `/api` -> what answers there."""
+
+
+async def live_events(folder: Path, positions: Mapping[str, int]) -> AsyncIterator[str]:
     """Yield new records of a run as server-sent events; `reset` if a resume has truncated its streams."""
-    streams, before = tails(folder, at), ""
+    streams = tails(folder, positions)
+    state = ""
     while True:
         try:
-            read = await to_thread(lambda: {name: tail.read() for name, tail in streams.items()})
+            records = await to_thread(_read_all, streams)
         except (EOFError, OSError, CoveyError):
             yield "event: reset\ndata: {}\n\n"
             return
-        now = run_state(folder)
-        if any(read.values()) or now != before:
+        before = state
+        state = run_state(folder)
+        if any(records.values()) or state != before:
             message: Record = {
-                "state": now,
-                **news(read),
-                "logged": newly_logged(folder, read["metrics"]),
+                "state": state,
+                **news(records),
+                "logged": newly_logged(folder, records["metrics"]),
             }
             yield f"data: {json.dumps(finite(message), allow_nan=False)}\n\n"
-        before = now
         await asyncio.sleep(LOOK)
 
 
-class PageServer(uvicorn.Server):
-    """A server that ends at the first signal; the terminal and the supervisor may both send one."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing: ``serve_pages`` sets the handlers earlier, and uvicorn would raise the signal again."""
-        yield
+def _read_all(streams: Mapping[str, Tail]) -> dict[str, list[Record]]:
+    return {name: tail.read() for name, tail in streams.items()}
 
 
 def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
     """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken."""
     if root is not None and not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; give the folder of a run, or one with runs in it")
-    with socket.socket() as place:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            place.bind((ADDRESS, port))
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or "a port is 0 to 65535"
-            raise ConfigError(f"--port {port}: {why}. Choose another, or leave it out") from None
-        port, token = place.getsockname()[1], secrets.token_urlsafe(16)
+        raise ConfigError(f"{root}: there is no such folder. Give a run's folder, or one with runs in it")
+    with listen(ADDRESS, port) as listener, TemporaryDirectory(prefix="covey-") as private:
+        port = listener.getsockname()[1]
+        token = secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
-        settings = uvicorn.Config(
-            TokenGate(build_site(root), token, port),
-            log_level="critical",
-            timeout_graceful_shutdown=1,
-            lifespan="off",
-            http=PromptProtocol,
-        )
-        server = PageServer(settings)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, server.handle_exit)
-        said = json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it"
-        print(said, flush=True)
-        with TemporaryDirectory(prefix="covey-") as private:  # only its owner can look into it
-            if open_browser and _has_display():
-                webbrowser.open(_doorway(Path(private), url).as_uri())
-            server.run(sockets=[place])
+        server = Server(TokenGate(build_site(root), token, port), "critical", PromptProtocol)
+        print(json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it", flush=True)
+        if open_browser and _has_display():
+            webbrowser.open(_doorway(Path(private), url).as_uri())
+        server.run(sockets=[listener])
 
 
 def _doorway(folder: Path, url: str) -> Path:
-    """Return a private file that redirects a browser to the address.
+    """Return a file in a private folder that redirects a browser to the address.
 
     Anybody on a machine can read a command's arguments, and the address holds the token.
     """

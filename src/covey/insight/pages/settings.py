@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.algorithm import describe
+from covey.config.algorithm import algorithm_rows, describe
 from covey.config.load import flatten
 from covey.config.rows import schema_rows
 from covey.objective.algorithms import PRESETS
@@ -29,13 +29,13 @@ def recorded_values(folder: Path) -> list[Record]:
     # A setting that is a mapping differs as a whole.
     others = [(k, v) for k, v in flat if not f"{k}.".startswith(named)]
     return [{**row, "differs": True} for row in differing] + [
-        {"setting": key, "value": written(value), "says": "", "differs": False} for key, value in others
+        {**_row(key, value, ""), "differs": False} for key, value in others
     ]
 
 
 def differing_settings(folder: Path) -> list[Record]:
     """Return the settings of a run that differ from their defaults, or have none. Raises ConfigError."""
-    recorded: Mapping[str, Any] = recorded_yaml(folder)
+    recorded = recorded_yaml(folder)
     found = []
     for row in schema_rows():
         default = list(row.default) if isinstance(row.default, tuple) else row.default
@@ -43,26 +43,53 @@ def differing_settings(folder: Path) -> list[Record]:
         for part in row.key.split("."):  # a section that is not there, or null, has its defaults
             value = value[part] if isinstance(value, Mapping) and part in value else default
         if value != default and str(value) != str(default) and row.key not in ("output", "algorithm"):
-            found.append({"setting": row.key, "value": written(value), "says": row.setting.effect})
-    return [*found, *(algorithm_rows(recorded) if recorded.get("method") == "rl" else ())]
+            found.append(_row(row.key, value, row.setting.effect))
+    return [*found, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
 
 
-def algorithm_rows(recorded: Mapping[str, Any]) -> Iterator[Record]:
+def nearest_preset(recorded: Mapping[str, Any]) -> str:
+    """Return the name of the preset with the most axes in common with a run's algorithm."""
+    axes = {axis: _flat(value) for axis, value in (recorded.get("algorithm") or {}).items()}
+
+    def distance(name: str) -> int:
+        known = describe(PRESETS[name], _max_tokens(recorded))
+        return sum(axes.get(axis) != _flat(value) for axis, value in known.items())
+
+    return min(PRESETS, key=distance)
+
+
+def _algorithm_differences(recorded: Mapping[str, Any]) -> Iterator[Record]:
     """Yield the preset nearest to a run's algorithm, and the settings in which they differ."""
-    axes = recorded.get("algorithm") or {}
-    most = (recorded.get("rollout") or {}).get("max_tokens")
-    known = {name: describe(preset, most) for name, preset in PRESETS.items()}
-    name = min(
-        known, key=lambda n: sum(_flat(axes.get(axis)) != _flat(own) for axis, own in known[n].items())
-    )
-    yield {"setting": "algorithm.name", "value": name, "says": PRESETS[name].paper}
+    name = nearest_preset(recorded)
     preset = PRESETS[name]
+    yield _row("algorithm.name", name, preset.paper)
+    axes = recorded.get("algorithm") or {}
     # Compare a KL that the user added with the default KL, so that only its changed settings show.
     if axes.get("kl") and preset.kl is None:
         preset = replace(preset, kl=KL())
-    given, own = _flat(axes), _flat(describe(preset, most))
-    for key in (k for k, v in given.items() if v != own.get(k)):
-        yield {"setting": f"algorithm.{key}", "value": written(given[key]), "says": ""}
+    values = _flat(axes)
+    usual = _flat(describe(preset, _max_tokens(recorded)))
+    for key, value in values.items():
+        if value != usual.get(key):
+            yield _row(f"algorithm.{key}", value, _effect(key, values))
+
+
+def _effect(key: str, values: Mapping[str, object]) -> str:
+    """Return the sentence on a setting of an algorithm, empty for one of a user's own function."""
+    axis = key.rpartition(".")[0]
+    # A setting belongs to the function on its axis, or to the record that the axis is; the axis to nobody.
+    owners = ("", values.get(f"{axis}.name"), axis.partition(".")[0])
+    place = f"algorithm.{key}".removesuffix(".name")
+    rows = (row for row in algorithm_rows() if row.key == place and row.owner in owners)
+    return next((row.setting.effect for row in rows), "")
+
+
+def _max_tokens(recorded: Mapping[str, Any]) -> int | None:
+    return (recorded.get("rollout") or {}).get("max_tokens")
+
+
+def _row(key: str, value: object, effect: str) -> Record:
+    return {"setting": key, "value": written(value), "says": effect}
 
 
 def _flat(value: object, path: str = "") -> dict[str, object]:

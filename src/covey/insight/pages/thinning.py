@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.system.console import finite
+
 Record = dict[str, Any]
 MOST = 200
 """Largest number of stretches of a curve. Each is two points, and a screen has no room for more."""
@@ -26,8 +28,10 @@ class Stretch:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the record of the next step."""
-        step, extremes = int(record["step"]), self.extremes
-        self.last, self.size = step, self.size + 1
+        step = int(record["step"])
+        extremes = self.extremes
+        self.last = step
+        self.size = self.size + 1
         for name, value in record.items():
             if not isinstance(value, int | float) or name == "step":
                 continue
@@ -41,7 +45,8 @@ class Stretch:
 
     def join(self, other: Stretch) -> None:
         """Merge a later stretch into this one."""
-        self.last, self.size = other.last, self.size + other.size
+        self.last = other.last
+        self.size = self.size + other.size
         for name, (low, low_at, high, high_at) in other.extremes.items():
             known = self.extremes.setdefault(name, [low, low_at, high, high_at])
             if low < known[0]:
@@ -97,17 +102,4 @@ class Curve:
         """Return the curve, with at most two records per stretch."""
         between = [record for stretch in self.stretches for record in stretch.records()]
         shown = [*self.ends[:1], *between, *self.ends[1:]]
-        return [{name: rounded(value, DIGITS) for name, value in record.items()} for record in shown]
-
-
-def rounded(value: object, digits: int) -> object:
-    """Return JSON with so many significant digits, and null for numbers that are not finite."""
-    if hasattr(value, "tolist"):
-        return rounded(value.tolist(), digits)
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if abs(value) < float("inf") else None
-    if isinstance(value, Mapping):
-        return {k: rounded(v, digits) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(v, digits) for v in value]
-    return value
+        return [{name: finite(value, DIGITS) for name, value in record.items()} for record in shown]

@@ -47,8 +47,10 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
 def tokens_of(folder: Path, log: RolloutLog, group: int, sample: int) -> Record:
     """Return the page of one completion of a log that was read."""
     places = log.groups[group]
-    row, arrays = log.rows[places[sample]], log.of_completion(places[sample])
-    tokenizer, ids = tokenizer_of(folder), arrays["tokens"].tolist()
+    row = log.rows[places[sample]]
+    arrays = log.of_completion(places[sample])
+    tokenizer = tokenizer_of(folder)
+    ids = arrays["tokens"].tolist()
     drawn = arrays.get("sampled", np.ones(len(ids), bool))
     values = {
         "applied": arrays.get("applied"),

@@ -53,52 +53,61 @@ def _products(numbers: Numbers) -> Iterator[Pair]:
 
 
 def _attention(dtype: torch.dtype) -> Iterator[Pair]:
-    total = READ + DRAWN
-    places = torch.arange(total)
-    # One prompt and one completion that sees it, as `Sequences.spans`.
-    spans = torch.tensor([[0, 0, 0, READ], [0, READ, READ, DRAWN]])
-    for h, k, e in SPLITS:
-        qkv = torch.randn(total, (h + 2 * k) * e).to(dtype)
-        norms = [torch.rand(e).to(dtype) + 0.5 for _ in range(2)]
-        # Rotary angles of the halves' pairs: the same for both halves of a head.
-        angles = torch.rand(total, e // 2).repeat(1, 2)
-        tables = angles.cos().to(dtype), angles.sin().to(dtype)
-        parts = [qkv.new_empty(total, heads, e) for heads in (h, k, k)]
-        call("split_heads", qkv, *norms, 1e-6, *tables, places, *parts, total, h, k, e, dtype=dtype)
+    for sizes in SPLITS:
+        heads = _Heads(dtype, *sizes)
+        total = READ + DRAWN
         # Without window and cap, with a window shorter than the prompt, and with a cap.
         for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
-            # Training: all tokens at once.
-            trained = qkv.new_empty(total, h, e)
-            levels = torch.empty(total, h)
-            lengths = (h, k, e, total, window)
-            call("attend", *parts, spans, 2, 0.2, cap, trained, levels, *lengths, dtype=dtype)
-            # Sampling: the prompt's keys and values are in the cache, and tokens are decoded one by one.
-            shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
-            # Keys and values of the prompt, then those of the completion, which decode_attend fills itself.
-            stores = [torch.zeros(1, k, *s) for s in shapes * 2]
-            columns = key_columns(parts[1][:READ])
-            stores[0][0, :, : columns.shape[1]] = columns
-            stores[1][0, :, :READ] = parts[2][:READ].transpose(0, 1)
-            slot = torch.zeros(1, dtype=torch.int64)
-            before = torch.tensor([READ])
-            sampled = qkv.new_empty(DRAWN, h * e)
-            for t in range(DRAWN):
-                row = qkv[READ + t]
-                sizes = (1, h, k, e, ROOM, ROOM, window)
-                slots = (slot, before, torch.tensor([t]))
-                given: tuple[Tensor | float, ...] = (
-                    row,
-                    *norms,
-                    1e-6,
-                    *tables,
-                    *slots,
-                    *stores,
-                    0.2,
-                    cap,
-                    sampled[t],
-                )
-                call("decode_attend", *given, *sizes, dtype=dtype)
-            yield f"attention of {h} heads of {e}", sampled, trained[READ:].flatten(1)
+            sampled = heads.decoded(window, cap)
+            yield f"attention of {sizes[0]} heads of {sizes[2]}", sampled, heads.trained(window, cap)
+
+
+class _Heads:
+    """Random queries, keys and values of a prompt and a completion, and their attention in both ways."""
+
+    def __init__(self, dtype: torch.dtype, queries: int, keys: int, width: int) -> None:
+        total = READ + DRAWN
+        self.dtype = dtype
+        self.sizes = (queries, keys, width)
+        self.qkv = torch.randn(total, (queries + 2 * keys) * width).to(dtype)
+        self.norms = [torch.rand(width).to(dtype) + 0.5 for _ in range(2)]
+        # Rotary angles of the halves' pairs: the same for both halves of a head.
+        angles = torch.rand(total, width // 2).repeat(1, 2)
+        self.tables = angles.cos().to(dtype), angles.sin().to(dtype)
+        self.parts = [self.qkv.new_empty(total, heads, width) for heads in (queries, keys, keys)]
+        inputs: tuple[Tensor | float, ...] = (self.qkv, *self.norms, 1e-6, *self.tables, torch.arange(total))
+        call("split_heads", *inputs, *self.parts, total, *self.sizes, dtype=dtype)
+
+    def trained(self, window: int, cap: float) -> Tensor:
+        """Attend from all tokens at once. -> those of the completion, (DRAWN, H E)."""
+        h, _, e = self.sizes
+        total = READ + DRAWN
+        # One prompt and one completion that sees it, as `Sequences.spans`.
+        spans = torch.tensor([[0, 0, 0, READ], [0, READ, READ, DRAWN]])
+        out = self.qkv.new_empty(total, h, e)
+        levels = torch.empty(total, h)
+        lengths = (*self.sizes, total, window)
+        call("attend", *self.parts, spans, 2, 0.2, cap, out, levels, *lengths, dtype=self.dtype)
+        return out[READ:].flatten(1)
+
+    def decoded(self, window: int, cap: float) -> Tensor:
+        """Attend from one token of the completion after the other, the prompt in a cache. (DRAWN, H E)."""
+        h, k, e = self.sizes
+        # Keys and values of the prompt, then those of the completion, which decode_attend fills itself.
+        shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
+        stores = [torch.zeros(1, k, *s) for s in shapes * 2]
+        columns = key_columns(self.parts[1][:READ])
+        stores[0][0, :, : columns.shape[1]] = columns
+        stores[1][0, :, :READ] = self.parts[2][:READ].transpose(0, 1)
+        slot = torch.zeros(1, dtype=torch.int64)
+        before = torch.tensor([READ])
+        sampled = self.qkv.new_empty(DRAWN, h * e)
+        for t in range(DRAWN):
+            inputs: tuple[Tensor | float, ...] = (self.qkv[READ + t], *self.norms, 1e-6, *self.tables)
+            slots = (slot, before, torch.tensor([t]))
+            lengths = (1, *self.sizes, ROOM, ROOM, window)
+            call("decode_attend", *inputs, *slots, *stores, 0.2, cap, sampled[t], *lengths, dtype=self.dtype)
+        return sampled
 
 
 def _logits(dtype: torch.dtype) -> Iterator[Pair]:

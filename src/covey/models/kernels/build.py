@@ -80,7 +80,8 @@ class Candidate(NamedTuple):
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled operations, built if they are not in the cache yet; None if there are none."""
-    if (given := os.environ.get(OFF, "")).startswith("/"):
+    given = os.environ.get(OFF, "")
+    if given.startswith("/"):
         return _permitted(ctypes.CDLL(given))
     found = tested_kernels() if given != "0" else None
     return None if found is None else found.operations
@@ -121,8 +122,10 @@ def _candidates() -> Iterator[Candidate]:
     yield from _from_the_wheel()
     if platform.system() not in ("Linux", "Darwin"):
         return
-    folder, ways = cache_folder(), _ways()
-    if (named := os.environ.get("CC")) and not shutil.which(named):
+    folder = cache_folder()
+    ways = _ways()
+    named = os.environ.get("CC")
+    if named and not shutil.which(named):
         print(f"note: CC={named} is no program here; not used", file=sys.stderr, flush=True)
     for compiler in compilers():
         yield from _made_by(compiler, ways)
@@ -134,7 +137,8 @@ def _candidates() -> Iterator[Candidate]:
 
 
 def _from_the_wheel() -> Iterator[Candidate]:
-    machine, flags = platform.machine(), set(processor().split())
+    machine = platform.machine()
+    flags = set(processor().split())
     for level in LEVELS if platform.system() == "Linux" else ():
         file = WHEEL / f"{level.name}.so"
         # A processor meets all levels below its best: if that library fails its trial, the next is tried.
@@ -199,7 +203,8 @@ def _instructions(content: bytes) -> str:
 
     A compiler older than the processor makes a library without tiles, and does not tell.
     """
-    machine, flags = platform.machine(), set(processor().split())
+    machine = platform.machine()
+    flags = set(processor().split())
     if TILES not in content:
         flags.discard("amx_bf16")
     levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
@@ -225,7 +230,8 @@ def _tried(content: bytes, path: Path) -> Trial:
         trial = trial_of(json.loads(done.stdout))
         lasts = True
     except subprocess.TimeoutExpired:
-        trial, lasts = Trial(problem=f"no result within {TRIAL_SECONDS} seconds"), False
+        trial = Trial(problem=f"no result within {TRIAL_SECONDS} seconds")
+        lasts = False
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or how_ended(done.returncode)
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
@@ -260,8 +266,9 @@ def _run_trial(content: bytes) -> subprocess.CompletedProcess[bytes]:
 def _keep_freed_memory() -> None:
     """Let glibc reuse large blocks: mapping fresh pages for every tensor costs more than the products."""
     if platform.libc_ver()[0] == "glibc":
-        # -3 and -1 are M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
-        libc, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
+        libc = ctypes.CDLL(None)
+        mmap_threshold = -3  # M_MMAP_THRESHOLD of malloc.h
+        trim_threshold = -1  # M_TRIM_THRESHOLD
         libc.mallopt(mmap_threshold, 1 << 27)
         libc.mallopt(trim_threshold, 1 << 30)
 

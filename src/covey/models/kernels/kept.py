@@ -29,7 +29,7 @@ def cache_folder() -> Path:
             return folder
         if found.st_uid == os.getuid() and not _ours_alone(found):
             print(f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr)
-    raise OSError("no folder to keep compiled operations in that only you can write to")
+    raise OSError("no cache folder for compiled operations that only you can write to")
 
 
 def kept_library(target: Path, otherwise: str) -> bytes | None:

@@ -24,7 +24,8 @@ def first_incorrect(
     """The first operation whose answer is not the known one; None if all are correct."""
     checks = [_products(call, packed_size, numbers)]
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
-        checks += [operations(call, numbers) for operations in (_rows, _heads, _attention, _logits)]
+        parts = (_embedding, _norms, _gates, _heads, _attention, _decoding, _logits, _scores)
+        checks += [operations(call, numbers) for operations in parts]
     found = (name for every in checks for name, got, expected in every if not _close(got, expected))
     return next(found, None)
 
@@ -39,30 +40,41 @@ def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.full(shape, torch.nan, dtype=dtype)
 
 
-def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
-    def full(value: float, *shape: int) -> Tensor:
-        return torch.full(shape or (T, E), value, dtype=dtype)
+def _full(value: float, *shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.full(shape or (T, E), value, dtype=dtype)
 
+
+def _embedding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Gradients of 2 for tokens 1, 1, 0: row 1 of the table gets two of them.
     into = torch.zeros(2, E)
-    call("embed_back", torch.tensor([1, 1, 0]), full(2), into, T, E, dtype=dtype)
+    call("embed_back", torch.tensor([1, 1, 0]), _full(2, dtype=dtype), into, T, E, dtype=dtype)
     yield "embed_back", into, torch.tensor([[2.0], [4.0]])
+
+
+def _norms(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
-    total, normed = _unset(T, E, dtype=dtype), _unset(T, E, dtype=dtype)
-    call("add_norm", full(3), full(1), full(2, E), 0.0, total, normed, T, E, dtype=dtype)
+    one, three, four = (_full(value, dtype=dtype) for value in (1, 3, 4))
+    weight = _full(2, E, dtype=dtype)
+    total = _unset(T, E, dtype=dtype)
+    normed = _unset(T, E, dtype=dtype)
+    call("add_norm", three, one, weight, 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
     dx = _unset(T, E, dtype=dtype)
     dw = torch.zeros(E)
-    call("add_norm_back", full(4), full(2, E), 0.0, full(3), full(1), dx, dw, T, E, dtype=dtype)
+    call("add_norm_back", four, weight, 0.0, three, one, dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
+
+
+def _gates(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
-    both = full(0, T, 2 * E)
+    both = _full(0, T, 2 * E, dtype=dtype)
     out = _unset(T, E, dtype=dtype)
     back = _unset(T, 2 * E, dtype=dtype)
-    both[1, :E], both[:, E:] = 64, 0.5
+    both[1, :E] = 64
+    both[:, E:] = 0.5
     call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
     yield "gate_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
-    call("gate_mul_back", both, 1.0, 0.0, full(2), back, T, E, dtype=dtype)
+    call("gate_mul_back", both, 1.0, 0.0, _full(2, dtype=dtype), back, T, E, dtype=dtype)
     slopes = torch.tensor([[0.5, 0.0], [1.0, 128.0], [0.5, 0.0]])
     yield "gate_mul_back", back, slopes.repeat_interleave(E, 1)
 
@@ -108,11 +120,13 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     # The values' gradient: token t gives 1 / (t + 1) to each token up to it, in each of the H heads.
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
+
+
+def _decoding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
     room = 16
     slot = torch.zeros(1, dtype=torch.int64)
     one = torch.ones(1, dtype=torch.int64)
-    none = None
     qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
     qkv[:, -E:] = 4
     stores = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
@@ -120,7 +134,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     own = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
     turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
     drawn = _unset(1, H * E, dtype=dtype)
-    state = (qkv, none, none, 0.0, *turn, slot, one, slot, *stores, *own)
+    state = (qkv, None, None, 0.0, *turn, slot, one, slot, *stores, *own)
     call("decode_attend", *state, 1.0, 1.0, drawn, 1, H, K, E, room, room, 2, dtype=dtype)
     yield "decode_attend", drawn, 3.0
     yield "decode_attend", own[1][0, 0, 0], 4.0
@@ -129,7 +143,6 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Equal logits: each of V tokens has probability 1 / V, and u draws token floor(u V).
     logits = torch.zeros(2, V, dtype=dtype)
-    targets = torch.tensor([5, 50])
     tokens = torch.full((2,), -1)
     logprobs = _unset(2)
     call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)
@@ -139,6 +152,12 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     capped = _unset(2, V, dtype=dtype)
     call("soft_cap", highs, 8.0, capped, 2, V, dtype=dtype)
     yield "soft_cap", capped, 8 * 0.6  # tanh(ln 2) = (2 - 1/2) / (2 + 1/2)
+
+
+def _scores(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    # Equal logits again.
+    logits = torch.zeros(2, V, dtype=dtype)
+    targets = torch.tensor([5, 50])
     scores = [_unset(2) for _ in range(3)]
     call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
     yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]

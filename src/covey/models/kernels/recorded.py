@@ -35,7 +35,7 @@ Work = Callable[[Tensor], Tensor]
 """Function (rows, D) -> (rows, V) that computes each row alone."""
 
 
-class _Noted(ctypes.Structure):
+class _RecordedCall(ctypes.Structure):
     """A call that can be repeated for some of its rows: `struct noted` in rows.c."""
 
     _fields_ = (
@@ -47,11 +47,12 @@ class _Noted(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _Noted:
+    def of(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _RecordedCall:
         # Integers and pointers go by one list and floats by another, as the C calling convention has it.
         # A stride of 0 bytes is an argument that all rows share.
         factors = [a for a in arguments if isinstance(a, float)]
-        values, strides = list[int](), list[int]()
+        values = list[int]()
+        strides = list[int]()
         for place, a in enumerate(arguments):
             if isinstance(a, Tensor):
                 values.append(a.data_ptr())
@@ -96,7 +97,7 @@ class _Lending(TorchDispatchMode):
         return lent
 
 
-class Recorded:
+class Recording:
     """Recorded work that computes each row alike and alone. A result is valid until the next call.
 
     If torch has a part in the work, it is not replayed but called each time.
@@ -104,10 +105,11 @@ class Recorded:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.operations: ctypes.Array[_Noted] | None = None
+        self.operations: ctypes.Array[_RecordedCall] | None = None
         self.memory: list[torch.UntypedStorage] = []
         """Storages behind the recorded addresses, held so that none is freed (a packed weight, say)."""
-        self.input, self.result = torch.empty(0, 0), torch.empty(0, 0)
+        self.input = torch.empty(0, 0)
+        self.result = torch.empty(0, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Do the work, by replay if there is a recording for so many rows."""
@@ -125,7 +127,7 @@ class Recorded:
         # A buffer of our own: callers' tensors come and go, and a replay reads this address.
         self.input = x.clone()
         self.memory = []
-        noted = list[_Noted]()
+        noted = list[_RecordedCall]()
         memory = list[torch.UntypedStorage]()
         lending = _Lending()
 
@@ -133,7 +135,7 @@ class Recorded:
             if name not in BY_ROW:
                 lending.alone = False
                 return
-            noted.append(_Noted.of(name, address, arguments))
+            noted.append(_RecordedCall.of(name, address, arguments))
             memory.extend(a.untyped_storage() for a in arguments if isinstance(a, Tensor))
 
         # `note` sees the C operations, `lending` all that torch is asked for meanwhile.
@@ -141,6 +143,6 @@ class Recorded:
             self.result = self.work(self.input)
         self.operations = None
         if lending.alone:
-            self.operations = (_Noted * len(noted))(*noted)
+            self.operations = (_RecordedCall * len(noted))(*noted)
             self.memory = memory
         return self.result

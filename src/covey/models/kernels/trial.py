@@ -7,8 +7,10 @@ that crashes ends only this process.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -32,7 +34,8 @@ def print_trial() -> None:
     """Print the results of the trial as JSON."""
     torch.set_num_threads(1)
     for numbers, name in DTYPES.items():
-        if operation := first_incorrect(call, packed_size, numbers):
+        operation = first_incorrect(call, packed_size, numbers)
+        if operation is not None:
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
@@ -43,47 +46,50 @@ def print_trial() -> None:
 
 def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
     """GFLOP/s of one thread, ours and torch's; torch has no mixed products and computes in float32."""
-    m, n, k = SHAPES[kind]
-    x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
-    ours = x.new_empty(m, n)
-    back = x.new_empty(m, k)
-    into = torch.zeros(n, k)
-    panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
-    call("pack_weight", w, panels, n, k, dtype=dtype)
-    sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "decode": (lambda: call("product", x, panels, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
-        "forward": (
-            lambda: call("product_once", x, w, 0, None, ours, m, n, k, dtype=dtype),
-            lambda: x @ w.t(),
-        ),
-        "inputs": (
-            lambda: call("product_once", grad, w, 1, None, back, m, k, n, dtype=dtype),
-            lambda: grad @ w,
-        ),
-        "weights": (
-            lambda: call("outer_sum", grad.data_ptr(), n, x, k, into, m, n, k, dtype=dtype),
-            lambda: into.add_(grad.t() @ x),
-        ),
-    }
     # In turns, so that a change of the clock rate hits both; the best time is the least disturbed.
-    pair = sides[kind]
+    pair = _products(kind, dtype)
     best = [float("inf")] * 2
     for _ in range(4):
         for side, work in enumerate(pair):
             best[side] = min(best[side], _seconds(work))
-    rate, of_torch = (max(0.1, round(2e-9 * m * n * k / s, 1)) for s in best)  # rates are divided
+    operations = 2 * math.prod(SHAPES[kind])
+    rate, of_torch = (max(0.1, round(1e-9 * operations / s, 1)) for s in best)  # rates are divided
     return rate, of_torch
+
+
+def _products(kind: str, dtype: Numbers) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return our product of a kind and torch's, as functions to be timed."""
+    m, n, k = SHAPES[kind]
+    x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
+    out = x.new_empty(m, n)
+    if kind == "decode":
+        panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
+        call("pack_weight", w, panels, n, k, dtype=dtype)
+        ours = partial(call, "product", x, panels, None, out, m, n, k, dtype=dtype)
+        return ours, lambda: x @ w.t()
+    if kind == "forward":
+        ours = partial(call, "product_once", x, w, 0, None, out, m, n, k, dtype=dtype)
+        return ours, lambda: x @ w.t()
+    if kind == "inputs":
+        ours = partial(call, "product_once", grad, w, 1, None, x.new_empty(m, k), m, k, n, dtype=dtype)
+        return ours, lambda: grad @ w
+    into = torch.zeros(n, k)
+    address = grad.data_ptr()  # the other function below keeps ``grad`` alive
+    ours = partial(call, "outer_sum", address, n, x, k, into, m, n, k, dtype=dtype)
+    return ours, lambda: into.add_(grad.t() @ x)
 
 
 def _seconds(work: Callable[[], object]) -> float:
     """CPU seconds of one call, which do not include the time of other programs."""
     work()  # the first call loads caches and pages
     began = time.thread_time()
+    seconds = 0.0
     calls = 0
-    while (taken := time.thread_time() - began) < TURN_SECONDS / 4 or not calls:
+    while seconds < TURN_SECONDS / 4:
         work()
         calls += 1
-    return taken / calls
+        seconds = time.thread_time() - began
+    return seconds / calls
 
 
 if __name__ == "__main__":

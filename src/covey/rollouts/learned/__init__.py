@@ -69,6 +69,6 @@ def rewards_of(
         # Only rewards of the config itself have a line there; a task brings its own.
         raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None
     if config.method == "rl" and not any(r.weight for r in found):
-        said = "rewards: each has weight 0, so no completion is better than another; weigh one"
+        said = "rewards: every weight is 0, so no completion is better than another; give one a weight"
         raise ConfigError(loaded.placed(said))
     return found

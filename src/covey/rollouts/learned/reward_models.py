@@ -35,7 +35,8 @@ class RewardModel:
     """A model with a head for values, and its tokenizer."""
 
     def __init__(self, kind: Judges, name: str, folder: Path, device: str) -> None:
-        source, place = source_of(name, folder), pick_device(device)
+        source = source_of(name, folder)
+        place = pick_device(device)
         loader, outputs = CLASSES[kind]
         here = {"local_files_only": unreachable(source)}
         try:

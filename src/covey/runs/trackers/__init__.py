@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from covey_verify.errors import ConfigError
 
@@ -30,14 +30,13 @@ WAITING = 1_000
 """Number of records that may wait for a tracker. If it falls further behind, it gets no more."""
 
 
-class Tracker(Protocol):
-    """The interface of a tracker; each file here implements it for one package."""
+class Tracker(NamedTuple):
+    """A run that has begun in another program; each file here begins it with one package."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the numbers of a step, all finite."""
-
-    def close(self) -> None:
-        """Finish: no more numbers will come."""
+    log: Callable[[int, Mapping[str, float]], object]
+    """Logs the numbers of a step, all finite."""
+    close: Callable[[], object]
+    """Finishes: no more numbers will come."""
 
 
 class OpenTracker(Protocol):
@@ -84,7 +83,8 @@ class Tracking:
 
     def __init__(self, begin: Callable[[], Tracker], failed: Callable[[str], None]) -> None:
         """Start the thread. ``failed`` is called once with the reason if the tracker gets no more numbers."""
-        self.begin, self.failed = begin, failed
+        self.begin = begin
+        self.failed = failed
         self.records: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(WAITING)
         self.reason = ""
         self.told = False
@@ -111,8 +111,9 @@ class Tracking:
             self.reason = self.reason or f"it has not ended after {WAITS:g} seconds"
         self._tell()
 
-    # Called by the run's thread only: `failed` prints and logs.
     def _tell(self) -> bool:
+        """Tell the run once why it gets no more numbers. -> whether it does not."""
+        # Called by the run's thread only: `failed` prints and logs.
         if self.reason and not self.told:
             self.told = True
             self.failed(self.reason)
@@ -121,8 +122,8 @@ class Tracking:
     def _work(self) -> None:
         try:
             tracker = self.begin()
-            while (record := self.records.get()) is not None:
-                tracker.log(*record)
+            for step, values in iter(self.records.get, None):
+                tracker.log(step, values)
             tracker.close()
         except BaseException as error:
             # A package may even call sys.exit; in this thread nothing of it may reach the run.

@@ -10,24 +10,12 @@ from pathlib import Path
 
 import mlflow
 
-from covey.runs.trackers import identity_of, title_of
+from covey.runs.trackers import Tracker, identity_of, title_of
 
 LONGEST = 250
 """Largest number of characters of a name."""
 PER_CALL = 100
 """Largest number of settings per call."""
-
-
-class MLflow:
-    """A tracker that writes a run of the MLflow experiment `covey`."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-        mlflow.log_metrics({allowed(name): value for name, value in values.items()}, step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        mlflow.end_run()
 
 
 def allowed(name: str) -> str:
@@ -40,17 +28,21 @@ def allowed(name: str) -> str:
     return "/".join("_" if set(part) == {"."} else part for part in parts)[:LONGEST] or "_"
 
 
-def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflow:
-    """Begin a new MLflow run each time; the name of one that continues says from which step."""
+def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Tracker:
+    """Begin a run of the experiment `covey`, a new one each time; its name says from which step it is."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     place = run.resolve()
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else a database is asked for, and its packages
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or (place / "mlruns").as_uri())
     mlflow.set_experiment("covey")
-    begun = f" from {first}" if first else ""
-    mlflow.start_run(run_name=title_of(run) + begun, tags={"covey.identity": identity_of(run)})
-    told = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
+    name = f"{title_of(run)} from {first}" if first else title_of(run)
+    mlflow.start_run(run_name=name, tags={"covey.identity": identity_of(run)})
+    parameters = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
     # MLflow refuses larger calls.
-    for start in range(0, len(told), PER_CALL):
-        mlflow.log_params(dict(told[start : start + PER_CALL]))
-    return MLflow()
+    for start in range(0, len(parameters), PER_CALL):
+        mlflow.log_params(dict(parameters[start : start + PER_CALL]))
+    return Tracker(_log, mlflow.end_run)
+
+
+def _log(step: int, values: Mapping[str, float]) -> None:
+    mlflow.log_metrics({allowed(name): value for name, value in values.items()}, step=step)

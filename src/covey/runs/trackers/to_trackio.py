@@ -8,22 +8,10 @@ from pathlib import Path
 
 import trackio
 
-from covey.runs.trackers import identity_of, title_of
+from covey.runs.trackers import Tracker, identity_of, title_of
 
 
-class Trackio:
-    """A tracker of a Trackio run, which stays the same after a resume."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
-        trackio.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Write the last records."""
-        trackio.finish()
-
-
-def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Trackio:  # noqa: ARG001 - it knows
+def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - it knows
     """Begin or continue. Trackio knows a run by its name alone, so the name includes the identity."""
     for module in ("trackio", "trackio.run", "trackio.utils"):  # it prints, and has no setting against that
         vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None
@@ -35,4 +23,8 @@ def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Trac
         auto_log_gpu=False,
         resume="allow",
     )
-    return Trackio()
+    return Tracker(_log, trackio.finish)
+
+
+def _log(step: int, values: Mapping[str, float]) -> None:
+    trackio.log(dict(values), step=step)

@@ -8,22 +8,10 @@ from pathlib import Path
 
 import wandb
 
-from covey.runs.trackers import identity_of, title_of
+from covey.runs.trackers import Tracker, identity_of, title_of
 
 
-class WeightsAndBiases:
-    """A tracker of a W&B run, which stays the same after a resume."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the numbers of a step; W&B itself drops those of a step it has seen before."""
-        wandb.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        wandb.finish()
-
-
-def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> WeightsAndBiases:  # noqa: ARG001 - it knows
+def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - it knows
     """Begin or continue a run; a resumed one has the same identity."""
     wandb.init(
         project=os.environ.get("WANDB_PROJECT", "covey"),
@@ -35,4 +23,9 @@ def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> Weight
         config=dict(settings),
         settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
     )
-    return WeightsAndBiases()
+    return Tracker(_log, wandb.finish)
+
+
+def _log(step: int, values: Mapping[str, float]) -> None:
+    # W&B itself drops the numbers of a step that it has seen before.
+    wandb.log(dict(values), step=step)

@@ -18,7 +18,8 @@ class Waiting:
     """The seconds that a batch of completions has waited for tools while nothing was sampled."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.waited = seconds, 0.0
+        self.seconds = seconds
+        self.waited = 0.0
         self._since: float | None = None
 
     @contextmanager
@@ -44,7 +45,8 @@ class Allowance:
     """The seconds that are left to the calls of a completion. Safe from any thread."""
 
     def __init__(self, seconds: float, batch: Waiting) -> None:
-        self.batch, self._left = batch, seconds
+        self.batch = batch
+        self._left = seconds
         self._lock = threading.Lock()
 
     def left(self) -> float:

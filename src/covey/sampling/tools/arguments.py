@@ -23,7 +23,6 @@ NOUNS = {
     "null": "null",
 }
 """The types of JSON Schema, in words for the model."""
-ANY = tuple(NOUNS)
 
 
 class Misfit(ValueError):

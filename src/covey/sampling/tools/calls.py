@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from covey_verify.extract import THINK_CLOSE
-from covey_verify.isolated import after_blanks, finite, strict_json, strict_json_at
+from covey_verify.isolated import after_blanks, finite, strict_json_at
 from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL, named_call
 
 
@@ -65,14 +65,6 @@ def call_of(found: object) -> ToolCall:
 def calls_of(found: object) -> list[ToolCall]:
     """Return the calls of a JSON value: one, or several in a list."""
     return [call_of(one) for one in found] if isinstance(found, list) and found else [call_of(found)]
-
-
-def read_json(text: str) -> list[ToolCall]:
-    """Return the calls of a text in JSON."""
-    try:
-        return calls_of(strict_json(text))
-    except ValueError as error:
-        return [no_json(error)]
 
 
 def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:

@@ -67,7 +67,10 @@ class Environments:
         output: int,
     ) -> None:
         """``timeout``: seconds of a call; ``most``, ``output``: characters and bytes of its answer."""
-        self.environment, self.serve, self.timeout, self.most = environment, serve, timeout, most
+        self.environment = environment
+        self.serve = serve
+        self.timeout = timeout
+        self.most = most
         self.limits = Limits(wall=NO_AGE, output=output + STATE)
         self.lock = threading.Lock()
         self.warned = False
@@ -90,7 +93,8 @@ class Environments:
     def warn(self, words: str) -> None:
         """Print the first failure of a `get_reward`; later ones are counted as metrics only."""
         with self.lock:
-            first, self.warned = not self.warned, True
+            first = not self.warned
+            self.warned = True
         if first:
             print(f"{words}: this completion gets 0", file=sys.stderr)
 
@@ -105,7 +109,10 @@ class Episode:
     """A completion's use of its environment; calls run one after another, in the order of ``submit``."""
 
     def __init__(self, among: Environments, executor: Executor, problem: Problem, seed: int) -> None:
-        self.among, self.executor, self.problem, self.seed = among, executor, problem, seed
+        self.among = among
+        self.executor = executor
+        self.problem = problem
+        self.seed = seed
         self.stack = contextlib.ExitStack()
         self.child: ChildProcess | None = None
         self.over: Outcome | None = None
@@ -184,7 +191,8 @@ class Episode:
 
     def _reset(self) -> str | None:
         """Make the object and reset it. -> the result of `reset`."""
-        environment, server = self.among.environment, self.among.host(self)
+        environment = self.among.environment
+        server = self.among.host(self)
         self.child = self.stack.enter_context(server.child("serve", self.among.limits))
         place, name = environment.home
         columns = environment.columns(self.problem.columns)

@@ -210,7 +210,8 @@ def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[Too
             return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
         if key in arguments:
             return ToolCall(name, {}, f"{key[:40]!r} is given twice"), closed.end()
-        arguments[key], place = marks.value(value), closed.end()
+        arguments[key] = marks.value(value)
+        place = closed.end()
     ended = marks.ends.match(text, place)
     if ended is None:
         return ToolCall(name, {}, f"this is no {marks.shown}"), place

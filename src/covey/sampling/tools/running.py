@@ -40,7 +40,8 @@ class Toolbox:
 
     def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
         """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
-        self.tools, self.functions = tools, load_tools(tools, folder)
+        self.tools = tools
+        self.functions = load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
         self.most = LONGEST_TOKEN * tools.result_tokens + 1
         """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""

@@ -46,7 +46,9 @@ class TurnSampler:
     """``covey.sampling.base.Sampler``, around another that samples the turns."""
 
     def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
-        self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
+        self.sampler = sampler
+        self.policy = policy
+        self.toolbox = toolbox
         self.read = reader_of(policy, toolbox.schemas)
         self.words = result_words(policy)
         self.waited = 0.0
@@ -117,7 +119,6 @@ class TurnSampler:
             continued = list[tuple[Owner, Completion]]()
             for place, sample, part in self._turns(pending, params):
                 owner = owners[place][sample]
-                request = pending[place]
                 problem = requests[owner[0]].problem
                 turns[owner].append(part)
                 turn = self._joined(turns[owner])
@@ -127,16 +128,13 @@ class TurnSampler:
                     continued.append((owner, turn if before is None else before.then(turn)))
                     continue
                 del turns[owner]
-                calls = self._calls(request, turn, before)
-                message = _with_calls(turn, calls)
-                one = replace(turn, transcript=Transcript((message,)))
-                whole = turn if before is None else before.then(one)
+                calls = self._calls(pending[place], turn, before)
+                whole = turn if before is None else before.then(_as_turn(turn, calls))
                 if calls:
                     results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
                     tool_turns.append(ToolTurn(owner, whole, calls, results))
                 else:
                     yield Sampled(*owner, whole)
-            pending, owners = [], []
             for tool_turn in tool_turns:
                 whole = self._answered(requests[tool_turn.owner[0]], tool_turn, waiting)
                 # No room for another turn: it ends with its own last turn, without the results.
@@ -145,10 +143,8 @@ class TurnSampler:
                     continue
                 answered[tool_turn.owner] = whole
                 continued.append((tool_turn.owner, whole))
-            for owner, whole in continued:
-                room = params.max_tokens - len(whole.tokens)
-                pending.append(_continued(requests[owner[0]], owner[1], whole, room))
-                owners.append([owner])
+            owners = [[owner] for owner, _ in continued]
+            pending = [_continued(requests[r], s, whole, params) for (r, s), whole in continued]
 
     def _joined(self, parts: Sequence[Completion]) -> Completion:
         """Join the parts of a turn; there are several if its stop string was inside an argument."""
@@ -211,15 +207,16 @@ class TurnSampler:
             transcript=Transcript(tuple(_message("tool", result) for result in results)),
         )
         if not completion.transcript.turns:
-            opening = _with_calls(completion, tool_turn.calls)
-            completion = replace(completion, transcript=Transcript((opening,)))
+            completion = _as_turn(completion, tool_turn.calls)
         return completion.then(inserted)
 
 
-def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
-    """Return a turn as a message with its calls."""
-    message = _message("assistant", turn.text)
-    return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
+def _as_turn(turn: Completion, calls: Sequence[ToolCall]) -> Completion:
+    """Return a turn with a transcript: one message, with its calls."""
+    message: dict[str, object] = {**_message("assistant", turn.text)}
+    if calls:
+        message["tool_calls"] = list(map(as_message, calls))
+    return replace(turn, transcript=Transcript((message,)))
 
 
 def _as_they_ended(
@@ -255,14 +252,14 @@ def _message(role: str, text: str) -> Mapping[str, str]:
     return {"role": role, "content": text}
 
 
-def _continued(request: Request, sample: int, whole: Completion, room: int) -> Request:
+def _continued(request: Request, sample: int, whole: Completion, params: SamplingParams) -> Request:
     """Return the request for the rest of a completion: its draws continue where they were."""
     return replace(
         request,
         prompt=np.concatenate([request.prompt, whole.tokens]),
         streams=[request.streams[sample]],
-        begun=request.begun + len(whole.tokens),
-        room=room,
+        prefix_tokens=request.prefix_tokens + len(whole.tokens),
+        room=params.max_tokens - len(whole.tokens),
     )
 
 

@@ -246,7 +246,9 @@ class ChildProcess:
     def __init__(
         self, status: socket.socket, channel: socket.socket, limits: Limits, own_channel: bool, lost: str
     ) -> None:
-        self.status, self.channel, self.limits = status, channel, limits
+        self.status = status
+        self.channel = channel
+        self.limits = limits
         # GRACE longer than the child's own limit, which the server enforces: then the server itself is lost.
         self.deadline = self.patience = time.monotonic() + limits.wall + GRACE
         self.unconfined = own_channel
@@ -331,7 +333,8 @@ class ChildProcess:
         )
         if "error" in report or self.unconfined:
             return Outcome("lost", text=report.get("error", "the child could not be confined"))
-        code, limits = report["code"], self.limits
+        code = report["code"]
+        limits = self.limits
         if report["timed_out"]:
             return Outcome("timeout", text=f"no answer within {limits.wall:g} s")
         # The CPU limit may show as SIGXCPU, or as SIGKILL at the hard limit.

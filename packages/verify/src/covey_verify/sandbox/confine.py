@@ -86,8 +86,11 @@ class Confinement:
         ``roots`` are a few folders that contain all of ``readable``, and each program has a folder of its own
         in ``place``.
         """
-        self.exec_too, self.confined, self.readable = exec_too, confined, readable
-        self.roots, self.place = roots, place
+        self.exec_too = exec_too
+        self.confined = confined
+        self.readable = readable
+        self.roots = roots
+        self.place = place
         self.abi = landlock_abi() if landlock else 0
         # A descriptor that every child inherits; building it once saves many system calls per child.
         self.ruleset = _ruleset(self.abi, readable, exec_too, place, listed) if self.abi else None
@@ -195,7 +198,8 @@ def _ruleset(
 
 def _drop_capabilities() -> None:
     # Zero for all three sets (effective, permitted, inheritable), two 32-bit words each.
-    header, none = struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24)
+    header = struct.pack("Ii", CAPABILITY_VERSION, 0)
+    none = bytes(24)
     if _libc().capset(header, none) != 0:
         raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
 

@@ -146,7 +146,8 @@ def _calls() -> None:
         except EOFError:
             return
         try:
-            args, settings = decode_value(request["args"]), decode_value(request["settings"])
+            args = decode_value(request["args"])
+            settings = decode_value(request["settings"])
             reply: dict[str, object] = {"value": encode_value(function(*args, **settings))}
         except BaseException as error:
             reply = failure(error)
@@ -256,7 +257,8 @@ def _check() -> None:
         # Tests call the function by its name, or as HumanEval's `check(candidate)`.
         namespace.update({setup["entry"]: candidate, "candidate": candidate})
         exec(compile(setup["test"], "test.py", "exec"), namespace)
-        if callable(check := namespace.get("check")):
+        check = namespace.get("check")
+        if callable(check):
             check(candidate)
         send(CHANNEL, {"passed": True, "calls": candidate.calls})
     except BaseException as error:

@@ -21,7 +21,9 @@ PACKAGES = ("numpy", "sympy")
 
 def package_paths(names: Sequence[str]) -> list[str]:
     """Return the folders and files of packages and of their dependencies, as far as they are installed."""
-    left, found, done = list(names), list[str](), set[str]()
+    left = list(names)
+    found = list[str]()
+    done = set[str]()
     while left:
         name = left.pop()
         # Dependencies may be circular.
@@ -38,7 +40,8 @@ def package_paths(names: Sequence[str]) -> list[str]:
         found += [str(package.locate_file(top)) for top in tops if not top.endswith(".dist-info")]
         needs = [need for need in package.requires or () if "extra ==" not in need]
         # The name in a requirement such as "numpy>=1.26; python_version < '3.13'".
-        left += [match[0] for need in needs if (match := re.match(r"[\w.-]+", need))]
+        matches = (re.match(r"[\w.-]+", need) for need in needs)
+        left += [match[0] for match in matches if match is not None]
     return sorted(set(found))
 
 
@@ -58,7 +61,8 @@ def libraries() -> list[str]:
 
 def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], list[str]]:
     """Return the paths that cover ``folders`` except ``hidden``, and the folders that may only be listed."""
-    readable, listed = list[str](), list[str]()
+    readable = list[str]()
+    listed = list[str]()
     for folder in folders:
         real = Path(folder).resolve()
         # The folder is hidden itself, or lies in a hidden one. Python still lists a package folder on

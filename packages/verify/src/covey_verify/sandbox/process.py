@@ -45,7 +45,8 @@ class ProcessSandbox:
 
     def __init__(self, name: str, packages: Sequence[str] = PACKAGES) -> None:
         """Start with ``packages``, which candidates may import besides the standard library."""
-        self.name, self.packages = name, tuple(packages)
+        self.name = name
+        self.packages = tuple(packages)
         self.place = mkdtemp(prefix="covey-")
         """The folder in which each candidate has a folder of its own."""
         weakref.finalize(self, _removed, self.place, os.getpid())
@@ -68,7 +69,8 @@ class ProcessSandbox:
         more: Sequence[str] = (),
         writable: str = "",
     ) -> ForkServer:
-        confined, seen = self.name != "unsafe_local", [*(PROGRAMS if exec_too else []), *more]
+        confined = self.name != "unsafe_local"
+        seen = [*(PROGRAMS if exec_too else []), *more]
         return ForkServer(
             prefix=_bwrap(seen, writable) if self.name == "bwrap" else [],
             preload=preload,
@@ -80,11 +82,9 @@ class ProcessSandbox:
 
     def _start_candidates(self) -> ForkServer:
         """Return the server whose children run a model's code; of all packages they see only ``packages``."""
-        confined, allowed, hidden = (
-            self.name != "unsafe_local",
-            package_paths(self.packages),
-            hidden_folders(),
-        )
+        confined = self.name != "unsafe_local"
+        allowed = package_paths(self.packages)
+        hidden = hidden_folders()
         readable, listed = without(libraries(), hidden)
         # Names as imported: `numpy` for a folder, `six` for six.py, `_x` for _x.cpython-312.so.
         tops = {Path(path).name.removesuffix(".py").partition(".")[0] for path in allowed}
@@ -178,7 +178,8 @@ class ProcessSandbox:
 
         All processes together have ``limits.wall`` seconds; waiting for a slot does not count.
         """
-        left, seconds = list(inputs), limits.wall
+        left = list(inputs)
+        seconds = limits.wall
         if lost := self.server.start():
             yield from [Outcome("lost", text=lost)] * len(left)
             return
@@ -276,6 +277,20 @@ def _with_input(
             return child.ended()._replace(value=output)
 
 
+def _mounts_over(hidden: Sequence[Path], allowed: Sequence[str], seen: Sequence[str]) -> list[str]:
+    """Return the mounts that cover the hidden folders below those ``seen``, but for the allowed paths."""
+    # The order matters, as later mounts cover earlier ones: empty folders over the hidden ones, then the
+    # allowed packages within, then no more writing.
+    covered = [str(one) for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
+    own = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
+    mounts = [part for folder in covered for part in ("--tmpfs", folder)]
+    for shown in (*allowed, *own):  # the server's own files last
+        mounts += ["--ro-bind", shown, shown]
+    for folder in covered:
+        mounts += ["--remount-ro", folder]
+    return mounts
+
+
 def _bwrap(
     programs: Sequence[str], writable: str = "", candidates: tuple[list[Path], list[str]] | None = None
 ) -> list[str]:
@@ -300,17 +315,7 @@ def _bwrap(
         # Merged systems have /lib as a link to /usr/lib; it has to exist inside as well.
         command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
     if candidates is not None:
-        hidden, allowed = candidates
-        # The order matters, as later mounts cover earlier ones: empty folders over the hidden ones, then the
-        # allowed packages within, then no more writing.
-        covered = [one for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
-        for folder in covered:
-            command += ["--tmpfs", str(folder)]
-        own = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
-        for shown in (*allowed, *own):  # the server's own files last
-            command += ["--ro-bind", shown, shown]
-        for folder in covered:
-            command += ["--remount-ro", str(folder)]
+        command += _mounts_over(*candidates, seen)
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
     return [*command, "--bind", writable, writable] if writable else command

@@ -77,7 +77,9 @@ class Server:
     """The loop that starts children, watches their deadlines and reports their ends."""
 
     def __init__(self, control: socket.socket, confinement: Confinement) -> None:
-        self.control, self.confinement, self.pid = control, confinement, os.getpid()
+        self.control = control
+        self.confinement = confinement
+        self.pid = os.getpid()
         self.children: dict[int, RunningChild] = {}
         self.poll = select.poll()
         # SIGCHLD writes a byte into this pipe, so `poll` wakes up when a child ends.
@@ -222,7 +224,9 @@ class Server:
 
 def _overfull(folder: str) -> bool:
     """Return whether a folder has too many files or bytes; the walk stops as soon as it does."""
-    folders, files, size = [folder], 0, 0
+    folders = [folder]
+    files = 0
+    size = 0
     while folders:
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:

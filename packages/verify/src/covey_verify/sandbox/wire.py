@@ -196,5 +196,6 @@ def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
     theirs = got[tag] if known else None
     # Sets and dicts have no order, so their encoded parts are sorted.
     if tag in "szd" and isinstance(theirs, list):
-        content, theirs = sorted(content, key=json.dumps), sorted(theirs, key=json.dumps)
+        content = sorted(content, key=json.dumps)
+        theirs = sorted(theirs, key=json.dumps)
     return known and same(content, theirs, tolerance)

@@ -149,20 +149,20 @@ export function trail(place) {
 export const crumbs = (...parts) =>
   h("nav", { class: "crumbs", "aria-label": "Where you are" }, parts.flatMap((p, i) => (i ? [h("span", { "aria-hidden": "true" }, "›"), p] : [p])));
 
-export function slider({ label, value, min, max, step, show = (v) => fmt(v, 2), change }) {
+export function slider({ label, title = "", value, min, max, step, show = (v) => fmt(v, 2), change }) {
   const out = h("output", {}, show(value));
   const input = h("input", {
     type: "range", min, max, step, value, "aria-label": label,
     oninput: () => { out.textContent = show(Number(input.value)); change(Number(input.value)); },
   });
   input.value = value;
-  return h("label", { class: "slider" }, h("span", {}, label), input, out);
+  return h("label", { class: "slider", title }, h("span", {}, label), input, out);
 }
 
-export function choice({ label, options, value, change }) {
+export function choice({ label, title = "", options, value, change }) {
   const name = `c${Math.random().toString(36).slice(2)}`;
-  return h("fieldset", { class: "choice" }, h("legend", {}, label),
-    options.map(([key, text, title]) => h("label", { title: title ?? "" },
+  return h("fieldset", { class: "choice", title }, h("legend", {}, label),
+    options.map(([key, text, hint]) => h("label", { title: hint ?? "" },
       h("input", { type: "radio", name, value: key, checked: key === value, onchange: () => change(key) }), h("span", {}, text))));
 }
 

@@ -1,9 +1,11 @@
-// Drawn from presets: the models under PPO and GRPO, and three ways to train.
+// Drawn from presets and from the methods of `covey recommend`: models under PPO and GRPO, ways to train.
 
 import { fmt, h } from "./dom.js";
 
 const AXES = { advantage: "advantage", ratio: "off-policy correction", surrogate: "trust region", kl: "anchor", reduce: "average" };
 const times = (multiple) => (multiple ? `${fmt(multiple, 1)} ×` : "–");
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 export function models(algorithms) {
   const [ppo, grpo] = ["ppo", "grpo"].map((n) => algorithms.find((a) => a.name === n));
@@ -24,7 +26,7 @@ export function models(algorithms) {
 export function ways(list, algorithms, dpo) {
   const memory = (name) => times(algorithms.find((a) => a.name === name).total);
   return h("div", {}, h("h1", {}, "Three ways to train"), h("p", { class: "lead" }, "What you have decides which."),
-    h("div", { class: "ways" }, list.map((w) => h("article", { class: "way" }, h("p", { class: "have" }, "you have"), h("h3", {}, w.have), h("div", { class: "down-arrow", "aria-hidden": "true" }, "↓"), h("h2", {}, w.name), h("p", {}, w.does), h("p", { class: "muted" }, `Choose it ${w.choose}.`), w.config ? h("pre", {}, h("code", {}, w.config)) : null))),
+    h("div", { class: "ways" }, list.map((w) => h("article", { class: "way" }, h("p", { class: "have" }, "you have"), h("h3", {}, w.needs), h("div", { class: "down-arrow", "aria-hidden": "true" }, "↓"), h("h2", {}, w.title), h("p", {}, sentence(w.because)), h("pre", {}, h("code", {}, w.config))))),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "GRPO", "PPO", "DPO"].map((t) => h("th", {}, t)))), h("tbody", {}, [
       ["reward model", "none, if a program can check", "usually", "none"], ["critic", "none", "yes, trained", "none"], ["samples while it trains", "yes", "yes", "no"],
       ["explores beyond the data", "yes", "yes", "no"], ["best reward", "verifiable", "learned", "preference pairs"], ["memory, times the policy's weights, measured", memory("grpo"), memory("ppo"), times(dpo)], ["effort", "moderate", "most moving parts", "least"]].map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((c) => h("td", {}, c))))))));

@@ -2,7 +2,7 @@
 
 import { ask, failure, h, isStatic, num, percent } from "./dom.js";
 import { models, ways } from "./drawings.js";
-import { useGrids, VIEWS } from "./tools.js";
+import { useTexts, VIEWS } from "./tools.js";
 
 const TOOLS = [
   ["", "Dead groups in a minute"],
@@ -27,7 +27,7 @@ let held = null;
 
 export async function lab(parts) {
   held ??= await ask("lab");
-  useGrids(held.grids);
+  useTexts(held);
   const [page = "", id] = parts;
   const query = Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? ""));
   const guide = page === "guide" ? held.guides.find((g) => g.id === id) : null;
@@ -74,7 +74,7 @@ function first() {
     h("p", { class: "lead" }, "GRPO trains a language model by comparison. It samples a group of answers to one question, lets a program check each of them, and makes those likelier that did better than their siblings."),
     h("ol", { class: "minute" },
       h("li", {}, h("h2", {}, "One question, six answers"), h("blockquote", {}, cards.prompt),
-        h("p", {}, "The large number on a card is the answer's ", h("b", {}, "advantage"), ": how far its reward lies above the group's mean or below it, in standard deviations. Blue becomes likelier, orange less likely. Click a card to turn its answer over."),
+        h("p", {}, "The large number on a card is the answer's ", h("b", {}, "advantage"), ": how far its reward lies above the group's mean or below it, in standard deviations. Blue becomes likelier, orange less likely. Click a card to flip its answer."),
         host, said),
       h("li", {}, h("h2", {}, "Now make them all alike"),
         h("div", { class: "tools" }, set("All correct", "1,1,1,1,1,1"), set("All incorrect", "0,0,0,0,0,0"), set("Four of six", given.rewards)),

@@ -13,7 +13,7 @@ function place(run, step, all) {
 }
 
 export async function stepPage(run, number) {
-  const { groups, of, logged, why_pushed: whyPushed } = await ask("step", { run, step: number });
+  const { groups, of, logged, advantage_reason: advantageReason } = await ask("step", { run, step: number });
   const rewards = groups.flatMap((g) => g.rewards).filter((r) => r !== null);
   const low = Math.min(...rewards, 0), high = Math.max(...rewards, 1);
   const mixed = groups.filter((g) => !g.dead && g.trained), tied = groups.filter((g) => g.dead), left = groups.filter((g) => !g.dead && !g.trained);
@@ -24,7 +24,7 @@ export async function stepPage(run, number) {
     h("div", { class: "title" }, h("h1", {}, `Step ${number}`), h("span", { class: "space" }), place(run, number, logged)),
     h("p", { class: "lead" }, `${of > groups.length ? `${groups.length} of ${of}` : of} groups: ${mixed.length} teach, ${tied.length} ${tied.length === 1 ? "is" : "are"} dead${left.length ? `, ${left.length} left out by the filter` : ""}.`),
     part("Groups that teach", "The widest spread of rewards first.", mixed),
-    part("Dead groups", whyPushed ? `Their rewards are equal. ${whyPushed}` : "Their rewards are equal, so every advantage is 0: nothing was learned from these.", tied),
+    part("Dead groups", advantageReason ? `Their rewards are equal. ${advantageReason}` : "Their rewards are equal, so every advantage is 0: nothing was learned from these.", tied),
     part("Left out by the filter", "They have a signal, but the algorithm did not train on them.", left));
   return { title: `${run}, step ${number}`, node };
 }
@@ -51,7 +51,7 @@ export async function groupPage(run, step, number) {
   const node = h("div", {},
     trail({ run, step, group: number }),
     h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(order[i - 1], "‹ before", "The group before"), go(order[i + 1], "next ›", "The next group"))),
-    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.why_pushed ? `. ${g.why_pushed}` : ", so every advantage is 0."}`)
+    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.advantage_reason ? `. ${g.advantage_reason}` : ", so every advantage is 0."}`)
       : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
     h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
     h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length < g.rewards.length ? `${g.completions.length} of ${g.rewards.length}` : g.rewards.length)), h("span", { class: "space" }), g.rewards.length > 1 && g.rewards.length <= 64 && !isStatic() ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),

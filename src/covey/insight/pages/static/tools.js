@@ -4,15 +4,19 @@ import { ask, choice, failure, fmt, h, isStatic, latest, num, percent, slider, t
 import { bar, lines } from "./plot.js";
 
 const csv = (text) => (text ?? "").split(",").filter((x) => x.trim()).map(Number);
-const NAMES = {
-  group_zscore: "GRPO", group_centered: "Dr. GRPO", leave_one_out: "RLOO", reward: "REINFORCE", leave_one_out_zscore: "leave-one-out z-score",
-  length_weighted: "OPO", mean_normalized: "MaxRL", component_zscore: "GDPO", component_leave_one_out: "GDPO, leave-one-out", greedy_baseline: "ReMax", pass_at_k: "pass@k",
-};
+// The lab's contents, as the library has them: what tools begin with, values of a copy, settings, presets.
+let texts = {};
+export const useTexts = (given) => { texts = given; };
+const says = (name) => [texts.settings[name].says, texts.settings[name].usual && `usual: ${texts.settings[name].usual}`].filter(Boolean).join(" ");
 
 // --- a group ------------------------------------------------------------------------------------------
 
 function groupTool(host, query, { guide, plain, drawn }, face) {
-  const state = { rewards: csv(query.rewards).length ? csv(query.rewards) : [1, 1, 0, 1, 0, 0, 0, 0], lengths: csv(query.lengths), ddof: query.ddof ?? "1", eps: query.eps ?? "1e-4", max_tokens: query.max_tokens };
+  const begin = face.begin?.() ?? texts.first.group[0];
+  const asked = Object.fromEntries(Object.entries(query).filter(([, v]) => v));
+  // The lengths that the tool begins with belong to its own rewards.
+  const given = { ...begin, ...(asked.rewards ? { lengths: "" } : {}), ...asked };
+  const state = { rewards: csv(given.rewards), lengths: csv(given.lengths), ddof: given.ddof, eps: given.eps, max_tokens: given.max_tokens };
   const focus = guide?.focus ?? "group_zscore";
   const top = h("div"), facts = h("div", { class: "facts-row", "aria-live": "polite" }), below = h("div");
   const wanted = () => ({ rewards: state.rewards.map(String).join(","), ...(state.lengths.length ? { lengths: state.lengths.join(",") } : {}), ddof: state.ddof, eps: state.eps, max_tokens: state.max_tokens });
@@ -47,7 +51,7 @@ const cardsFace = {
         h("span", { class: "muted" }, `answer ${i + 1}`), guide?.cards?.[i] ? h("span", { class: "says" }, guide.cards[i]) : null, value, gain);
       return { card, value, gain };
     });
-    top.replaceChildren(h("div", { class: "cards", vars: { "--columns": cards.length % 3 === 0 ? 3 : 4 }, role: "group", "aria-label": "Completions; click one to turn its reward over" }, cards.map((c) => c.card)));
+    top.replaceChildren(h("div", { class: "cards", vars: { "--columns": cards.length % 3 === 0 ? 3 : 4 }, role: "group", "aria-label": "Completions; click one to flip its reward" }, cards.map((c) => c.card)));
     return (advantages) => {
       const largest = Math.max(...advantages.map(Math.abs), 1e-12);
       cards.forEach(({ card, value, gain }, i) => {
@@ -103,8 +107,8 @@ const benchFace = {
         h("button", { type: "button", "aria-label": "One completion more", onclick: () => state.rewards.length < 64 && set([...state.rewards, 0]) }, "+"), h("button", { type: "button", "aria-label": "One completion fewer", onclick: () => state.rewards.length > 2 && set(state.rewards.slice(0, -1)) }, "−"), problem),
       h("div", { class: "tools" }, PRESETS.map(([text, make]) => h("button", { type: "button", class: "chip", onclick: () => set(make()) }, text))),
       rows,
-      h("div", { class: "tools" }, choice({ label: "Standard deviation", value: state.ddof, options: [["1", "of the sample, G − 1"], ["0", "of the population, G"]], change: (v) => { state.ddof = v; update(); } }),
-        choice({ label: "eps", value: state.eps, options: ["0", "1e-8", "1e-6", "1e-4"].map((e) => [e, e]), change: (v) => { state.eps = v; update(); } })));
+      h("div", { class: "tools" }, choice({ label: "Standard deviation", title: says("ddof"), value: state.ddof, options: [["1", "of the sample, G − 1"], ["0", "of the population, G"]], change: (v) => { state.ddof = v; update(); } }),
+        choice({ label: "eps", title: says("eps"), value: state.eps, options: ["0", "1e-8", "1e-6", "1e-4"].map((e) => [e, e]), change: (v) => { state.eps = v; update(); } })));
     return paint;
   },
 };
@@ -115,9 +119,9 @@ function estimators(answer, state, focus, chosen, choose) {
   const few = state.rewards.length <= 12;
   const table = h("div", { class: "wide" }, h("table", { class: "estimators" },
     h("thead", {}, h("tr", {}, h("th", {}, "estimator"), few ? state.rewards.map((r, j) => h("th", { class: j === i ? "now" : "" }, h("button", { type: "button", class: "plain", "aria-pressed": String(j === i), title: "Put this completion's numbers into the formulas", onclick: () => choose(j) }, `${j + 1}: r = ${fmt(r, 2)}`))) : h("th", {}, "advantages, first to last"))),
-    h("tbody", {}, shown.map((e) => h("tr", { class: e.name === focus ? "now" : "" }, h("th", { scope: "row" }, NAMES[e.name] ?? e.name, h("code", {}, e.name)),
+    h("tbody", {}, shown.map((e) => h("tr", { class: e.name === focus ? "now" : "" }, h("th", { scope: "row" }, texts.presets[e.name] ?? "", h("code", {}, e.name)),
       few ? e.advantages.map((a, j) => h("td", { class: j === i ? "now" : "" }, num(a, 3, true), bar(a, largest))) : spread(e.advantages))))));
-  const formulas = shown.filter((e) => e.formula).map((e) => h("div", { class: "formula" }, h("b", {}, NAMES[e.name] ?? e.name),
+  const formulas = shown.filter((e) => e.formula).map((e) => h("div", { class: "formula" }, h("b", {}, texts.presets[e.name] ?? e.name),
     h("code", {}, e.formula), h("code", { class: "with" }, substituted(e, i), " = ", num(e.advantages[i], 4, true))));
   return [h("h2", {}, "Every estimator on this group"), table, h("h2", {}, `The formulas, with the numbers of completion ${i + 1}`), h("div", { class: "formulas" }, formulas)];
 }
@@ -137,10 +141,10 @@ function substituted(estimator, i) {
 
 const weightsFace = {
   address: "weights",
+  begin: () => texts.first.group[1],
   below: (answer, state, focus) => weights(answer, state, focus),
   build(top, state, update) {
-    if (!state.lengths.length) { state.rewards = [1, 0, 1, 0]; state.lengths = [40, 20, 40, 200]; }
-    state.max_tokens ??= "256";
+    if (!state.lengths.length) state.lengths = state.rewards.map(() => 100);
     const rows = state.rewards.map((r, i) => {
       const gain = h("span", { class: "gain" });
       const node = h("div", { class: "row" }, h("button", { type: "button", class: "chip", disabled: isStatic(), onclick: () => { state.rewards[i] = state.rewards[i] > 0.5 ? 0 : 1; update(); } }, ""),
@@ -171,21 +175,19 @@ function weights(answer, state, focus) {
 
 // The values that a slider stops at: those of the control, or in a copy without a server those that it holds.
 function control(tool, c, value, change) {
-  const held = isStatic() ? grids[tool]?.[c.key] : null;
+  const held = isStatic() ? texts.grids[tool]?.[c.key] : null;
   if (held?.length === 1) return null;
-  if (c.options) return choice({ ...c, value, options: c.options.filter(([k]) => !held || held.includes(k)), change });
-  const stops = held ?? c.stops;
-  if (!stops) return slider({ ...c, value: Number(value), change: (v) => change(String(v)) });
+  const title = texts.settings[c.key] ? says(c.key) : "";
+  if (c.options) return choice({ ...c, title, value, options: c.options().filter(([k]) => !held || held.includes(k)), change });
+  const stops = held ?? c.stops?.();
+  if (!stops) return slider({ ...c, title, value: Number(value), change: (v) => change(String(v)) });
   const near = stops.reduce((best, s, i) => (Math.abs(s - value) < Math.abs(stops[best] - value) ? i : best), 0);
-  return slider({ label: c.label, value: near, min: 0, max: stops.length - 1, step: 1, show: (i) => (c.show ?? ((v) => fmt(v, 2)))(Number(stops[i])), change: (i) => change(stops[i]) });
+  return slider({ label: c.label, title, value: near, min: 0, max: stops.length - 1, step: 1, show: (i) => (c.show ?? ((v) => fmt(v, 2)))(Number(stops[i])), change: (i) => change(stops[i]) });
 }
-
-let grids = {};
-export const useGrids = (given) => { grids = given; };
 
 function simple(tool, controls, paint) {
   return (host, query, { guide, plain, drawn }) => {
-    const state = { ...Object.fromEntries(controls.map((c) => [c.key, c.value])), ...query };
+    const state = { ...Object.fromEntries(controls.map((c) => [c.key, c.value ?? String(texts.settings[c.key].default)])), ...query };
     const out = h("div", { class: "answer" });
     const receive = latest((answer) => { out.replaceChildren(...paint(answer, state, plain)); drawn?.(answer, state, state); }, (error) => out.replaceChildren(failure(error)));
     const update = () => {
@@ -197,12 +199,9 @@ function simple(tool, controls, paint) {
   };
 }
 
-const RATES = ["0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.98"];
-const SIZES = ["2", "4", "8", "16", "32", "64"];
-
 const odds = simple("odds", [
-  { key: "p", label: "solved with probability p", value: "0.2", stops: RATES, show: (v) => percent(v) },
-  { key: "size", label: "completions in a group, G", value: "8", stops: SIZES, show: String },
+  { key: "p", label: "solved with probability p", value: "0.2", stops: () => texts.grids.odds.p, show: (v) => percent(v) },
+  { key: "size", label: "completions in a group, G", value: "8", stops: () => texts.grids.odds.size, show: String },
 ], (a, state, plain) => [
   h("div", { class: "tiles" },
     h("div", { class: "tile" }, h("h3", {}, "dead groups"), h("strong", { class: "num", "data-value": a.dead }, percent(a.dead, 1)), h("span", { class: "muted" }, "p^G + (1 − p)^G")),
@@ -214,9 +213,9 @@ const odds = simple("odds", [
 
 const gate = simple("gate", [
   { key: "ratio", label: "ratio", value: "1", min: 0.1, max: 2.5, step: 0.05 },
-  { key: "advantage", label: "advantage", value: "1", options: [["1", "+1, a good token"], ["-1", "−1, a bad token"]] },
-  { key: "clip_low", label: "clip_low", value: "0.2", min: 0.05, max: 0.5, step: 0.05 },
-  { key: "clip_high", label: "clip_high", value: "0.2", min: 0.05, max: 0.5, step: 0.01 },
+  { key: "advantage", label: "advantage", value: "1", options: () => [["1", "+1, a good token"], ["-1", "−1, a bad token"]] },
+  { key: "clip_low", label: "clip_low", min: 0.05, max: 0.5, step: 0.05 },
+  { key: "clip_high", label: "clip_high", min: 0.05, max: 0.5, step: 0.01 },
 ], (a, state) => {
   const clip = a.rules.find((r) => r.name === "clip"), ratio = Number(state.ratio);
   return [
@@ -239,12 +238,12 @@ const kl = simple("kl", [
 ]);
 
 const toy = simple("toy", [
-  { key: "estimator", label: "Estimator", value: "group_zscore", options: ["group_zscore", "group_centered", "leave_one_out", "mean_normalized", "reward"].map((n) => [n, NAMES[n], n]) },
-  { key: "size", label: "group size", value: "8", stops: SIZES, show: String },
-    { key: "start", label: "correct at the start", value: "0.1", stops: ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5"], show: (v) => percent(v) },
-    { key: "lr", label: "learning rate", value: "0.5", stops: ["0.05", "0.1", "0.2", "0.5", "1", "2"], show: String },
-    { key: "updates", label: "Steps", value: "50", options: [["1", "one"], ["10", "ten"], ["50", "fifty"], ["200", "two hundred"]] },
-    { key: "seed", label: "luck", value: "0", min: 0, max: 20, step: 1, show: String },
+  { key: "estimator", label: "Estimator", value: "group_zscore", options: () => texts.grids.toy.estimator.map((n) => [n, texts.presets[n], n]) },
+  { key: "size", label: "group size", value: "8", stops: () => texts.grids.odds.size, show: String },
+  { key: "start", label: "correct at the start", value: "0.1", stops: () => ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5"], show: (v) => percent(v) },
+  { key: "lr", label: "learning rate", value: "0.5", stops: () => ["0.05", "0.1", "0.2", "0.5", "1", "2"], show: String },
+  { key: "updates", label: "Steps", value: "50", options: () => [["1", "one"], ["10", "ten"], ["50", "fifty"], ["200", "two hundred"]] },
+  { key: "seed", label: "luck", value: "0", min: 0, max: 20, step: 1, show: String },
 ], (a, state) => {
   const xs = a.course.map((_, i) => i), n = a.course[0].length, dead = a.dead.filter(Boolean).length;
   const series = Array.from({ length: n }, (_, k) => ({ name: k === 0 ? "the correct answer" : k === 1 ? "the others" : "", tone: k === 0 ? "a" : "faint", xs, ys: a.course.map((row) => row[k]) })).reverse();
@@ -261,7 +260,7 @@ const toy = simple("toy", [
 const HOW = { own_step: "its own step", sum_to_go: "the sum to the end, as DeepSeekMath prints it", min_form: "the worst step (PURE)" };
 
 function steps(host, query, { drawn }) {
-  const state = { rewards: query.rewards ?? "1,1,1,-1;1,1,1,1" };
+  const state = { rewards: query.rewards ?? texts.first.steps[0].rewards };
   const rows = () => state.rewards.split(";").map(csv);
   const grid = h("div", { class: "step-grid" }), out = h("div", { class: "answer" });
   const receive = latest((a) => {
@@ -302,6 +301,6 @@ export const VIEWS = {
   cards: (host, query, options) => groupTool(host, query, options, cardsFace),
   sliders: (host, query, options) => groupTool(host, query, options, slidersFace),
   bench: (host, query, options) => groupTool(host, query, options, benchFace),
-  weights: (host, query, options) => groupTool(host, { eps: "0", ...query }, options, weightsFace),
+  weights: (host, query, options) => groupTool(host, query, options, weightsFace),
   gate, kl, odds, toy, steps, prefixes,
 };

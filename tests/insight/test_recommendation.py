@@ -9,7 +9,7 @@ import pytest
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.insight.lanes import KEPT, Have, kept_multiple, lanes, measured_memory, recommend
+from covey.insight.recommendation import KEPT, Resources, kept_multiple, measured_memory, recommend, routes
 from covey_verify.errors import ConfigError
 
 
@@ -28,18 +28,18 @@ from covey_verify.errors import ConfigError
     ],
 )
 def test_what_there_is_decides(have: dict, name: str) -> None:
-    assert recommend(Have(**have), 0, 0)[0]["recommended"] == name
+    assert recommend(Resources(**have), 0, 0)[0]["recommended"] == name
 
 
 def test_every_config_loads(tmp_path: Path) -> None:
-    for lane in lanes():
-        (tmp_path / "lane.yaml").write_text(lane.config)
-        for stage in load_config(tmp_path / "lane.yaml").stages():
-            assert stage.config.data.train or stage.config.data.examples, lane.name
-        assert lane.memory in measured_memory()
+    for route in routes():
+        (tmp_path / "route.yaml").write_text(route.config)
+        for stage in load_config(tmp_path / "route.yaml").stages():
+            assert stage.config.data.train or stage.config.data.examples, route.name
+        assert route.memory in measured_memory()
 
 
-def test_memory_is_that_of_the_models_that_a_lane_keeps() -> None:
+def test_memory_is_that_of_the_models_that_a_route_keeps() -> None:
     """In float32 a trained model keeps weights, gradient and two moments; a reference its weights alone."""
     for name in ("grpo", "dr_grpo", "ppo_network", "ppo_reward_model", "dpo", "rejection_sampling", "lora"):
         assert set(KEPT) <= set(measured_memory()[name])
@@ -52,19 +52,19 @@ def test_memory_is_that_of_the_models_that_a_lane_keeps() -> None:
 
 
 def test_what_does_not_fit_is_said_with_what_would() -> None:
-    record, lines = recommend(Have(pairs=600), 1.5, 24)
-    (row,) = [r for r in record["lanes"] if r["lane"] == "DPO"]
+    record, lines = recommend(Resources(pairs=600), 1.5, 24)
+    (row,) = [r for r in record["routes"] if r["route"] == "DPO"]
     assert row["gigabytes"] == pytest.approx(4 * 4 * 1.5, rel=0.02)
     assert row["fits"] is False
     assert any("lora" in line for line in lines)
-    assert recommend(Have(pairs=600), 0.5, 24)[0]["lanes"][4]["fits"] is True
+    assert recommend(Resources(pairs=600), 0.5, 24)[0]["routes"][4]["fits"] is True
 
 
 def test_advice_beside_it() -> None:
-    said = " ".join(recommend(Have(verifier=True, pairs=50, worked=10), 0, 0)[0]["advice"])
+    said = " ".join(recommend(Resources(verifier=True, pairs=50, worked=10), 0, 0)[0]["advice"])
     assert "method: sft" in said
     assert "method: dpo" in said
-    assert "are few" in recommend(Have(pairs=50), 0, 0)[0]["advice"][0]
+    assert "are few" in recommend(Resources(pairs=50), 0, 0)[0]["advice"][0]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_advice_beside_it() -> None:
 )
 def test_nonsense_is_refused(have: dict, size: float, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        recommend(Have(**have), size, 0)
+        recommend(Resources(**have), size, 0)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

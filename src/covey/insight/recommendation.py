@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypedDict
 
 import yaml
 
-from covey.insight.stages import in_columns
+from covey.system.plot import table
 from covey_verify.errors import ConfigError
 
 KEPT = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")
@@ -23,7 +23,7 @@ SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Have:
+class Resources:
     """The data and tools that a user has. Counts are rows of a file."""
 
     worked: int = 0
@@ -44,8 +44,8 @@ class Have:
         return combined[what] if what in combined else bool(getattr(self, what))
 
 
-class Lane(NamedTuple):
-    """A training method, as in `lanes.yaml`."""
+class Route(NamedTuple):
+    """A training method, as in `routes.yaml`."""
 
     name: str
     needs: str
@@ -55,10 +55,10 @@ class Lane(NamedTuple):
     config: str
 
 
-class LaneRow(TypedDict):
+class RouteRow(TypedDict):
     """A method in the table of an answer."""
 
-    lane: str
+    route: str
     needs: str
     have: bool
     memory: dict[str, float]
@@ -68,24 +68,24 @@ class LaneRow(TypedDict):
 
 
 @cache
-def lanes() -> list[Lane]:
+def routes() -> list[Route]:
     """Return all methods, in order of preference: the first that a user can take is recommended."""
-    text = (files("covey") / "insight" / "lanes.yaml").read_text(encoding="utf-8")
-    return [Lane(**entry) for entry in yaml.safe_load(text)]
+    text = (files("covey") / "insight" / "routes.yaml").read_text(encoding="utf-8")
+    return [Route(**entry) for entry in yaml.safe_load(text)]
 
 
 @cache
 def measured_memory() -> Mapping[str, Mapping[str, float]]:
     """Return method -> part -> multiples of the float32 policy weights, from `benchmarks/lanes.py`."""
-    return yaml.safe_load((files("covey") / "insight" / "lane_memory.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((files("covey") / "insight" / "memory_of_models.yaml").read_text(encoding="utf-8"))
 
 
-def kept_multiple(lane: str) -> float:
+def kept_multiple(route: str) -> float:
     """Return the memory kept between steps, in multiples of the policy's weights."""
-    return sum(measured_memory()[lane][role] for role in KEPT)
+    return sum(measured_memory()[route][role] for role in KEPT)
 
 
-def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, object], list[str]]:
+def recommend(have: Resources, parameters: float, memory: float) -> tuple[dict[str, object], list[str]]:
     """Recommend a method, and list all with their memory: as JSON, and as lines for people.
 
     ``parameters`` of the model in billions, ``memory`` of the device in GB; 0 means unknown. Raises
@@ -94,40 +94,40 @@ def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, o
     for name, value in {**vars(have), "parameters": parameters, "memory": memory}.items():
         if not isinstance(value, str) and not 0 <= value <= 1e12:
             raise ConfigError(f"--{name} {value}: a number from 0 to 1e12")
-    # lanes.yaml is in order of preference: the first method whose needs are met.
-    taken = next((lane for lane in lanes() if all(map(have.has, lane.when))), None)
+    # routes.yaml is in order of preference: the first method whose needs are met.
+    taken = next((route for route in routes() if all(map(have.has, route.when))), None)
     if taken is None:
         raise ConfigError(
             "nothing to learn from. Say what there is: --verifier, --pairs N, --judged N, --steps, --worked N"
         )
-    rows = [_row(lane, have, parameters, memory) for lane in lanes()]
-    advice = [*_advice(have, taken), *_on_memory(rows[lanes().index(taken)], parameters, memory)]
+    rows = [_row(route, have, parameters, memory) for route in routes()]
+    advice = [*_advice(have, taken), *_on_memory(rows[routes().index(taken)], parameters, memory)]
     record: dict[str, object] = {
         "recommended": taken.name,
         "because": taken.because,
         "advice": advice,
         "config": taken.config,
-        "lanes": rows,
+        "routes": rows,
     }
     return record, list(_lines(taken, advice, rows))
 
 
-def _row(lane: Lane, have: Have, parameters: float, memory: float) -> LaneRow:
-    multiple = kept_multiple(lane.memory)
+def _row(route: Route, have: Resources, parameters: float, memory: float) -> RouteRow:
+    multiple = kept_multiple(route.memory)
     # Billions of parameters times bytes each are gigabytes.
     gigabytes = multiple * FLOAT32 * parameters
     return {
-        "lane": lane.name,
-        "needs": lane.needs,
-        "have": all(map(have.has, lane.when)),
-        "memory": {role: measured_memory()[lane.memory][role] for role in KEPT},
+        "route": route.name,
+        "needs": route.needs,
+        "have": all(map(have.has, route.when)),
+        "memory": {role: measured_memory()[route.memory][role] for role in KEPT},
         "times_weights": round(multiple, 2),
         "gigabytes": round(gigabytes, 2) if parameters else None,
         "fits": gigabytes <= SHARE * memory if parameters and memory else None,
     }
 
 
-def _advice(have: Have, taken: Lane) -> Iterator[str]:
+def _advice(have: Resources, taken: Route) -> Iterator[str]:
     if have.worked and taken.when != ["worked"]:
         yield (
             "begin with your worked answers, as a stage with method: sft: what is never sampled is never "
@@ -147,7 +147,7 @@ def _advice(have: Have, taken: Lane) -> Iterator[str]:
         yield "with --budget ample: a reward model and PPO, which explore beyond the pairs"
 
 
-def _on_memory(row: LaneRow, parameters: float, memory: float) -> Iterator[str]:
+def _on_memory(row: RouteRow, parameters: float, memory: float) -> Iterator[str]:
     if row["fits"] is not False:
         return
     # The one remedy for memory that keeps the method: only adapters have gradients and moments.
@@ -159,24 +159,26 @@ def _on_memory(row: LaneRow, parameters: float, memory: float) -> Iterator[str]:
     )
 
 
-def _lines(taken: Lane, advice: list[str], rows: list[LaneRow]) -> Iterator[str]:
+def _lines(taken: Route, advice: list[str], rows: list[RouteRow]) -> Iterator[str]:
     yield f"{taken.name}: {taken.because}"
     yield from (f"- {line}" for line in advice)
     yield ""
     yield from (f"    {line}" for line in taken.config.splitlines())
     yield ""
-    sized = any(row["gigabytes"] is not None for row in rows)
     roles = [role.replace("_", " ") for role in KEPT]
-    table = [["lane", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]]
-    for row in rows:
-        size = f"{row['gigabytes']}{' (too much)' if row['fits'] is False else ''}"
-        table.append([
-            row["lane"], row["needs"], "yes" if row["have"] else "no",
-            *(f"{row['memory'][role]:g}" for role in KEPT), f"{row['times_weights']:g}",
-            *([size] if sized else []),
-        ])  # fmt: skip
-    yield from in_columns(table)
+    sized = rows[0]["gigabytes"] is not None
+    head = ["route", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]
+    yield from table([head, *map(_cells, rows)])
     yield (
         "memory in multiples of the policy's weights in float32, measured (docs/lanes.md); activations and "
         "sampling come on top"
     )
+
+
+def _cells(row: RouteRow) -> list[str]:
+    """Return a row of the table; with a last column if the size of the model is known."""
+    memory = [f"{row['memory'][role]:g}" for role in KEPT]
+    cells = [row["route"], row["needs"], "yes" if row["have"] else "no", *memory, f"{row['times_weights']:g}"]
+    if row["gigabytes"] is not None:
+        cells.append(f"{row['gigabytes']}{' (too much)' if row['fits'] is False else ''}")
+    return cells

@@ -1,0 +1,104 @@
+"""The naive trainer's state, and how its weights move: summed gradients, clipping, AdamW.
+
+Like the trainer itself this imports nothing of covey.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from covey.proof.decoder import NamedWeights, Product, exactly
+from covey.proof.formulas import AxisSettings
+
+
+@dataclass(frozen=True)
+class ShadowConfig:
+    """The settings that affect the weights."""
+
+    model: AxisSettings
+    """The model's own config.json: layers, heads, rotary base, ..."""
+    algorithm: AxisSettings
+    """Every axis: {name, settings...}, as config.yaml spells them out."""
+    train: AxisSettings
+    temperature: float
+    max_tokens: int
+    mask_truncated: bool
+    group_size: int
+    seed: int
+    rounded: bool = False  # whether it computes with bfloat16 copies of float32 weights
+    product: Product = exactly  # how it multiplies
+    known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
+    staleness: int = 0  # by how many steps a completion may be behind
+
+
+@dataclass
+class Trainer:
+    """The state of training: weights under training, AdamW's moments, the coefficients that move."""
+
+    weights: NamedWeights
+    reference: NamedWeights
+    critic: Trainer | None = None  # a network with a value head, or the head alone
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    first: NamedWeights = field(default_factory=dict)
+    second: NamedWeights = field(default_factory=dict)
+    applied: int = 0  # AdamW steps so far
+    updates: int = 0  # AdamW steps before the present training step
+
+
+def gradient_step(
+    learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int
+) -> list[float]:
+    """Sum the gradients of parts of a loss, clip them and move the learners. Return the norms."""
+    totals: list[NamedWeights] = [
+        {name: torch.zeros_like(w) for name, w in t.weights.items() if w.requires_grad} for t in learners
+    ]
+    places = [(t, total, name) for t, total in zip(learners, totals, strict=True) for name in total]
+    for loss in parts:
+        if loss.requires_grad:
+            moving = [t.weights[name] for t, _, name in places]
+            gradients = torch.autograd.grad(loss, moving, allow_unused=True)
+            for (_, total, name), gradient in zip(places, gradients, strict=True):
+                total[name] += 0.0 if gradient is None else gradient
+    norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
+    for learner, total, norm in zip(learners, totals, norms, strict=True):
+        if norm or learner.first:  # what has never learned is left alone
+            adamw(learner, setting, total, norm, at)
+    return norms
+
+
+@torch.no_grad()
+def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int) -> None:
+    """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
+    train = setting.train
+    trainer.applied += 1
+    if "value.weight" in gradient:
+        train = {**train, "lr": setting.algorithm["critic"]["lr"]}
+    lr = rate_at(train, at)
+    beta1, beta2 = train["betas"]
+    scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
+    for name, raw in gradient.items():
+        g = raw * scale
+        w = trainer.weights[name]
+        trainer.first[name] = beta1 * trainer.first.get(name, torch.zeros_like(g)) + (1 - beta1) * g
+        trainer.second[name] = beta2 * trainer.second.get(name, torch.zeros_like(g)) + (1 - beta2) * g**2
+        first = trainer.first[name] / (1 - beta1**trainer.applied)
+        second = trainer.second[name] / (1 - beta2**trainer.applied)
+        w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
+
+
+def rate_at(train: AxisSettings, at: int) -> float:
+    """Return the learning rate of optimizer step ``at`` (from 0): linear warm-up, then the schedule."""
+    lr = train["lr"]
+    warm = train["warmup_steps"]
+    each = train["inner_epochs"] * train["updates_per_batch"]
+    if at < warm * each:
+        return float(lr * (at // each + 1) / warm)
+    done = (at - warm * each) / max((train["steps"] - warm) * each, 1)
+    falls = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    return float(lr * falls[train["schedule"]])

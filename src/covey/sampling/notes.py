@@ -1,0 +1,133 @@
+"""Notes on data that the model does not read, or not as meant, because of its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from covey.config.schema import Config
+from covey.models.chat import ignored, leaves_out
+from covey.models.policy import Policy
+from covey.models.template import template_facts
+from covey.tasks.examples import UNTRAINED, Example
+from covey.types import Problem
+from covey_verify.types import Messages
+
+
+def unseen_by_model(
+    policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
+) -> list[str]:
+    """Return notes on data that the model does not read, or not as meant; a sentence each."""
+    problems = [p for p in problems if p.sampled is None]
+    examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
+    # A chat is read with its first answer in messages, if it has one.
+    answers = [(e.problem, next((a for a in e.answers if not isinstance(a, str)), ())) for e in examples]
+    everything = [*answers, *((problem, ()) for problem in problems)]
+    chats = [(p, [*p.prompt, *answer]) for p, answer in everything if not isinstance(p.prompt, str)]
+    notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
+    notes += _unread_by_texts(problems, config)
+    notes += _forging(policy, problems)
+    notes += _begun_turns(problems)
+    return [*notes, *_ignored_arguments(policy, problems)]
+
+
+def _unread_by_texts(problems: Sequence[Problem], config: Config) -> list[str]:
+    """Return notes on what plain texts lose: they go to the tokenizer as they are, without a template."""
+    notes = []
+    texts = [p for p in problems if isinstance(p.prompt, str)]
+    if texts and config.data.chat_template_kwargs:
+        notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
+    tools = [p for p in texts if p.columns.get("tools")]
+    if tools:
+        notes.append(
+            f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
+            "template; set data.chat: true"
+        )
+    return notes
+
+
+def _begun_turns(problems: Sequence[Problem]) -> list[str]:
+    """Return a note on the first chat that ends with words of the assistant."""
+    for problem in problems:
+        if not isinstance(problem.prompt, str) and problem.prompt[-1]["role"] == "assistant":
+            note = (
+                f"{problem.id}: the prompt ends with the assistant's own words, and the chat template closes "
+                "that turn: the model begins another one. For it to continue them, write the prompt as a "
+                "text with the template's words in it"
+            )
+            return [note]
+    return []
+
+
+def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]:
+    """Return a note per variable of the template, such as tools, that changes nothing in the rendering."""
+    notes = list[str]()
+    checked: set[str] = set()
+    for problem in problems:
+        # Once per name: a template treats them all alike, and rendering everything twice takes its time.
+        if isinstance(problem.prompt, str) or set(problem.template) <= checked:
+            continue
+        notes += [
+            f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
+            for name in ignored(policy.tokenizer, problem.prompt, problem.template)
+            if name not in checked
+        ]
+        checked |= set(problem.template)
+    return notes
+
+
+def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
+    """Return a note on the first row whose content has one of the chat template's own control words."""
+    for problem in problems:
+        if isinstance(problem.prompt, str):
+            continue
+        controls = template_facts(policy.tokenizer, problem.template).controls
+        for message in problem.prompt:
+            word = next((c for c in controls if c in str(message["content"])), None)
+            if word is not None:
+                note = f"{problem.id}: a message of {message['role']} contains {word}, a control token of the"
+                return [f"{note} chat template; it is encoded as plain text, so that it cannot forge a turn"]
+    return []
+
+
+def _unread_roles(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> list[str]:
+    """Return a note per role whose messages the template omits, as most do with roles they do not know."""
+    notes = list[str]()
+    checked = {"assistant"}
+    for problem, messages in chats:
+        for place, message in enumerate(messages):
+            role = str(message["role"])
+            if role in checked or not message["content"]:
+                continue
+            checked.add(role)
+            # If other words in this message change nothing in the rendering, the template does not show it.
+            if _unseen(policy, problem, messages, place, {**message, "content": "Other words."}):
+                notes.append(
+                    f"{problem.id}: the chat template omits messages of role {role!r}, so the model does not "
+                    "read them; most templates know system, user, assistant and tool"
+                )
+    return notes
+
+
+def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> list[str]:
+    """Return a note per key of messages, a name or a date for instance, that the template does not show."""
+    notes = list[str]()
+    checked = {"role", "content", "tool_call_id", UNTRAINED}
+    for problem, messages in chats:
+        for place, message in enumerate(messages):
+            for name in [key for key in message if key not in checked]:
+                checked.add(name)
+                bare = {key: value for key, value in message.items() if key != name}
+                if _unseen(policy, problem, messages, place, bare):
+                    notes.append(
+                        f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
+                        "does not read it"
+                    )
+    return notes
+
+
+def _unseen(
+    policy: Policy, problem: Problem, messages: Messages, place: int, other: Mapping[str, object]
+) -> bool:
+    """Whether the template renders a chat the same with another message at a place."""
+    changed = [*messages[:place], other, *messages[place + 1 :]]
+    return leaves_out(policy.tokenizer, messages, problem.template, changed)
