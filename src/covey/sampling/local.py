@@ -160,7 +160,7 @@ class LocalSampler:
         engine = self._engine(prompts, params, slots)
         running = _Running(self.policy, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
-        drawn, most = 0, sum(requests[r].most(params) for r, _ in waiting)
+        drawn, most = 0, sum(requests[r].limit(params) for r, _ in waiting)
         while waiting or running.owners:
             self.before_token(drawn, most - drawn)
             self.faults.in_memory("memory.sampling")
@@ -187,7 +187,7 @@ class LocalSampler:
                     compaction = Compaction.after(ended, running.count)
                     running.evict(compaction)
                     engine.evict(compaction)
-            most -= sum(requests[s.request].most(params) - s.completion.length for s in finished)
+            most -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
 
