@@ -146,7 +146,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     faults = Faults(manner.inject)
     _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
     from covey.system.console import RunConsole
-    from covey.system.signals import SAVES, StopSignal
+    from covey.system.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
@@ -154,12 +154,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
-        with (
-            StopSignal(manner.max_minutes, "" if environment_rank() else SAVES).listening() as stop,
-            joined(loaded.config.guards.stall_minutes, loaded.config.device),
-        ):
+        with joined(loaded.config.guards.stall_minutes, loaded.config.device):
             # On all ranks; only rank 0 prints the result below.
-            results = run_in_folder(loaded, console, stop, session)
+            results = run_in_folder(loaded, console, StopSignal(manner.max_minutes), session)
             last = results[-1]
             failed = last.verdict is not None and last.verdict.word in ("did not learn", "got worse")
             if failed:

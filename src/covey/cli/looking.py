@@ -48,8 +48,7 @@ def command_preview(
     stage = rl_stage(loaded)
     _tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     each = samples or min(16, max(8, stage.config.rollout.group_size))
-    with StopSignal(then="stopping: what was sampled so far is shown").listening() as stop:
-        found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
+    found = preview(stage, RunConsole(quiet=as_json), StopSignal(), groups, each, temperature or ())
     _print(as_json, found.record(), found.lines())
     return 130 if found.measured.stopped else int(found.word == "no")
 

@@ -89,21 +89,9 @@ def preview(
             problems = [run.train_set[i] for i in order]
             parts = Parts(stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample)
             console.begin("preview", len(problems) * samples, by_completion=True)
-            result = _sampled(parts, samples, config.rollout.temperature)
-            if not result.stopped:
-                console.doing("timing rewards and an update")
-                result = replace(result, reward_seconds=_rewards_timed(run.rewards, result.groups))
-                # As many groups as a step has, live ones first: dead ones cost an update nothing.
-                few = sorted(result.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
-                valued, result = _continued(parts, few, result)
-                prepared, updating, share = _update_timed(parts, valued)
-                result = replace(result, prepare=prepared, update=updating, update_tokens=share)
-            others: dict[float, Sequence[Group]] = {}
-            for temperature in () if result.stopped else temperatures:
-                other = _sampled(parts, samples, temperature)
-                others[temperature] = other.groups
-                if other.stopped:
-                    break
+            answer = "stopping now; what was sampled so far is shown. {} stops at once, without it"
+            with stop.listening(lambda again: console.answer(answer.format(again))):
+                result, others = _measured(parts, samples, temperatures, console)
             there = device_memory(run.learner.policy.device)
             subject = Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems])
             held_out = len(run.test_set)
@@ -112,6 +100,32 @@ def preview(
         finally:
             console.end()
             run.journal.folder.close()
+
+
+def _measured(
+    parts: Parts, samples: int, temperatures: Sequence[float], console: RunConsole
+) -> tuple[Measured, dict[float, Sequence[Group]]]:
+    """Return what was measured, and the groups at other temperatures; after a stop what there is."""
+    rollout = parts.stage.config.rollout
+    others: dict[float, Sequence[Group]] = {}
+    result = _sampled(parts, samples, rollout.temperature)
+    try:
+        if not result.stopped:
+            console.doing("timing rewards and an update")
+            result = replace(result, reward_seconds=_rewards_timed(parts.rewards, result.groups))
+            # As many groups as a step has, live ones first: dead ones cost an update nothing.
+            few = sorted(result.groups, key=lambda g: g.dead)[: rollout.prompts_per_step]
+            valued, result = _continued(parts, few, result)
+            prepared, updating, share = _update_timed(parts, valued)
+            result = replace(result, prepare=prepared, update=updating, update_tokens=share)
+        for temperature in () if result.stopped else temperatures:
+            other = _sampled(parts, samples, temperature)
+            others[temperature] = other.groups
+            if other.stopped:
+                break
+    except Stopped:
+        result = replace(result, stopped=True)
+    return result, others
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Shapes: B running slots, P prompt tokens, S completion tokens, K key/value heads
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -58,6 +58,8 @@ class CacheEngine:
         self.lengths: list[int] = []
         # First logits (V,) of prompts that still have completions to start.
         self.logits: dict[int, Tensor] = {}
+        self.before_layer: Callable[[], None] = lambda: None
+        """Called before each layer of a prefill, which may take long; it may raise to stop."""
 
     @property
     def memory(self) -> int:
@@ -130,6 +132,7 @@ class CacheEngine:
         layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
+            self.before_layer()
             q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
             return attentions[heads.window](q, k, v, heads).flatten(1)
