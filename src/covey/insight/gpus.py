@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.insight.stages import in_columns
-from covey.learner.memory import Shape, asked_of, forecast, planned_tokens
+from covey.learner.memory import Shape, asked_of, forecast, planned
 
 BANDWIDTH = 0.5
 """Fraction of the peak bandwidth that decoding reaches."""
@@ -135,9 +136,8 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
     config, shape = stage.config, subject.shape
     asked = asked_of(config, subject.prompts, (), stage.algorithm.whole_groups)
     kept = stage.algorithm.needs_reference and config.lora is None
-    roles = forecast(shape, config, asked, config.train.tokens_per_micro_batch, kept, PROGRAM)
-    tokens = planned_tokens(roles, shape, config, asked, gpu.gib << 30)
-    return sum(forecast(shape, config, asked, tokens, kept, PROGRAM).values())
+    expect = partial(forecast, shape, config, asked, reference=kept, program=PROGRAM)
+    return sum(expect(*planned(expect, config, asked, gpu.gib << 30)).values())
 
 
 def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:
