@@ -33,7 +33,9 @@ def advice(preview: Preview) -> list[Advice]:
     if entropy > WIDE_ENTROPY and preview.word == "no":
         noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
         return [*read, Advice(noise, "a cold start (a stage with method: sft), or a model that can answer")]
-    found = (_limit(preview), _temperature(preview), _size(preview), _roomy(preview))
+    # If no answer counts, and some would in another form, nothing can be said of sizes.
+    size = None if met and preview.word == "no" else _size(preview)
+    found = (_limit(preview), _temperature(preview), size, _roomy(preview))
     return [*read, *(a for a in found if a)]
 
 
@@ -110,7 +112,8 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
         return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
-    return Advice(f"{finding}, so more tokens would not help", _instead(preview), quoted(example.text))
+    few = "and earn little" if 2 * len(ended) >= found["completions"] else "so more tokens would help few"
+    return Advice(f"{finding}, {few}", _instead(preview), quoted(example.text))
 
 
 def _instead(preview: Preview) -> str:
@@ -119,8 +122,8 @@ def _instead(preview: Preview) -> str:
     apart = [rewards[where & ~np.isnan(rewards)] for where in (~preview.truncated, preview.truncated)]
     if all(map(len, apart)) and apart[0].mean() > apart[1].mean() + np.std(rewards[~np.isnan(rewards)]) / 4:
         return (
-            f"no change, as completions that end earn {apart[0].mean():.2g} and truncated ones "
-            f"{apart[1].mean():.2g}, so that training makes them end"
+            f"rollout.max_tokens as it is: completions that end earn {apart[0].mean():.2g} and truncated ones "
+            f"{apart[1].mean():.2g}, so training makes them end"
         )
     chat = preview.wording is not None and preview.wording.chat
     return "a cold start (a stage with method: sft)" + (
