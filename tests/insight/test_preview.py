@@ -289,12 +289,9 @@ class SlowModel:
                 yield Sampled(number, sample, own)
 
 
-def pilot_of(
-    model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch, **rollout: object
-) -> Pilot:
+def pilot_of(model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch) -> Pilot:
     monkeypatch.setattr("covey.commands.pilot.time", model)
-    values = {"model": "tiny", "rewards": rewards, "rollout": {"max_tokens": 512, **rollout}}
-    stage = load_config(values=values)
+    stage = load_config(values={"model": "tiny", "rewards": rewards, "rollout": {"max_tokens": 512}})
     problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
     own = rewards_of(stage, stage.config.rewards)
     nothing: object = None
@@ -304,20 +301,20 @@ def pilot_of(
 
 @pytest.mark.parametrize(
     ("seconds", "groups", "samples", "limit"),
-    [(1e-5, 32, 8, None), (1e-3, 14, 8, None), (5e-3, 2, 8, None), (1e-2, 2, 5, None), (0.1, 2, 4, 67)],
+    [(1e-5, 32, 8, None), (1e-3, 16, 8, None), (5e-3, 3, 8, None), (1e-2, 2, 5, None), (0.1, 2, 4, 67)],
 )
 def test_the_speed_decides_how_much_is_sampled(
     seconds: float, groups: int, samples: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Completions of 200 tokens in 27 seconds; of GSM8K there was no line in ten minutes.
 
-    The slowest would take 54 s for 4 completions of 67 tokens of 2 problems, which is what the worst case
-    allows: a first wave takes at most twice its seconds.
+    The slowest takes 54 s for 4 completions of 67 tokens of 2 problems: a first wave takes at most twice its
+    seconds.
     """
     model = SlowModel(seconds, 200)
     found = sampled(pilot_of(model, ["math_answer"], monkeypatch), range(4, 9), 27.0)
     assert (len(found.groups), len(found.groups[0].completions), found.limit) == (groups, samples, limit)
-    assert model.now < 60
+    assert model.now < 65
     assert found.by_time
 
 

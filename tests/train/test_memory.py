@@ -307,7 +307,9 @@ def test_activations_are_less_than_forecast_where_a_completion_is_longer_than_a_
     last = json.loads((tmp_path / "run/timings.jsonl").read_text().splitlines()[-1])
     roles = json.loads((tmp_path / "run/env.json").read_text())["memory"]
     # Of sampling and updating the larger one is forecast.
-    assert 0 < last["memory/activations_mib"] * 2**20 < roles["update"] + roles["gradient"] + roles["sampling"]
+    assert (
+        0 < last["memory/activations_mib"] * 2**20 < roles["update"] + roles["gradient"] + roles["sampling"]
+    )
 
 
 def parameters(folder: Path) -> int:

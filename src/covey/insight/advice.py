@@ -122,8 +122,8 @@ def _instead(preview: Preview) -> str:
     apart = [rewards[where & ~np.isnan(rewards)] for where in (~preview.truncated, preview.truncated)]
     if all(map(len, apart)) and apart[0].mean() > apart[1].mean() + np.std(rewards[~np.isnan(rewards)]) / 4:
         return (
-            f"rollout.max_tokens as it is: completions that end earn {apart[0].mean():.2g} and truncated ones "
-            f"{apart[1].mean():.2g}, so training makes them end"
+            f"rollout.max_tokens as it is: completions that end earn {apart[0].mean():.2g} and truncated "
+            f"ones {apart[1].mean():.2g}, so training makes them end"
         )
     chat = preview.wording is not None and preview.wording.chat
     return "a cold start (a stage with method: sft)" + (
