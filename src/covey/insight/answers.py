@@ -195,8 +195,10 @@ def _thoughts(completions: Sequence[Completion], wording: Wording) -> Advice | N
     finding = (
         f"{by} ({marks.open}), and {len(inside)} of {len(completions)} completions end before {marks.close}"
     )
+    cut = sum(c.finish == "length" for c in inside)
+    remedy = "a larger rollout.max_tokens" if cut > MANY * len(inside) else "a cold start that closes them"
     off = f", or data.chat_template_kwargs: {wording.unopened}" if wording.unopened else ""
-    return Advice(finding, f"a larger rollout.max_tokens{off}", quoted(inside[0].text))
+    return Advice(finding, remedy + off, quoted(inside[0].text))
 
 
 def _special(completions: Sequence[Completion], wording: Wording) -> Advice | None:
