@@ -400,6 +400,9 @@ def test_what_the_reward_will_meet_is_named_with_a_sample() -> None:
         in thoughts.finding
     )
     assert 'data.chat_template_kwargs: {"enable_thinking": false}' in thoughts.remedy
+    assert thoughts.remedy.startswith("a larger rollout.max_tokens")
+    (ended, *_) = said(["so"] * 4, "stop", chat=True, marks=opened)
+    assert ended.remedy == "a cold start that closes them", "more tokens would not"
     assert not any(
         "thoughts" in a.finding for a in said(["so</think>7"] * 4, "stop", chat=True, marks=opened)
     )

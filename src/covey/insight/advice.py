@@ -203,7 +203,7 @@ def _size(preview: Preview) -> Advice | None:
     return Advice(
         f"{finding}: no answer was correct in {len(preview.lengths)} completions",
         "a cold start (a stage with method: sft), easier problems, or rewards that read what it writes",
-        quoted(preview.measured.groups[0].completions[0].text),
+        quoted(max((c.text for c in preview.measured.groups[0].completions), key=len)),
     )
 
 

@@ -233,26 +233,26 @@ def _next_turn(groups: Sequence[Group], wording: Wording) -> Advice | None:
 
 
 def _plain(completions: Sequence[Completion], wording: Wording, rate: float) -> Advice | None:
-    """Advise if prompts are plain texts and completions show that the model takes them for a text."""
+    """Advise if prompts are plain texts, and completions show that the model only continues them."""
     cut = [c for c in completions if c.finish == "length"]
-    if wording.chat or len(cut) <= MANY * len(completions) or rate > MANY:
+    endless = len(cut) > MANY * len(completions)
+    if wording.chat or rate > MANY:
         return None
-    if not wording.template:
+    ends = f"{len(cut)} of {len(completions)} completions do not end"
+    sample = quoted((cut or completions)[0].text)
+    if wording.template and wording.from_file and (endless or rate < SOME):
+        finding = (
+            f"the model has a chat template, and the prompts do not use it: {ends}, {rate:.0%} are correct"
+        )
+        return Advice(finding, "data.chat: true", sample)
+    if not wording.template and endless:
         return Advice(
-            f"{len(cut)} of {len(completions)} completions do not end, and the model has no chat template: "
-            "it continues a text, as base models do",
+            f"{ends}, and the model has no chat template: it continues a text, as base models do",
             "rollout.stop with what follows an answer, a data.template that shows one and its end, or a cold "
             "start (a stage with method: sft)",
-            quoted(cut[0].text),
+            sample,
         )
-    if not wording.from_file:
-        return None
-    return Advice(
-        f"{len(cut)} of {len(completions)} completions do not end: the model has a chat template, and the "
-        "prompts do not use it",
-        "data.chat: true",
-        quoted(cut[0].text),
-    )
+    return None
 
 
 def quoted(text: str) -> str:
