@@ -125,7 +125,8 @@ def _instead(preview: Preview) -> str:
             f"rollout.max_tokens as it is: completions that end earn {apart[0].mean():.2g} and truncated "
             f"ones {apart[1].mean():.2g}, so training makes them end"
         )
-    chat = preview.wording is not None and preview.wording.chat
+    wording = preview.wording
+    chat = wording is not None and (wording.chat or not wording.template)
     return "a cold start (a stage with method: sft)" + (
         " or rollout.stop" if chat else ", rollout.stop, or the chat template (data.chat: true)"
     )
