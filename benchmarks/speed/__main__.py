@@ -35,6 +35,8 @@ import quick
 import subject
 import torch
 
+from covey_verify.machine import processor_name
+
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 PEERS = {
@@ -227,11 +229,7 @@ def processor() -> str:
     """Its name, as far as the system tells; the GPU's where that is measured."""
     if subject.device() == "cuda":
         return torch.cuda.get_device_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown CPU")
+    return processor_name()
 
 
 def main() -> None:

@@ -165,6 +165,9 @@ CODE = [
 CALLS = [Problem("t", "weather", {"tool_calls": [{"name": "weather", "arguments": {"city": "Rome"}}]})]
 
 
+NO_COMMA = [Problem("i", "write it", {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]})]
+
+
 @pytest.mark.parametrize(
     ("problems", "spec"),
     [
@@ -179,6 +182,7 @@ CALLS = [Problem("t", "weather", {"tool_calls": [{"name": "weather", "arguments"
         (PROBLEMS, {"soft_overlong": {"limit": 10, "buffer": 4}}),
         (CODE, "code_tests"),
         (CALLS, "tool_calls"),
+        (NO_COMMA, "instructions"),
     ],
     ids=lambda v: None if isinstance(v, list) else str(v),
 )

@@ -284,7 +284,7 @@ def test_languages_of_one_script_are_told_apart_if_asked_for() -> None:
     assert language_consistency("我们先把两个数字加起来然后除以三", language="zh", detect=True).value == 1.0
     half = language_consistency(f"{english}. {GERMAN}.", detect=True).value
     assert half == pytest.approx(0.5, abs=0.2)
-    with pytest.raises(ConfigError, match="'eng' is unknown; known: ar, cs"):
+    with pytest.raises(ConfigError, match="'eng' is unknown; known: ar, bn, cs"):
         language_consistency(english, language="eng")
 
 
@@ -322,3 +322,6 @@ def test_a_format_that_nobody_checks_is_named() -> None:
     assert "'iri'" in str(fault) and "jsonschema[format]" in str(fault)
     own = {"type": "string", "format": "phone"}, {"properties": {"format": {"type": "string"}}}
     assert bad_schemas([{"schema": one} for one in own]) == [None, None]
+    unread = json_schema('"x"', schema={"type": "string", "format": "iri"})
+    assert (unread.value, unread.status) == (None, "bad_reference")
+    assert "'iri'" in unread.detail

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from covey.system.machine import MOST_THREADS, asked_threads, available_memory, available_threads
 from covey.types import VERSION
 from covey_verify.errors import SandboxUnavailable
-from covey_verify.machine import available_cpus
+from covey_verify.machine import available_cpus, processor_name
 
 LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
 """Bytes of memory that the demo needs, and of disk for a few checkpoints of a small model."""
@@ -81,16 +81,7 @@ def device() -> Diagnosis:
         return Diagnosis(
             "device", "WARN", "an NVIDIA GPU that this torch cannot use; runs take the CPU", step
         )
-    return Diagnosis("device", "OK", f"CPU: {_model_name()}")
-
-
-def _model_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return Diagnosis("device", "OK", f"CPU: {processor_name()}")
 
 
 def kernels() -> Diagnosis:

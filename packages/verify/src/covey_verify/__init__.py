@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from covey_verify.programs.proofs import proves
     from covey_verify.programs.smt import smt
     from covey_verify.texts.formats import answer_format, regex_match, think_format
+    from covey_verify.texts.instructions import instructions
     from covey_verify.texts.judge import judge
     from covey_verify.texts.language import language_consistency
     from covey_verify.texts.length import (
@@ -49,6 +50,7 @@ __all__ = [
     "duplicates",
     "exact_answer",
     "gym_answer",
+    "instructions",
     "json_schema",
     "judge",
     "language_consistency",

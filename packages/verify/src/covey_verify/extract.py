@@ -58,10 +58,13 @@ def visible(text: str) -> bool:
     )
 
 
-def after_reasoning(text: str) -> str | None:
-    """Return the text after the last closing reasoning tag; None if reasoning was opened and never closed."""
+def after_reasoning(text: str, longest: int = LONGEST) -> str | None:
+    """Return the end of the text after the last closing reasoning tag, ``longest`` characters at most.
+
+    None if reasoning was opened and never closed.
+    """
     answer = text.rpartition(THINK_CLOSE)[2]
-    return None if THINK_OPEN in answer else answer[-LONGEST:]
+    return None if THINK_OPEN in answer else answer[-longest:]
 
 
 def tagged(text: str, tag: str) -> str | None:

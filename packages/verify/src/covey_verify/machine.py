@@ -1,8 +1,9 @@
-"""The number of processors that this process may use, and other limits of its control groups."""
+"""The processors that this process may use, their name, and other limits of its control groups."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from itertools import product
 from math import ceil
@@ -17,6 +18,16 @@ def available_cpus() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, min([count, *map(ceil, _quotas())]))
+
+
+def processor_name() -> str:
+    """Return the processor's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _quotas() -> Iterator[float]:

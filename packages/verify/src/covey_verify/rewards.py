@@ -11,6 +11,7 @@ from covey_verify.programs.code import code_tests, compiles
 from covey_verify.programs.proofs import proves
 from covey_verify.programs.smt import smt
 from covey_verify.texts.formats import answer_format, regex_match, think_format
+from covey_verify.texts.instructions import instructions
 from covey_verify.texts.judge import judge
 from covey_verify.texts.language import language_consistency
 from covey_verify.texts.length import (
@@ -32,6 +33,7 @@ BUILT_IN: Mapping[str, Callable[..., object]] = {
         answer_format,
         regex_match,
         json_schema,
+        instructions,
         tool_calls,
         code_tests,
         compiles,

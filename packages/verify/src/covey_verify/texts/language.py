@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -25,11 +26,31 @@ SCRIPTS = {
     "he": "\u0590-\u05ff",
     "el": "\u0370-\u03ff",
     "hi": "\u0900-\u097f",
+    "bn": "\u0980-\u09ff",
+    "pa": "\u0a00-\u0a7f",
+    "gu": "\u0a80-\u0aff",
+    "ta": "\u0b80-\u0bff",
+    "te": "\u0c00-\u0c7f",
+    "kn": "\u0c80-\u0cff",
+    "ml": "\u0d00-\u0d7f",
     "th": "\u0e00-\u0e7f",
 }
 LATIN = {"en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "no", "pl", "cs", "tr", "vi", "id"}
+RIVALS: Mapping[str, frozenset[str]] = {
+    "latin": frozenset(LATIN | {"fi", "sw"}),
+    "ru": frozenset({"ru", "uk", "bg"}),
+    "ar": frozenset({"ar", "fa", "ur"}),
+    "hi": frozenset({"hi", "mr", "ne"}),
+}
+"""Script -> the languages that share it, which only their words tell apart."""
+SCRIPT_OF: Mapping[str, str] = {
+    **{script: script for script in SCRIPTS if script != "latin"},
+    **{language: script for script, languages in RIVALS.items() for language in languages},
+}
+"""Language -> its script in SCRIPTS, for all languages that ``in_language`` knows."""
 # A word, or a single character of the scripts that put no space between words.
 WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
+KANA = re.compile("[\u3040-\u30ff]")
 LATIN_WORD, GREEK_WORD = (re.compile(f"[{SCRIPTS[name]}]+") for name in ("latin", "el"))
 SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
 FEWEST = 10
@@ -38,6 +59,13 @@ FEWEST = 10
 
 PIECE = 8
 """Fewest words from which a language is detected: with fewer it is often a guess."""
+LONG_PIECE = 15
+"""Words of a piece in which ``in_language`` looks for another language."""
+MOST_PIECES = 40
+ENTIRE = 0.8
+"""Fraction of the words from which a text is in a language: names and quotations need not be."""
+CERTAIN = 5.0
+"""How much likelier, in nats, another language must be before a piece counts as written in it."""
 
 
 @reward(weight=0.1, concurrent=True, format_only=True)
@@ -56,18 +84,55 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
         known = ", ".join(sorted(LATIN | SCRIPTS.keys()))
         raise ConfigError(f"language_consistency: language {language!r} is unknown; known: {known}")
     script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
-    prose = NOT_PROSE.sub(lambda m: f" {_foreign(m[0], script)} ", text_of(completion)[:LONGEST])
-    words = WORD.findall(prose)
+    words = WORD.findall(_prose(text_of(completion)[:LONGEST], script))
     if len(words) < FEWEST:
         return Score(None, "not_applicable")
     fitting = [w for w in words if script.fullmatch(w)]
     if detect and language in LATIN:
-        # Split into `count` pieces of nearly equal length, PIECE words or more.
-        count = len(fitting) // PIECE or 1
-        edges = [n * len(fitting) // count for n in range(count + 1)]
-        pieces = [fitting[a:b] for a, b in pairwise(edges)]
+        pieces = _pieces(fitting, len(fitting) // PIECE)
         fitting = [w for p in pieces if identifier().classify(" ".join(p))[0] == language for w in p]
     return Score(len(fitting) / len(words))
+
+
+def in_language(text: str, language: str) -> bool:
+    """Return whether a text is in a language of SCRIPT_OF; one without words is in none.
+
+    ENTIRE of its words must be in the language's script and, if other languages share the script, in pieces
+    that are not clearly in one of these. Formulas, code and addresses do not count. Capitals are read as
+    small letters. Raises ConfigError without py3langid if the script is shared.
+    """
+    name = SCRIPT_OF[language]
+    script = re.compile(f"[{SCRIPTS[name]}]+")
+    prose = _prose(text.lower(), script)
+    words = WORD.findall(prose)
+    share = sum(script.fullmatch(w) is not None for w in words) / max(len(words), 1)
+    if name == "ja" and not KANA.search(prose):  # Chinese uses the other half of the script
+        return False
+    if name in RIVALS and share >= ENTIRE:
+        # Whole tokens: the words above are without the vowel signs of some scripts.
+        tokens = prose.split()
+        pieces = _pieces(tokens, min(MOST_PIECES, len(tokens) // LONG_PIECE))
+        ranks = [identifier(RIVALS[name]).rank(" ".join(piece)) for piece in pieces]
+        unsure = [rank[0][1] - dict(rank)[language] <= CERTAIN for rank in ranks]
+        share *= sum(len(p) for p, fits in zip(pieces, unsure, strict=True) if fits) / len(tokens)
+    return share >= ENTIRE
+
+
+def needs_detector(language: str) -> bool:
+    """Return whether ``in_language`` needs py3langid for a language."""
+    return SCRIPT_OF[language] in RIVALS
+
+
+def _prose(text: str, script: re.Pattern[str]) -> str:
+    """Return a text without formulas, code and tags, but for words there that are in no formula or code."""
+    return NOT_PROSE.sub(lambda m: f" {_foreign(m[0], script)} ", text)
+
+
+def _pieces(words: Sequence[str], count: int) -> list[Sequence[str]]:
+    """Return the words in pieces of nearly equal length, one at least."""
+    count = count or 1
+    edges = [n * len(words) // count for n in range(count + 1)]
+    return [words[a:b] for a, b in pairwise(edges)]
 
 
 def _foreign(notation: str, script: re.Pattern[str]) -> str:
@@ -84,14 +149,14 @@ def _foreign(notation: str, script: re.Pattern[str]) -> str:
 
 
 @cache
-def identifier() -> Any:
-    """Return py3langid's classifier for the languages of the Latin script. Raises ConfigError."""
+def identifier(languages: frozenset[str] = frozenset(LATIN)) -> Any:
+    """Return py3langid's classifier for some languages. Raises ConfigError."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         raise ConfigError(
-            "language_consistency: detect needs py3langid: pip install 'covey-verify[language]'"
+            "telling languages of one script apart needs py3langid: pip install 'covey-verify[language]'"
         ) from None
     found = LanguageIdentifier.from_model_file(MODEL_FILE)
-    found.set_languages(sorted(LATIN))
+    found.set_languages(sorted(languages))
     return found

@@ -45,16 +45,19 @@ def _schema_fault(schema: object) -> str | None:
     try:
         wanted = json.loads(schema) if isinstance(schema, str) else schema
         validator_for(wanted).check_schema(wanted)
-        if unchecked := unchecked_formats(wanted):
-            return (
-                f"nobody checks the format {min(unchecked)!r} here: pip install 'jsonschema[format]', or say "
-                "it by a pattern"
-            )
+        if fault := _unchecked(wanted):
+            return fault
     except SchemaError as error:
         return f"the schema cannot be used: {error.message[:200]}"
     except (ValueError, RecursionError) as error:
         return f"the schema cannot be used: {str(error)[:200]}"
     return None
+
+
+def _unchecked(schema: object) -> str | None:
+    formats = unchecked_formats(schema)
+    remedy = "pip install 'jsonschema[format]', or say it by a pattern"
+    return f"nobody checks the format {min(formats)!r} here: {remedy}" if formats else None
 
 
 def _usable(schema: Mapping[str, object] | str | None) -> Mapping[str, object] | str | None:
@@ -87,6 +90,9 @@ def json_schema(
     if not found or not found.strip():
         return Score(0.0, "no_answer")
     wanted = json.loads(schema) if isinstance(schema, str) else schema
+    # A schema from a column of a script's rows has passed no check before.
+    if fault := _unchecked(wanted):
+        return Score(None, "bad_reference", detail=fault)
     result = in_subprocess("conforms", [(found.strip(), wanted)])
     if result.kind == "error" and result.text.startswith(UNUSABLE):
         raise ValueError(f"the schema cannot be used: {result.text}")

@@ -1,0 +1,224 @@
+"""Real pretrained weights: tasks and methods, seed by seed, for docs/results.md.
+
+    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5] [--runs FOLDER]   # train what is missing
+    python benchmarks/real.py --write                                               # renew the page's tables
+
+MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list` prints them all. A run that FOLDER has is neither trained nor counted twice, so a stopped campaign
+continues. Numbers are kept in benchmarks/results/real.jsonl, one line a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from covey.runs.folder import read_numbers
+from covey.runs.reader import stages_in
+from covey_verify.machine import processor_name
+
+ROOT = Path(__file__).parents[1]
+RECORDS = Path(__file__).parent / "results" / "real.jsonl"
+PAGE = ROOT / "docs" / "results.md"
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t at 97.5 % for so many seeds."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the page: a config and what is changed in it."""
+
+    table: str
+    words: str
+    config: str
+    settings: Sequence[str] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """The arguments of `covey train`, without model, seed and output."""
+        return ["train", self.config, *self.settings]
+
+
+FACTS = "src/covey/config/recipes/demo_real.yaml"
+ROWS = {
+    "facts": Row("tasks", "JSON facts", FACTS),
+    "word_sums": Row("tasks", "stories with one calculation", "examples/real/word_sums.yaml"),
+    "svamp": Row("tasks", "SVAMP", "examples/real/svamp.yaml"),
+    "instructions": Row("tasks", "strict instructions", "examples/real/instructions.yaml"),
+    "calculator": Row("tasks", "a calculator as a tool", "examples/real/calculator.yaml"),
+    "preferences": Row("tasks", "DPO on pairs of its own", "examples/real/preferences.yaml"),
+    "grpo": Row("methods", "GRPO", FACTS, ("--algorithm", "grpo")),
+    "dr_grpo": Row("methods", "Dr. GRPO", FACTS, ("--algorithm", "dr_grpo")),
+    "rloo": Row(
+        "methods",
+        "RLOO, one update a batch",
+        FACTS,
+        ("--algorithm", "rloo", "--train.updates_per_batch", "1"),
+    ),
+    "ppo": Row(
+        "methods",
+        "PPO, a critic on the policy's trunk",
+        FACTS,
+        ("--algorithm", "{name: ppo, critic: {trunk: policy}}"),
+    ),
+    "rejection": Row("methods", "rejection sampling, then SFT", "examples/real/rejection.yaml"),
+    "rank_1": Row("weights", "rank 1", FACTS, ("--lora.rank", "1")),
+    "rank_64": Row("weights", "rank 64", FACTS, ("--lora.rank", "64")),
+    "rate_1e-4": Row("weights", "rank 16, rate 1e-4", FACTS, ("--train.lr", "1e-4")),
+    "rate_1e-3": Row("weights", "rank 16, rate 1e-3", FACTS, ("--train.lr", "1e-3")),
+    "full": Row("weights", "all weights, rate 1e-5", FACTS, ("--lora", "null", "--train.lr", "1e-5")),
+}
+
+
+def train(row: Row, seed: int, model: str, folder: Path) -> dict[str, object]:
+    """Train one row from one seed as a user does, and return its record.
+
+    Raises SystemExit if the command fails.
+    """
+    program = [sys.executable, "-m", "covey", *row.command]
+    command = [*program, "--model", model, "--seed", str(seed), "--output", str(folder)]
+    started = time.monotonic()
+    with (folder.parent / f"{folder.name}.log").open("a") as log:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(child.pid, 0)  # this child's CPU time and memory, and nobody else's
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        raise SystemExit(f"{' '.join(command)} ended with {code}: see {folder}.log")
+    return {
+        **outcome(folder),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_mb": used.ru_maxrss // 1024,
+    }
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """Return what a run's first and last evaluations on held-out problems say, over all of its stages."""
+    stages = stages_in(folder)
+    evaluations = [line for stage in stages for line in read_numbers(stage, "evals.jsonl")]
+    before, after = evaluations[0], evaluations[-1]
+    steps = [line for stage in stages for line in read_numbers(stage, "metrics.jsonl")]
+    return {
+        "problems": after["problems"],
+        "greedy": [before["greedy"], after["greedy"]],
+        "sampled": [before["pass@1"], after["pass@1"]],
+        "completions": int(sum(line.get("rollout/scored", 0) for line in steps)),
+    }
+
+
+def read_records() -> list[dict[str, object]]:
+    """Return the records that are kept."""
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.is_file() else []
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def interval(values: Sequence[float], scale: float = 100.0) -> str:
+    """Return the mean over seeds with Student's 95 % interval, such as `81 [71, 90]`."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return f"{scale * mean:.0f}"
+    half = T_975[min(len(values), 10)] * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    low, high = max(0.0, mean - half), mean + half
+    return f"{scale * mean:.0f} [{scale * low:.0f}, {scale * min(high, 1.0):.0f}]"
+
+
+def table(name: str, records: Sequence[dict[str, object]]) -> str:
+    """Return one of the page's tables as Markdown."""
+    runs = defaultdict(list)
+    for record in records:
+        runs[record["row"]].append(record)
+    lines = [
+        "| | seeds | greedy, % | sampled, % | points per CPU hour | CPU minutes | memory, GB | command |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in ROWS.items():
+        if row.table != name or key not in runs:
+            continue
+        of = runs[key]
+        columns = {
+            side: [[record[side][i] for record in of] for i in (0, 1)] for side in ("greedy", "sampled")
+        }
+        gains = [
+            100 * (record["sampled"][1] - record["sampled"][0]) / (record["cpu_seconds"] / 3600)
+            for record in of
+        ]
+        cells = [
+            row.words,
+            str(len(of)),
+            *(f"{100 * np.mean(before):.0f} → {interval(after)}" for before, after in columns.values()),
+            f"{np.mean(gains):.0f}",
+            f"{np.mean([record['cpu_seconds'] for record in of]) / 60:.1f}",
+            f"{np.max([record['peak_mb'] for record in of]) / 1000:.1f}",
+            f"`covey {' '.join(row.command)}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_page(records: Sequence[dict[str, object]]) -> None:
+    """Renew the tables of docs/results.md, which stand between comments with their names."""
+    text = PAGE.read_text()
+    for name in dict.fromkeys(row.table for row in ROWS.values()):
+        start, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        before, rest = text.split(start)
+        _, after = rest.split(end, 1)
+        text = f"{before}{start}\n{table(name, records)}\n\n{end}{after}"
+    PAGE.write_text(text)
+
+
+def main() -> None:
+    """Train what is missing, or renew the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS))
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--runs", type=Path, default=Path(tempfile.gettempdir()) / "covey-benchmarks" / "real"
+    )
+    parser.add_argument("--list", action="store_true", help="print the rows")
+    parser.add_argument("--write", action="store_true", help="renew docs/results.md and train nothing")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(f"{key:12} {' '.join(row.command)}" for key, row in ROWS.items()))
+        return
+    if arguments.write:
+        write_page(read_records())
+        return
+    unknown = set(arguments.rows) - set(ROWS)
+    if unknown:
+        parser.error(f"no row is called {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    for seed in range(arguments.seeds):
+        for key in arguments.rows:
+            if any((record["row"], record["seed"]) == (key, seed) for record in read_records()):
+                continue
+            numbers = train(ROWS[key], seed, arguments.model, arguments.runs.resolve() / f"{key}-{seed}")
+            record = {
+                "row": key,
+                "seed": seed,
+                **numbers,
+                "cpu": processor_name(),
+                "date": str(dt.date.today()),
+            }
+            with RECORDS.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""The kinds of instructions that IFEval's rows name, arXiv 2311.07911, each with the check of a text.
+
+A check gets a text without its reasoning, ``normalized``, and the instruction's arguments by name. It returns
+what is missing, or "" if the instruction is met. Its docstring says what counts. A new kind is a function and
+a row of KINDS.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from covey_verify.isolated import strict_json
+from covey_verify.texts.language import SCRIPT_OF, in_language
+from covey_verify.texts.words import (
+    CLOSERS,
+    folded,
+    has_words,
+    normalized,
+    occurrences,
+    paragraphs,
+    sentences,
+    words,
+)
+
+RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
+    "at least": lambda found, asked: found >= asked,
+    "less than": lambda found, asked: found < asked,
+}
+OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+LINE_MARKS = " \t*_#>~\"'“”‘(["
+"""Markup that may precede the first word of a line."""
+COMMA = re.compile("[,،、，﹐﹑､︐]")
+TITLE = re.compile(r"<<([^<>\n]++)>>")
+# No link, no index of an array, no box to tick.
+PLACEHOLDER = re.compile(r"(?<![\w\])])\[([^\[\]\n]++)\](?![(\[])")
+TICK_BOX = re.compile(r"^[ \t]*+[-*+][ \t]++\[[xX ]\]", re.MULTILINE)
+HIGHLIGHT = re.compile(r"(?<![*\w\\])(\*{1,3})(?![\s*])([^*\n]++)(?<!\s)\1(?!\*)")
+DIVIDER = re.compile(r"^[ \t]*+\*\*\*[ \t]*+$", re.MULTILINE)
+SEPARATOR = re.compile(r"(?<!\S)\*{6}(?!\S)")
+FENCES = ("```", "~~~")
+WRAPPINGS = {'"': '"', "“": "”", "„": "“”", "«": "»", "＂": "＂"}
+"""Opening quotation mark -> the marks that close it."""
+
+
+def existence(text: str, *, keywords: list[str]) -> str:
+    """Each keyword occurs as a whole word or phrase, in any case: `cats` is not `cat`."""
+    where = folded(text)
+    missing = [keyword for keyword in keywords if not occurrences(folded(keyword), where)]
+    return f"{missing[0]!r} does not occur" if missing else ""
+
+
+def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> str:
+    """The keyword occurs that often as a whole word or phrase, in any case."""
+    return compared(occurrences(folded(keyword), folded(text)), relation, frequency, f"times {keyword!r}")
+
+
+def forbidden_words(text: str, *, forbidden_words: list[str]) -> str:
+    """No forbidden word occurs as a whole word or phrase, in any case, markup or width."""
+    where = folded(text)
+    found = [word for word in forbidden_words if occurrences(folded(word), where)]
+    return f"{found[0]!r} occurs" if found else ""
+
+
+def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> str:
+    """The letter or sign occurs that often, in any case; with an accent it is another letter."""
+    found = unicodedata.normalize("NFKC", text).lower().count(letter.lower())
+    return compared(found, let_relation, let_frequency, f"times {letter!r}")
+
+
+def response_language(text: str, *, language: str) -> str:
+    """Four fifths of the words, or more, are in the language; see ``in_language``."""
+    return "" if in_language(text, language) else f"not in the language {language!r}"
+
+
+def number_sentences(text: str, *, num_sentences: int, relation: str) -> str:
+    """So many sentences: `at least` counts those that end with punctuation, `less than` all."""
+    ended, every = sentences(text)
+    return compared(ended if relation == "at least" else every, relation, num_sentences, "sentences")
+
+
+def number_paragraphs(text: str, *, num_paragraphs: int) -> str:
+    """Exactly so many parts, each with words, between lines that are `***` alone."""
+    parts = DIVIDER.split(text)
+    if not all(map(has_words, parts)):
+        return "a part between two *** is empty"
+    return exactly(len(parts), num_paragraphs, "paragraphs")
+
+
+def number_words(text: str, *, num_words: int, relation: str) -> str:
+    """So many words: `don't`, `well-known` and `3.14` are one each."""
+    return compared(len(words(text)), relation, num_words, "words")
+
+
+def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> str:
+    """Exactly so many paragraphs between blank lines, and the nth begins with the word, in any case."""
+    found = paragraphs(text)
+    if fault := exactly(len(found), num_paragraphs, "paragraphs"):
+        return fault
+    asked = words(folded(first_word))
+    begins = words(folded(found[nth_paragraph - 1][: 200 + 4 * len(first_word)]))[: len(asked)]
+    return "" if begins == asked else f"paragraph {nth_paragraph} begins with {' '.join(begins)!r}"
+
+
+def number_placeholders(text: str, *, num_placeholders: int) -> str:
+    """At least so many `[names]` with a letter, without links, tick boxes and indices of arrays."""
+    found = PLACEHOLDER.findall(TICK_BOX.sub("", text))
+    count = sum(any(map(str.isalpha, inside)) for inside in found)
+    return compared(count, "at least", num_placeholders, "placeholders")
+
+
+def postscript(text: str, *, postscript_marker: str) -> str:
+    """A line begins with the marker, in any case; there are words before the line and after the marker."""
+    letters = [re.escape(c) for c in postscript_marker if not c.isspace()]
+    marker = re.compile(r"\s?".join(letters) + r"(?![^\W_])", re.IGNORECASE)
+    place = 0
+    for line in text.split("\n"):
+        begun = line.lstrip(LINE_MARKS)
+        match = marker.match(begun)
+        place += len(line)
+        if match and has_words(text[: place - len(line)]):
+            rest = text[place - len(begun) + match.end() :]
+            return "" if has_words(rest) else "the postscript is empty"
+        place += 1
+    return f"no postscript begins with {postscript_marker!r}"
+
+
+def number_bullet_lists(text: str, *, num_bullets: int) -> str:
+    """Exactly so many lines that begin with `*`, `-` or `+`, a space and a text, outside code blocks."""
+    count, fence = 0, ""
+    for line in map(str.strip, text.split("\n")):
+        if line.startswith(FENCES):
+            fence = "" if fence and line.startswith(fence) else fence or line[:3]
+        elif not fence:
+            count += line[:1] in ("*", "-", "+") and line[1:2].isspace() and has_words(line)
+    return exactly(count, num_bullets, "bullet points")
+
+
+def constrained_response(text: str) -> str:
+    """Exactly one of IFEval's three answers occurs as it is written, such as `My answer is yes.`."""
+    found = [option for option in OPTIONS if occurrences(option, text)]
+    return exactly(len(found), 1, f"of the answers {', '.join(OPTIONS)}")
+
+
+def number_highlighted_sections(text: str, *, num_highlights: int) -> str:
+    """At least so many `*highlights*` (or `**`) with a word, each in one line; bullets are none."""
+    count = sum(has_words(inside) for _, inside in HIGHLIGHT.findall(text))
+    return compared(count, "at least", num_highlights, "highlighted sections")
+
+
+def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> str:
+    """At least so many lines begin with the word, as written, and a number of their own; a text follows."""
+    mark = re.compile(re.escape(section_spliter.strip()) + r"[ \t]?(\d{1,6})(?!\w)")
+    section = ""
+    found = set[str]()
+    for line in text.split("\n"):
+        match = mark.match(line.lstrip(LINE_MARKS))
+        section = match[1].lstrip("0") if match else section
+        if section and has_words(line.lstrip(LINE_MARKS)[match.end() :] if match else line):
+            found.add(section)
+    return compared(len(found), "at least", num_sections, f"sections marked {section_spliter!r}")
+
+
+def json_format(text: str) -> str:
+    """The whole text, or the one code block that it is, is strict JSON: an object or list with content."""
+    lines = text.split("\n")
+    mark, language = text[:3], lines[0].lstrip("`~").strip().casefold()
+    if mark in FENCES and language in ("", "json") and len(lines) > 2 and lines[-1].strip() == mark:
+        text = "\n".join(lines[1:-1])
+    try:
+        found = strict_json(text)
+    except ValueError as error:
+        return f"not JSON: {str(error)[:100]}"
+    return "" if isinstance(found, dict | list) and found else "neither an object nor a list with content"
+
+
+def title(text: str) -> str:
+    """Some words of one line are in `<<double angular brackets>>`."""
+    return "" if any(map(has_words, TITLE.findall(text))) else "no <<title>>"
+
+
+def two_responses(text: str) -> str:
+    """Two texts that differ in more than case and space, between which `******` occurs, once."""
+    parts = [folded(part) for part in SEPARATOR.split(text)]
+    if not all(map(has_words, parts)):
+        return "a response is empty"
+    return exactly(len(parts), 2, "responses") or ("" if parts[0] != parts[1] else "the two are the same")
+
+
+def repeat_prompt(text: str, *, prompt_to_repeat: str) -> str:
+    """The text begins with the request as it is written, but for white space, and an answer follows."""
+    asked, said = (" ".join(one.split()) for one in (prompt_to_repeat, text))
+    if not said.startswith(asked):
+        return "it does not begin with the request"
+    return "" if has_words(said[len(asked) :]) else "nothing follows the request"
+
+
+def end_checker(text: str, *, end_phrase: str) -> str:
+    """The text ends with the phrase, in any case; only quotation marks and markup may follow.
+
+    There are words before it.
+    """
+    asked, said = (folded(one).rstrip(CLOSERS + " ") for one in (end_phrase, text))
+    before = said.removesuffix(asked)
+    if before == said or (before[-1:].isalnum() and asked[:1].isalnum()):
+        return f"it does not end with {end_phrase!r}"
+    return "" if has_words(before) else "nothing precedes the phrase"
+
+
+def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> str:
+    """So many words are in capitals; those of one letter (`I`, `A`) are not counted."""
+    count = sum(w.isupper() and sum(map(str.isalpha, w)) > 1 for w in words(text))
+    return compared(count, capital_relation, capital_frequency, "words in capitals")
+
+
+def english_capital(text: str) -> str:
+    """The text is English and has no small letter."""
+    return ("" if text.isupper() else "there are small letters") or response_language(text, language="en")
+
+
+def english_lowercase(text: str) -> str:
+    """The text is English and has no capital letter."""
+    return ("" if text.islower() else "there are capital letters") or response_language(text, language="en")
+
+
+def no_comma(text: str) -> str:
+    """There is no comma, of other scripts neither."""
+    return "there is a comma" if COMMA.search(text) else ""
+
+
+def quotation(text: str) -> str:
+    """The text begins and ends with double quotation marks that are a pair, unlike those of `"a" and "b"`."""
+    closing = WRAPPINGS.get(text[:1], "")
+    if len(text) < 2 or not closing or text[-1] not in closing:
+        return "not in double quotation marks"
+    depth = 0
+    for place in (match.start() for match in re.finditer(f"[{text[0]}{closing}]", text[:-1])):
+        before = text[place - 1 : place]
+        # A straight mark opens where no word, sign or digit is right before it.
+        opens = text[place] == text[0] and (
+            text[0] not in closing or not before or before in " \n\t([{-—–/:=*_"
+        )
+        depth += 1 if opens else -1
+        if depth < 1:
+            return "the first quotation mark is closed before the end"
+    return "" if has_words(text) else "the quotation is empty"
+
+
+def compared(found: int, relation: str, asked: int, what: str) -> str:
+    """Return "" if a number is as it should be, else both in words."""
+    return "" if RELATIONS[relation](found, asked) else f"{found} {what}, not {relation} {asked}"
+
+
+def exactly(found: int, asked: int, what: str) -> str:
+    """Return "" if two numbers are equal, else both in words."""
+    return "" if found == asked else f"{found} {what}, not {asked}"
+
+
+def a_phrase(value: object) -> str:
+    """Return a ``normalized`` text that is not empty. Raises ValueError."""
+    found = normalized(value) if isinstance(value, str) else ""
+    if not found:
+        raise ValueError("must be a text")
+    return found
+
+
+def a_text(value: object) -> str:
+    """Return a ``normalized`` text with a letter or digit. Raises ValueError."""
+    found = a_phrase(value)
+    if not has_words(found):
+        raise ValueError("must be a text with a letter or digit")
+    return found
+
+
+def phrases(value: object) -> list[str]:
+    """Return a list of texts, one at least. Raises ValueError."""
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("must be a list of texts")
+    return list(map(a_phrase, value))
+
+
+def a_count(value: object) -> int:
+    """Return a whole number from 1 up, which a table may hold as 3.0. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 1e9 or value % 1:
+        raise ValueError("must be a whole number from 1 up")
+    return int(value)
+
+
+def a_relation(value: object) -> str:
+    """Return a key of RELATIONS. Raises ValueError."""
+    if not isinstance(value, str) or value not in RELATIONS:
+        raise ValueError("must be 'at least' or 'less than'")
+    return value
+
+
+def one_letter(value: object) -> str:
+    """Return a single letter or sign. Raises ValueError."""
+    found = unicodedata.normalize("NFKC", a_phrase(value))
+    if len(found) != 1:
+        raise ValueError("must be one letter or sign")
+    return found
+
+
+def a_language(value: object) -> str:
+    """Return a language that can be told from others. Raises ValueError."""
+    if not isinstance(value, str) or value not in SCRIPT_OF:
+        raise ValueError(f"must be one of {', '.join(sorted(SCRIPT_OF))}")
+    return value
+
+
+def beyond(*, num_paragraphs: int, nth_paragraph: int, **_: object) -> str:
+    """Return why there is no such paragraph, or ""."""
+    return (
+        ""
+        if nth_paragraph <= num_paragraphs
+        else f"there is no paragraph {nth_paragraph} of {num_paragraphs}"
+    )
+
+
+Reader = Callable[[object], object]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of instruction: its check, and for each argument what reads it from a row."""
+
+    check: Callable[..., str]
+    arguments: Mapping[str, Reader]
+    language: str = ""
+    """The language that it looks for; its argument `language` replaces it."""
+    clash: Callable[..., str] | None = None
+    """(arguments) -> why no text can meet them all, or ""."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "keywords:existence": Kind(existence, {"keywords": phrases}),
+    "keywords:frequency": Kind(
+        frequency, {"keyword": a_phrase, "frequency": a_count, "relation": a_relation}
+    ),
+    "keywords:forbidden_words": Kind(forbidden_words, {"forbidden_words": phrases}),
+    "keywords:letter_frequency": Kind(
+        letter_frequency, {"letter": one_letter, "let_frequency": a_count, "let_relation": a_relation}
+    ),
+    "language:response_language": Kind(response_language, {"language": a_language}),
+    "length_constraints:number_sentences": Kind(
+        number_sentences, {"num_sentences": a_count, "relation": a_relation}
+    ),
+    "length_constraints:number_paragraphs": Kind(number_paragraphs, {"num_paragraphs": a_count}),
+    "length_constraints:number_words": Kind(number_words, {"num_words": a_count, "relation": a_relation}),
+    "length_constraints:nth_paragraph_first_word": Kind(
+        nth_paragraph_first_word,
+        {"num_paragraphs": a_count, "nth_paragraph": a_count, "first_word": a_text},
+        clash=beyond,
+    ),
+    "detectable_content:number_placeholders": Kind(number_placeholders, {"num_placeholders": a_count}),
+    "detectable_content:postscript": Kind(postscript, {"postscript_marker": a_text}),
+    "detectable_format:number_bullet_lists": Kind(number_bullet_lists, {"num_bullets": a_count}),
+    "detectable_format:constrained_response": Kind(constrained_response, {}),
+    "detectable_format:number_highlighted_sections": Kind(
+        number_highlighted_sections, {"num_highlights": a_count}
+    ),
+    "detectable_format:multiple_sections": Kind(
+        multiple_sections, {"section_spliter": a_text, "num_sections": a_count}
+    ),
+    "detectable_format:json_format": Kind(json_format, {}),
+    "detectable_format:title": Kind(title, {}),
+    "combination:two_responses": Kind(two_responses, {}),
+    "combination:repeat_prompt": Kind(repeat_prompt, {"prompt_to_repeat": a_text}),
+    "startend:end_checker": Kind(end_checker, {"end_phrase": a_text}),
+    "startend:quotation": Kind(quotation, {}),
+    "change_case:capital_word_frequency": Kind(
+        capital_word_frequency, {"capital_frequency": a_count, "capital_relation": a_relation}
+    ),
+    "change_case:english_capital": Kind(english_capital, {}, "en"),
+    "change_case:english_lowercase": Kind(english_lowercase, {}, "en"),
+    "punctuation:no_comma": Kind(no_comma, {}),
+}
