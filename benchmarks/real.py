@@ -1,11 +1,11 @@
 """Real pretrained weights: tasks and methods, seed by seed, for docs/results.md.
 
-    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5] [--runs FOLDER]   # train what is missing
-    python benchmarks/real.py --write                                               # renew the page's tables
+    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5]   # train what is missing
+    python benchmarks/real.py --write                               # renew the page's tables
 
-MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list` prints
-them all. A stopped campaign continues, because a run whose numbers are in benchmarks/results/real.jsonl is not
-trained again.
+MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list`
+prints them all. A run whose numbers are in benchmarks/results/real.jsonl is not trained again, so a stopped
+campaign continues.
 """
 
 from __future__ import annotations

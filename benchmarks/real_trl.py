@@ -3,8 +3,8 @@
     pip install 'covey[bench]'
     python benchmarks/real_trl.py MODEL_FOLDER [--seed 0] [--steps 14]
 
-Rows, reward, adapters, rate, group size, clip and updates a batch are the same; bfloat16 autocast, as TRL advises.
-`covey eval` measures the merged model on the problems that covey's run is measured on.
+Rows, reward, adapters, rate, group size, clip and updates a batch are the same; bfloat16 autocast, as TRL
+advises. `covey eval` measures the merged model on the problems that covey's run is measured on.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def command_sample(
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Complete prompts with a model, one line each.
+    """Complete prompts with a model; with --chat, show what it was asked and what it answered.
 
     :param model: A folder or hub id.
     :param n: Completions per prompt.
@@ -247,15 +247,17 @@ def command_sample(
     :param precision: As in a config; auto: as the run that made the model, else as this processor is fast.
     """
     from covey import api
+    from covey.commands.inference import shown
 
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
     called = [name.strip() for name in tools.split(",") if name.strip()]
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
+    _tell(as_json, [f"sampling from {model}: loading ..."])
     found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
     said = list(zip(prompts, found, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
-    _print(as_json, by_prompt, (f"{p}{text}" for p, texts in by_prompt.items() for text in texts))
+    _print(as_json, by_prompt, shown(by_prompt, chat, system))
     return 0
 
 

@@ -259,6 +259,7 @@ class RunConsole:
     def loading(self, what: str) -> None:
         """Announce work that reports nothing until it ends and may take minutes."""
         self.announced.add(what)
+        self.spoke = time.monotonic()
         self.doing(what)
         if self.live is None and not self.console.is_terminal:
             self.say(f"{what} ...")
