@@ -225,7 +225,7 @@ def test_what_there_is_after_a_stop(tmp_path: Path) -> None:
     stage = rl_stage(
         load_config(values={**FAST, "rewards": (varied,), "rollout": {**FAST["rollout"], "max_running": 8}})
     )
-    found = preview(stage, RunConsole(quiet=True), StopAt(34), Extent(4, 16))
+    found = preview(stage, RunConsole(quiet=True), StopAt(120), Extent(4, 16))
     assert found.measured.stopped
     assert 0 < len(found.measured.groups) < 16
     assert found.forecast() is None

@@ -11,7 +11,8 @@ from covey.insight import gpus
 from covey.insight.advice import advice
 from covey.insight.forecast import seconds_text
 from covey.insight.preview import Preview, pass_rate
-from covey.objective.diagnostics import answers_inside, sampled_entropy, score_metrics, text_metrics
+from covey.objective.diagnostics import sampled_entropy, score_metrics
+from covey.objective.texts import answers_inside, text_metrics
 from covey.runs.estimates import Estimate
 from covey.runs.rollouts import or_null
 
