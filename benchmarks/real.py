@@ -1,10 +1,11 @@
 """Real pretrained weights: tasks and methods, seed by seed, for docs/results.md.
 
-    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5] [--runs FOLDER]   # train what is missing
-    python benchmarks/real.py --write                                               # renew the page's tables
+    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5]   # train what is missing
+    python benchmarks/real.py --write                               # renew the page's tables
 
-MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list` prints them all. A run that FOLDER has is neither trained nor counted twice, so a stopped campaign
-continues. Numbers are kept in benchmarks/results/real.jsonl, one line a run.
+MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list`
+prints them all. A run whose numbers are in benchmarks/results/real.jsonl is not trained again, so a stopped
+campaign continues.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import datetime as dt
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -162,7 +164,7 @@ def table(name: str, records: Sequence[dict[str, object]]) -> str:
             f"{np.mean(gains):.0f}",
             f"{np.mean([record['cpu_seconds'] for record in of]) / 60:.1f}",
             f"{np.max([record['peak_mb'] for record in of]) / 1000:.1f}",
-            f"`covey {' '.join(row.command)}`",
+            f"`covey {shlex.join(row.command)}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -3,8 +3,8 @@
     pip install 'covey[bench]'
     python benchmarks/real_trl.py MODEL_FOLDER [--seed 0] [--steps 14]
 
-The same rows, reward, adapters, rate, group size, clip and updates a batch; bfloat16 autocast, as TRL advises. What
-differs is written in docs/results.md. `covey eval` measures the merged model on the problems that covey's run had.
+Rows, reward, adapters, rate, group size, clip and updates a batch are the same; bfloat16 autocast, as TRL
+advises. `covey eval` measures the merged model on the problems that covey's run is measured on.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def train(model: str, seed: int, steps: int, folder: Path) -> dict[str, object]:
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
-    from covey.tasks.facts import FACTS
+    from covey.tasks.facts import FACTS, same_facts
     from covey.tasks.generated import problems
     from covey_verify.adapters import for_trl
-    from covey.tasks.facts import same_facts
 
     rows = [{"prompt": p.prompt, "facts": p.columns["facts"]} for p in problems(FACTS, "train", 1000)]
     arguments = GRPOConfig(

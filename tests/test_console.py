@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -137,9 +140,9 @@ class Watched(RunConsole):
         super().__init__(quiet=True)
         self.told: list[str] = []
 
-    def doing(self, activity: str) -> None:
-        self.told.append(activity.partition(" ")[0])
-        super().doing(activity)
+    def doing(self, work: str, count: str = "", estimate: str = "") -> None:
+        self.told.append(work.partition(" ")[0])
+        super().doing(work, count, estimate)
 
     def step(self, *arguments) -> None:
         self.told.append(f"step, {self._time_left() and ''}{'at most' if self.at_most else 'exactly'}")
@@ -158,7 +161,8 @@ def test_the_panel_says_what_happens_now(tmp_path: Path) -> None:
     train = {"steps": 2, "save_every": 1}
     words = told(tmp_path / "rl", train=train)
     step = ["sampling", "updating", "step, exactly", ""]
-    assert words == ["loading", "checking", "evaluating", *step, "saving", *step, "saving", "evaluating"]
+    end = ["saving", "evaluating", "writing"]
+    assert words == ["loading", "checking", "evaluating", *step, "saving", *step, *end]
     step = ["updating", "step, at most", ""]
     words = told(
         tmp_path / "sft", method="sft", train={**train, "stop_at": 1.0}, eval={**FAST["eval"], "every": 1}
@@ -169,8 +173,7 @@ def test_the_panel_says_what_happens_now(tmp_path: Path) -> None:
         "evaluating",
         *step,
         "evaluating",
-        "saving",
-        "evaluating",
+        *end,
     ]  # every answer is right for `varied`: it stops
 
 
@@ -181,9 +184,12 @@ def spoken(monkeypatch, *acts: tuple[float, str]) -> list[str]:
     console, stream = RunConsole(), io.StringIO()
     console.console = Console(file=stream, highlight=False)
     console.begin("run (rl)", 100)
+    console.end()  # and with it the thread that looks after the clock
     for at, activity in acts:
         clock[0] = at
         done, _, total = activity.partition("/")
+        if total and int(done):
+            console.tokens(drawn=10, most_left=30)
         console.sampling(int(done), int(total)) if total else console.doing(activity)
     return stream.getvalue().splitlines()
 
@@ -195,7 +201,7 @@ def test_a_pipe_hears_now_and_then_what_is_being_done(monkeypatch) -> None:
     late = [(float(second), "updating") for second in range(100, 400, 5)]
     assert len(spoken(monkeypatch, *late)) == 5, "one a minute"
     begun = spoken(monkeypatch, (0, "0/128"), (12, "16/128"))
-    assert begun == ["run (rl) sampling 16/128, 2 h 40 min for the sampling of all steps at this pace"]
+    assert begun == ["run (rl) sampling 0/128, at most 36 s left"]
 
 
 def test_what_loads_for_long_is_said_before_it_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,8 +211,35 @@ def test_what_loads_for_long_is_said_before_it_does(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == ""
 
 
-def test_the_first_signal_is_answered_with_what_happens_next(capfd: pytest.CaptureFixture[str]) -> None:
-    with StopSignal(then="stopping: the state is saved").listening() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.reason == "stopped by SIGTERM"
-    assert capfd.readouterr().err == "\nstopping: the state is saved. A second SIGTERM ends it at once\n"
+def test_a_signal_is_answered_while_the_main_thread_computes_in_c() -> None:
+    """The answer waited for the end of a matrix product, or of a GPU's whole micro-batch."""
+    answers: list[tuple[str, bool]] = []
+    busy = True
+    with StopSignal().listening(lambda again: answers.append((again, busy))) as stop:
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        while not answers:
+            # Python runs no handler before this returns.
+            hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 1_000_000)
+            busy = False
+    assert stop.reason == "stopped by SIGTERM"
+    assert answers == [("a second SIGTERM", True)]
+
+
+def test_a_forked_child_hears_no_signal_of_the_run_and_ends_by_its_own() -> None:
+    answers: list[str] = []
+    reader, writer = os.pipe()
+    with StopSignal().listening(answers.append) as stop:
+        child = os.fork()
+        if child == 0:
+            os.write(writer, b"born")
+            time.sleep(60)
+            os._exit(0)
+        os.read(reader, 4)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert stop.reason is None and not answers
+
+
+def test_an_answer_goes_to_standard_error_and_not_into_a_result(capfd: pytest.CaptureFixture[str]) -> None:
+    RunConsole(quiet=True).answer("stopping now")
+    assert capfd.readouterr() == ("", "stopping now\n")

@@ -1,15 +1,15 @@
 """Write train.jsonl and test.jsonl: dates as people write them, and as ISO 8601 has them."""
 
-import datetime
+import datetime as dt
 import json
 import random
 from pathlib import Path
 
 FORMS = ("%B %-d, %Y", "%-d %B %Y", "%a %-d %b %Y", "%b %-d %Y")
-START = datetime.date(2000, 1, 1)
+START = dt.date(2000, 1, 1)
 
 rng = random.Random(0)
-days = [START + datetime.timedelta(days=n) for n in rng.sample(range(9000), 1200)]
+days = [START + dt.timedelta(days=n) for n in rng.sample(range(9000), 1200)]
 for name, part in (("train", days[:1000]), ("test", days[1000:])):
     rows = []
     for day in part:

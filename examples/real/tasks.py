@@ -1,4 +1,4 @@
-"""Tasks for a real model of 135M parameters: `python tasks.py` writes their rows, and configs name the rewards.
+"""Tasks for a real model of 135M parameters: `python tasks.py` writes their rows.
 
 SVAMP (https://github.com/arkilpatel/SVAMP, MIT licence) is read from data/svamp_train.jsonl and
 data/svamp_test.jsonl with the columns prompt and answer, if they are there.

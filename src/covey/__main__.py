@@ -24,6 +24,7 @@ from covey.system.parent import (
     ended,
     fork,
     leave,
+    say_last,
     stop_signals,
 )
 
@@ -124,8 +125,7 @@ def _without_result(status: int, where: str) -> int:
         # os.write, since Python's stream objects may be None or closed.
         if "--json" in sys.argv:
             os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())
-        cursor = "\x1b[?25h" if os.isatty(2) else ""  # the live panel had hidden it
-        os.write(2, f"{cursor}error: {error}\n".encode(errors="replace"))
+    say_last(f"error: {error}")
     if not crashed:  # who sent the signal, or waits for this process, is to see it
         with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_DFL)

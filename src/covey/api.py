@@ -155,7 +155,7 @@ def _run(
     # A no-op for one process; under torchrun it sets up the process group for the block.
     joining = joined(config.guards.stall_minutes, config.device)
     # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
-    with torch_as_new(), StopSignal().listening() as stop, joining:
+    with torch_as_new(), joining:
         if overwrite:
             by_first(partial(remove_run, config.output))
-        return run_in_folder(loaded, console, stop, session)[-1]
+        return run_in_folder(loaded, console, StopSignal(), session)[-1]

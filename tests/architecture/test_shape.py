@@ -200,7 +200,7 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
         if argument.annotation is not None and re.search(r"\bRun\b", ast.unparse(argument.annotation))
     }
     loops = {f"training/{path.name}" for path in FILES if "\ndef train(run: Run" in path.read_text()}
-    around = {f"training/{name}.py" for name in ("setup", "hooks", "memory", "pipeline")}
+    around = {f"training/{name}.py" for name in ("setup", "hooks", "memory", "hours", "pipeline")}
     assert takers <= around | loops
 
 

@@ -117,6 +117,24 @@ def test_a_prompt_given_twice_keeps_all_its_completions(monkeypatch: pytest.Monk
     assert json.loads(capsys.readouterr().out) == {"1+1=": ["a", "b", "d"], "2+2=": ["c"]}
 
 
+def test_question_and_answer_of_a_chat_are_apart(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """They stood in one line: `What is 6 * 7?6 * 7 is 42.`"""
+    monkeypatch.setattr("covey.api.sample", lambda *_, **__: [["It is 42.", " 42\n"]])
+    assert main(["sample", "model", "What is 6 * 7?", "--chat", "--system", "Be brief."]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        "system: Be brief.",
+        "user: What is 6 * 7?",
+        "assistant 1 of 2: It is 42.",
+        "",
+        "assistant 2 of 2: 42",
+        "",
+    ]
+    assert "sampling from model: loading" in told.err
+    assert main(["sample", "model", "What is"]) == 0
+    assert capsys.readouterr().out == "What isIt is 42.\nWhat is 42\n\n"
+
+
 def test_score_reads_rows_as_the_config_that_names_the_rewards(tmp_path: Path, capsys) -> None:
     (config := tmp_path / "run.yaml").write_text(
         "model: tiny\noutput: out\nrewards: [{code_tests: {mode: check, form: continue}}]\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,23 @@ import numpy as np
 import pytest
 
 from covey.cli import main
-from covey.commands.preview import preview, rl_stage
+from covey.commands.pilot import Pilot, read_otherwise, sampled
+from covey.commands.preview import Extent, preview, rl_stage
 from covey.config.load import load_config
 from covey.errors import Stopped
+from covey.insight.advice import advice
+from covey.insight.answers import Advice, Readings, Wording, readable
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.gpus import Subject
-from covey.insight.preview import Measured, Preview
+from covey.insight.outlook import lines, record
+from covey.insight.preview import Longer, Measured, Preview
 from covey.learner.memory import Shape
 from covey.rewards.scorer import ScoringStats
+from covey.rollouts.learned import rewards_of
+from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.prompts import Prompted
 from covey.system.console import RunConsole
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Group, Problem, Thoughts
 from tests import fakes
 from tests.train.test_runs import FAST, StopAt, varied
 
@@ -51,40 +59,40 @@ def lengthened(group: Group, finish: str, tokens: list[int]) -> Group:
 def test_half_of_the_groups_alive_is_enough() -> None:
     found = of([scored([1, 0, 1, 0], name=f"p{i}") for i in range(6)])
     assert found.word == "yes"
-    assert found.advice() == []
-    assert found.record()["pass@1"]["value"] == 0.5
+    assert advice(found) == []
+    assert record(found)["pass@1"]["value"] == 0.5
 
 
 def test_never_correct_asks_for_a_cold_start() -> None:
     found = of([scored([0, 0, 0, 0], name=f"p{i}") for i in range(6)])
     assert found.word == "no"
-    (advice,) = found.advice()
-    assert "no answer was correct in 24 completions" in advice.finding
-    assert "method: sft" in advice.remedy
+    (one,) = advice(found)
+    assert "no answer was correct in 24 completions" in one.finding
+    assert "method: sft" in one.remedy
 
 
 def test_rare_successes_ask_for_a_larger_group() -> None:
     """One of 8 correct: a group of 2 is live in 1/4 of the cases, of 4 in half of them."""
     found = of([scored([1, *[0] * 7], name=f"p{i}") for i in range(12)], group_size=2)
     assert found.dead(2).value == pytest.approx(0.75)
-    (advice,) = found.advice()
-    assert advice.remedy == "rollout.group_size 4"
-    assert found.record()["price_of_a_live_group"]["2"] == pytest.approx(8)
+    (one,) = advice(found)
+    assert one.remedy == "rollout.group_size 4"
+    assert record(found)["price_of_a_live_group"]["2"] == pytest.approx(8)
 
 
 def test_truncation_asks_for_more_tokens_unless_it_is_a_loop() -> None:
     rewards = [1, 0, 0, 0]
     ended = [lengthened(scored(rewards, f"p{i}"), "stop", list(range(40))) for i in range(3)]
     long = [lengthened(scored(rewards, f"q{i}"), "length", list(range(100))) for i in range(3)]
-    (advice,) = of([*ended, *long]).advice()
-    assert advice.remedy == "rollout.max_tokens 200"
-    assert "50% are truncated" in advice.finding
+    (one,) = advice(of([*ended, *long]))
+    assert one.remedy == "rollout.max_tokens 200"
+    assert "50% are truncated" in one.finding
     looping = [lengthened(scored(rewards, f"q{i}"), "length", [1, 2, 3] * 33) for i in range(3)]
-    (advice,) = of([*ended, *looping]).advice()
-    assert "100% of these repeat themselves" in advice.finding
-    assert "max_tokens" not in advice.remedy
-    (advice,) = of([fakes.group(rewards, [9] * 4, f"p{i}") for i in range(6)]).advice()
-    assert advice.remedy == "rollout.max_tokens 32"
+    (one,) = advice(of([*ended, *looping]))
+    assert "100% of these repeat themselves" in one.finding
+    assert "max_tokens" not in one.remedy
+    (one,) = advice(of([fakes.group(rewards, [9] * 4, f"p{i}") for i in range(6)]))
+    assert one.remedy == "rollout.max_tokens 32"
 
 
 def test_copies_ask_for_temperature() -> None:
@@ -92,20 +100,20 @@ def test_copies_ask_for_temperature() -> None:
         replace(g, completions=(g.completions[0],) * 4)
         for g in (scored([0, 0, 0, 0], name=f"p{i}") for i in range(4))
     ]
-    advice = of([*copies, scored([1, 0, 0, 1])], temperature=0.3).advice()
-    assert advice[0].remedy == "rollout.temperature 1"
-    assert "4 of 5 groups are one text" in advice[0].finding
+    given = advice(of([*copies, scored([1, 0, 0, 1])], temperature=0.3))
+    assert given[0].remedy == "rollout.temperature 1"
+    assert "4 of 5 groups are one text" in given[0].finding
 
 
 def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None:
     dead, live = ([scored(r, name=f"p{i}") for i in range(16)] for r in ([0, 0, 0, 0], [1, 0, 1, 0]))
     found = replace(of(dead), others={1.3: live, 0.7: dead})
-    advice = found.advice()[0]
-    assert advice.remedy == "rollout.temperature 1.3"
-    assert found.record()["temperatures"]["1.3"]["dead"]["value"] == 0
-    assert any("at temperature 0.7: pass rate 0 %" in line for line in found.lines())
+    given = advice(found)[0]
+    assert given.remedy == "rollout.temperature 1.3"
+    assert record(found)["temperatures"]["1.3"]["dead"]["value"] == 0
+    assert any("at temperature 0.7, 16 problems: pass rate 0 %" in line for line in lines(found))
     few = replace(of(dead[:3]), others={1.3: live[:3]})
-    assert "temperature" not in few.advice()[0].remedy, "three problems prove nothing"
+    assert "temperature" not in advice(few)[0].remedy, "three problems prove nothing"
 
 
 def test_of_completions_without_a_token_no_time_is_computed() -> None:
@@ -205,6 +213,9 @@ def test_a_real_preview_measures_everything_and_writes_nothing(tmp_path: Path, c
     assert found["forecast"]["hours"] > 0
     assert found["tokens_per_second"] > 0
     assert set(found["temperatures"]) == {"0.5"}
+    if found["truncated"] > 0.1:
+        assert found["continued"]["max_tokens"] == 24
+        assert found["continued"]["completions"] <= 16
     assert found["rewards"]["seconds"]["varied"] > 0
     assert set(found["memory"]) >= {"weights", "optimizer", "sampling", "update"}
     assert not (tmp_path / "out").exists()
@@ -214,13 +225,13 @@ def test_what_there_is_after_a_stop(tmp_path: Path) -> None:
     stage = rl_stage(
         load_config(values={**FAST, "rewards": (varied,), "rollout": {**FAST["rollout"], "max_running": 8}})
     )
-    found = preview(stage, RunConsole(quiet=True), StopAt(30), groups=16, samples=4)
+    found = preview(stage, RunConsole(quiet=True), StopAt(120), Extent(4, 16))
     assert found.measured.stopped
     assert 0 < len(found.measured.groups) < 16
     assert found.forecast() is None
-    assert any("stopped before all 16" in line for line in found.lines())
+    assert any("stopped before all 16" in line for line in lines(found))
     with pytest.raises(Stopped):
-        preview(stage, RunConsole(quiet=True), StopAt(1), groups=16, samples=4)
+        preview(stage, RunConsole(quiet=True), StopAt(1), Extent(4, 16))
 
 
 def test_a_run_folder_and_supervised_learning_are_refused(tmp_path: Path, capsys) -> None:
@@ -250,7 +261,195 @@ def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
     stage = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
     measured = Measured(groups, 1.0, 2, ScoringStats())
     found = Preview(stage, measured, {}, 0, 0, 2)
-    assert any("stands in 100% of the completions, and 0% are correct" in str(a) for a in found.advice())
+    assert any(
+        "100% of the completions contain the correct answer, and 0% are correct" in str(a)
+        for a in advice(found)
+    )
     unpaid = [replace(g, completions=plain.completions) for g in groups]
     other = Preview(stage, replace(measured, groups=unpaid), {}, 0, 0, 2)
-    assert not any("stands in" in str(a) for a in other.advice())
+    assert not any("contain the correct answer" in str(a) for a in advice(other))
+
+
+class SlowModel:
+    """A sampler whose clock runs ``seconds`` for a token of each running completion; all have ``length``."""
+
+    def __init__(self, seconds: float, length: int) -> None:
+        self.seconds, self.length, self.now = seconds, length, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sample(self, requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
+        tokens = min(self.length, params.max_tokens)
+        self.now += self.seconds * tokens * sum(len(r.streams) for r in requests)
+        finish = "stop" if tokens < params.max_tokens else "length"
+        for number, request in enumerate(requests):
+            for sample in range(len(request.streams)):
+                own = Completion(np.arange(tokens), np.full(tokens, -0.5, np.float32), "51", finish)
+                yield Sampled(number, sample, own)
+
+
+def pilot_of(model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch) -> Pilot:
+    monkeypatch.setattr("covey.commands.pilot.time", model)
+    stage = load_config(values={"model": "tiny", "rewards": rewards, "rollout": {"max_tokens": 512}})
+    problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
+    own = rewards_of(stage, stage.config.rewards)
+    nothing: object = None
+    console = RunConsole(quiet=True)
+    return Pilot(stage, nothing, None, model, own, problems, lambda *_: None, console)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "groups", "samples", "limit"),
+    [(1e-5, 32, 8, None), (1e-3, 16, 8, None), (5e-3, 3, 8, None), (1e-2, 2, 5, None), (0.1, 2, 4, 67)],
+)
+def test_the_speed_decides_how_much_is_sampled(
+    seconds: float, groups: int, samples: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Completions of 200 tokens in 27 seconds; of GSM8K there was no line in ten minutes.
+
+    The slowest takes 54 s for 4 completions of 67 tokens of 2 problems: a first wave takes at most twice its
+    seconds.
+    """
+    model = SlowModel(seconds, 200)
+    found = sampled(pilot_of(model, ["math_answer"], monkeypatch), range(4, 9), 27.0)
+    assert (len(found.groups), len(found.groups[0].completions), found.limit) == (groups, samples, limit)
+    assert model.now < 65
+    assert found.by_time
+
+
+def test_all_that_was_asked_for_is_sampled_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SlowModel(1.0, 200)
+    found = sampled(pilot_of(model, ["math_answer"], monkeypatch), range(8, 9), None)
+    assert (len(found.groups), found.limit, found.by_time) == (32, None, False)
+
+
+def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:
+    long = [lengthened(scored([0, 0, 0, 0], f"p{i}"), "length", list(range(30))) for i in range(2)]
+    found = of(long)
+    found = replace(found, measured=replace(found.measured, limit=30, by_time=True))
+    assert found.word == "unknown"
+    assert found.length == 100, "they may go on to the limit"
+    assert found.work.trained == found.work.completions, "no group is known to be dead"
+    said = "\n".join(lines(found))
+    assert "sampled to 30 of 100 tokens" in said
+    assert "pass rate" not in said
+    (one,) = advice(found)
+    assert "--groups 4" in one.remedy
+
+
+def test_more_tokens_are_advised_only_if_continued_completions_end_and_earn() -> None:
+    """Twice the tokens were advised where the truncated completions rambled and would never have answered."""
+    ended = [lengthened(scored([1, 0, 0, 1], f"p{i}"), "stop", list(range(40))) for i in range(3)]
+    long = [lengthened(scored([0, 0, 0, 0], f"q{i}"), "length", list(range(100))) for i in range(3)]
+    found = of([*ended, *long])
+
+    def with_longer(finish: str, tokens: int, rewards: list[float]) -> Advice:
+        groups = [lengthened(scored(rewards), finish, list(range(tokens)))]
+        return next(
+            a
+            for a in advice(replace(found, longer=Longer(groups, 200, np.zeros(4))))
+            if "truncated" in a.finding
+        )
+
+    assert with_longer("stop", 130, [1, 0, 1, 0]).remedy == "rollout.max_tokens 144"
+    rambling = with_longer("length", 200, [0, 0, 0, 0])
+    assert "continued to 200 tokens 0 ended, 0 correctly, so more tokens would help few" in rambling.finding
+    assert rambling.remedy.startswith("rollout.max_tokens as it is: completions that end earn 0.5")
+    assert rambling.sample.startswith('"')
+    worthless = with_longer("stop", 130, [0, 0, 0, 0])
+    assert "4 ended, 0 correctly, and earn little" in worthless.finding
+
+
+def test_a_temperature_with_more_correct_answers_is_recommended() -> None:
+    """At .7 41 % were correct beside 9 % at 1, and nothing was said, as partial rewards kept all alive."""
+    few = [scored([1, 0.2, 0.1, 0.3] if i % 3 == 0 else [0.2, 0, 0.1, 0.3], f"p{i}") for i in range(16)]
+    many = [scored([1, 1, 0.1, 0.3], f"p{i}") for i in range(16)]
+    one = next(a for a in advice(replace(of(few), others={0.7: many})) if "temperature" in a.remedy)
+    assert one.remedy == "rollout.temperature 0.7"
+    assert "with as many live groups" in one.finding
+    assert not any("temperature" in a.remedy for a in advice(replace(of(few), others={0.7: few})))
+
+
+PLAIN = Wording(chat=False, template=False, marks=Thoughts(), from_file=True)
+
+
+def said(texts: list[str], finish: str, prompt: object = "", **wording: object) -> list[Advice]:
+    plain = lengthened(scored([0] * len(texts)), finish, list(range(60)))
+    own = tuple(replace(c, text=text) for c, text in zip(plain.completions, texts, strict=True))
+    group = replace(plain, completions=own, problem=Problem("p", prompt, {}))
+    return advice(replace(of([group, group]), wording=PLAIN._replace(**wording)))
+
+
+def test_what_the_reward_will_meet_is_named_with_a_sample() -> None:
+    four = ["The answer is"] * 4
+    (base, *_) = said(four, "length")
+    assert "no chat template" in base.finding and base.sample == '"The answer is"'
+    (plain, *_) = said(four, "length", template=True)
+    assert plain.remedy == "data.chat: true"
+    (stop, *_) = said(["7\nQuestion: 1+1\nAnswer: 2"] * 4, "length", "Question: 3+4\nAnswer:")
+    assert stop.remedy == 'rollout.stop: ["\\nQuestion:"]' or stop.remedy == 'rollout.stop: ["\\nAnswer:"]'
+    (special, *_) = said(["7<|eot|>and then"] * 4, "length", chat=True, specials=["<|eot|>"])
+    assert special.remedy.startswith("rollout.stop: ['<|eot|>']")
+    opened = Thoughts(begun=True)
+    (thoughts, *_) = said(
+        ["so"] * 4, "length", chat=True, marks=opened, unopened='{"enable_thinking": false}'
+    )
+    assert (
+        "opens thoughts in the prompt (<think>), and 8 of 8 completions end before </think>"
+        in thoughts.finding
+    )
+    assert 'data.chat_template_kwargs: {"enable_thinking": false}' in thoughts.remedy
+    assert thoughts.remedy.startswith("a larger rollout.max_tokens")
+    (ended, *_) = said(["so"] * 4, "stop", chat=True, marks=opened)
+    assert ended.remedy == "a cold start that closes them", "more tokens would not"
+    assert not any(
+        "thoughts" in a.finding for a in said(["so</think>7"] * 4, "stop", chat=True, marks=opened)
+    )
+
+
+def bare(completion: str, answer: str) -> float:
+    return float(completion.strip() == answer)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "text", "accepted", "remedy"),
+    [
+        ((bare,), "17 times 3 makes {}.", "'42'", "extract(completion, 'last_number')"),
+        (("math_answer",), "It is {}.", "boxed{42}", "rewards: [{math_answer: {rule: last_number}}]"),
+        ((bare,), "Here:\n```python\n{}\n```\nDone.", "'42'", "covey_verify.extract.code_block"),
+    ],
+)
+def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
+    rewards: tuple[object, ...], text: str, accepted: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict itself is asked whether it pays what the model wrote, written otherwise."""
+    plain = fakes.group([0, 0, 0, 0])
+    groups = []
+    for answer in ("42", "17", "93"):
+        written = tuple(replace(c, text=text.format(answer), finish="stop") for c in plain.completions)
+        groups.append(replace(plain, completions=written, problem=Problem(answer, "", {"answer": answer})))
+    pilot = pilot_of(SlowModel(0.0, 1), list(rewards), monkeypatch)
+    readings = read_otherwise(pilot, Measured(groups, 1.0, 3, ScoringStats()))
+    assert readings is not None
+    assert (readings.tried, len(readings.found), readings.by_chance) == (12, 12, 0)
+    measured = Measured(groups, 1.0, 3, ScoringStats())
+    one = advice(Preview(pilot.stage, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
+    assert "12 of 12 completions that" in one.finding
+    assert accepted in one.finding
+    assert remedy in one.remedy
+    assert "42" in one.sample
+
+
+def test_an_answer_that_is_there_by_chance_is_no_reading() -> None:
+    group = scored([0, 0, 0, 0])
+    found = [("so 1", next(readable("so 1", Thoughts())))] * 4
+    measured = of([group, group])
+    assert any(
+        "another form" in str(a)
+        for a in advice(replace(measured, readings=Readings(8, found, 0, "v", False), wording=PLAIN))
+    )
+    assert not any(
+        "another form" in str(a)
+        for a in advice(replace(measured, readings=Readings(8, found, 3, "v", False), wording=PLAIN))
+    )

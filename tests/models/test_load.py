@@ -34,7 +34,8 @@ def test_an_unreachable_hub_is_one_message(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "Retrying" not in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+    assert done.stderr.startswith("sampling from nobody/no-such-model: loading ...\nerror: ")
+    assert len(done.stderr.splitlines()) == 3
     assert "the hub does not answer, and its cache has no copy" in done.stderr
 
 

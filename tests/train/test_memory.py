@@ -16,10 +16,11 @@ import covey
 from covey.config.schema import Config
 from covey.learner import memory
 from covey.learner.memory import (
+    Load,
     Shape,
     forecast,
     largest_step,
-    planned_tokens,
+    planned,
     sampling_bytes,
     shape_of,
     token_bytes,
@@ -69,9 +70,18 @@ def test_an_update_holds_one_chunk_of_logits_however_many_tokens() -> None:
 
 
 def test_a_cache_has_a_key_and_a_value_for_every_place() -> None:
-    cache = 2 * 2 * 8 * (5 + 20) * 2 * 16 * 4
-    assert sampling_bytes(SHAPE, 8, 5, 20) == cache + (10_000 - 100 * 32) * 4
-    assert sampling_bytes(SHAPE._replace(exact=False, number=2), 8, 5, 20) == cache // 2
+    """8 slots of 20 tokens, and pages for 2 prompts of 5 and one that waits; lengths are rounded up to 64.
+
+    Two prompts pass through the model: 2 K E numbers a layer stay, 3 F + 2 D + 2 (H + 2 K) E = 512 pass.
+    """
+    a_place = 2 * 2 * 16 * 2 * 4
+    passing = 2 * 5 * (a_place + 512 * 4) + 3 * 4 * 8 * 100
+    found = sampling_bytes(SHAPE._replace(packed=777), Load(2, 8), 99, 5, 20)
+    assert found == a_place * (3 * 64 + 8 * 64) + 777 + passing
+    halved = sampling_bytes(SHAPE, Load(2, 8), 4, 5, 20)
+    assert found - 777 - halved == a_place * 4 * 64 + 3 * 4 * 4 * 100, "four completions at once"
+    torchs = sampling_bytes(SHAPE._replace(exact=False), Load(2, 8), 99, 5, 20)
+    assert torchs == a_place * 8 * 64 + passing, "each slot has a copy of its prompt"
 
 
 def shape_by(config: PretrainedConfig) -> Shape:
@@ -82,7 +92,8 @@ def test_a_model_of_states_alone_keeps_them_and_no_keys() -> None:
     """An inner width of 64, each with 8 states and the 4 latest inputs of its convolution."""
     shape = shape_by(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8))
     assert (shape.layers, shape.queries, shape.keys, shape.head) == (2, 0, 0, 32)
-    assert sampling_bytes(shape, 3, 5, 20) == sampling_bytes(shape, 3, 5, 2000) == 2 * 3 * 64 * (8 + 4) * 4
+    found = [sampling_bytes(shape, Load(3, 3), 9, 0, length) for length in (20, 2000)]
+    assert found[0] == found[1] == 2 * 3 * 64 * (8 + 4) * 4 + 3 * 4 * 3 * 300
 
 
 def test_of_layers_that_differ_the_largest_counts() -> None:
@@ -104,49 +115,89 @@ def test_a_model_with_images_has_the_shape_of_its_text_model() -> None:
 
 
 def test_without_a_reference_none_is_paid_for() -> None:
-    without, with_one = (forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, own, 0) for own in (False, True))
-    assert (without["reference"], with_one["reference"]) == (0, without["weights"])
-    assert (
-        forecast(SHAPE._replace(number=2), CONFIG, LARGEST_STEP, 1000, False, 0)["optimizer"] == 10_000 * 12
+    without, with_one = (
+        forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1, reference=own) for own in (False, True)
     )
+    assert (without["reference"], with_one["reference"]) == (0, without["weights"])
+    assert forecast(SHAPE._replace(number=2), CONFIG, LARGEST_STEP, 1000, 1)["optimizer"] == 10_000 * 12
+
+
+def beyond_gradient(passing: int) -> int:
+    """The bytes of an update in one micro-batch besides its gradient, of which only the head's is there."""
+    return max(0, update_bytes(SHAPE, passing, False) - (4 * 10_000 - 4 * 100 * 32))
 
 
 def test_a_step_of_few_tokens_does_not_take_a_whole_micro_batch() -> None:
-    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, False, 0)
-    assert roles["update"] == update_bytes(SHAPE, 2 * 5 + 2 * 4 * 20, False)
+    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1)
+    assert roles["update"] == beyond_gradient(2 * 5 + 2 * 4 * 20)
+
+
+def test_several_updates_share_a_batch() -> None:
+    """8.0 GB were forecast where 4.1 were the peak: each update was counted with all groups of its batch."""
+    train = CONFIG.train.model_copy(update={"updates_per_batch": 2})
+    asked = largest_step(CONFIG.model_copy(update={"train": train}), [3, 5], [])
+    assert (asked.step, LARGEST_STEP.step) == (5 + 4 * 20, 2 * (5 + 4 * 20))
+
+
+def test_what_is_given_back_is_not_added_up() -> None:
+    """The memory of sampling is free again in the update; the largest of both is the peak."""
+    few = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, running=1)
+    assert few["sampling"] == 0 < few["update"]
+    long = LARGEST_STEP._replace(loads=(Load(64, 5000),))
+    many = forecast(SHAPE, CONFIG, long, 1000, running=5000)
+    assert many["update"] == many["gradient"] == 0 < many["sampling"]
+    rollout = CONFIG.rollout.model_copy(update={"staleness": 1})
+    ahead = forecast(SHAPE, CONFIG.model_copy(update={"rollout": rollout}), long, 1000, running=5000)
+    assert ahead["update"] > 0 < ahead["sampling"], "sampling ahead, both at once"
+
+
+def test_an_evaluation_counts_where_it_samples_more_than_a_step() -> None:
+    asked = largest_step(CONFIG, [3, 5], [], held_out=50)
+    completions = 50 * (CONFIG.eval.samples + 1)
+    assert asked.loads == (Load(100, completions), Load(2, 8))
+
+
+def roles_of(asked: object) -> object:
+    return lambda tokens, running: forecast(SHAPE, CONFIG, asked, tokens, running)
 
 
 @pytest.mark.parametrize("share", [2.0, 0.5, 0.01])
 def test_the_planned_micro_batch_fits(share: float) -> None:
-    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, False, 0)
+    asked = LARGEST_STEP._replace(step=5000)
+    roles = forecast(SHAPE, CONFIG, asked, 1000, 1)
     others = sum(roles.values()) - roles["update"]
-    there = int((others + share * update_bytes(SHAPE, 1000, False)) / memory.USABLE) + 1
-    tokens = planned_tokens(roles, SHAPE, CONFIG, LARGEST_STEP._replace(step=5000), there)
-    assert others + update_bytes(SHAPE, tokens, False) <= memory.USABLE * there
+    there = int((others + share * roles["update"]) / memory.USABLE) + 1
+    tokens, running = planned(roles_of(asked), CONFIG, asked, there)
     assert tokens == 1000 if share > 1 else tokens < 1000
+    if share > 0.1:
+        assert sum(forecast(SHAPE, CONFIG, asked, tokens, running).values()) <= memory.USABLE * there
+
+
+def test_where_the_cache_does_not_fit_fewer_completions_run_at_once() -> None:
+    asked = LARGEST_STEP._replace(loads=(Load(64, 256),))
+    room = forecast(SHAPE, CONFIG, asked, 5, 70)
+    there = int(sum(room.values()) / memory.USABLE) + 1
+    tokens, running = planned(roles_of(asked), CONFIG, asked, there)
+    assert (tokens, running) == (1000, 64)
 
 
 @pytest.mark.parametrize(("tokens", "passing"), [(1000, 170), (100, 100), (10, 25), (1, 25)])
 def test_a_completion_goes_through_whole_however_small_micro_batches_are(tokens: int, passing: int) -> None:
     """With the longest prompt, 5, and all that it may have, 20; with its group where that has one loss."""
-    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, tokens, False, 0)
-    assert roles["update"] == update_bytes(SHAPE, passing, False)
+    by_size = beyond_gradient if passing == LARGEST_STEP.step else lambda n: update_bytes(SHAPE, n, False)
+    assert forecast(SHAPE, CONFIG, LARGEST_STEP, tokens, 1)["update"] == by_size(passing)
     of_groups = largest_step(CONFIG, [3, 5], [], whole_groups=True)
-    assert forecast(SHAPE, CONFIG, of_groups, tokens, False, 0)["update"] == update_bytes(
-        SHAPE, max(passing, 5 + 4 * 20), False
-    )
+    assert forecast(SHAPE, CONFIG, of_groups, tokens, 1)["update"] == by_size(max(passing, 5 + 4 * 20))
 
 
 def test_micro_batches_are_not_halved_in_vain() -> None:
     """Below the longest prompt, or where a whole step is less than one and fits."""
     asked = largest_step(CONFIG, [300, 3], [])
-    roles = forecast(SHAPE, CONFIG, asked, 1000, False, 0)
-    assert planned_tokens(roles, SHAPE, CONFIG, asked, there=1) == 250
-    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, False, 0).values()) / memory.USABLE) + 1
-    assert planned_tokens(roles, SHAPE, CONFIG, asked, fits) == 500
-    roles = forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, False, 0)
-    there = int(sum(roles.values()) / memory.USABLE) + 1
-    assert planned_tokens(roles, SHAPE, CONFIG, LARGEST_STEP, there) == 1000
+    assert planned(roles_of(asked), CONFIG, asked, there=1)[0] == 250
+    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE) + 1
+    assert planned(roles_of(asked), CONFIG, asked, fits)[0] == 500
+    there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE) + 1
+    assert planned(roles_of(LARGEST_STEP), CONFIG, LARGEST_STEP, there) == (1000, 256)
 
 
 def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
@@ -200,13 +251,14 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
         update={"method": "dpo", "train": CONFIG.train.model_copy(update={"batch_size": 2})}
     )
     asked = largest_step(config, [3, 5], [30, 10, 40])
-    assert asked == (5, 70, 40)  # the two largest examples; the largest of them goes through whole
+    assert asked == (5, 70, 40, ())  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
-        roles = forecast(SHAPE, config, asked, tokens, False, 0, judges=7)
-        assert roles["update"] == update_bytes(SHAPE, passing, False)
+        roles = forecast(SHAPE, config, asked, tokens, 1, judges=7)
+        expected = beyond_gradient(passing) if passing == 70 else update_bytes(SHAPE, passing, False)
+        assert roles["update"] == expected
         assert roles["reward models"] == 7
     collecting = config.model_copy(update={"method": "pairs"})
-    roles = forecast(SHAPE, collecting, largest_step(collecting, [3, 5], []), 1000, False, 0)
+    roles = forecast(SHAPE, collecting, largest_step(collecting, [3, 5], []), 1000, 1)
     assert roles["gradient"] == roles["optimizer"] == roles["update"] == 0
 
 
@@ -256,7 +308,10 @@ def test_activations_are_less_than_forecast_where_a_completion_is_longer_than_a_
     start(tmp_path / "run", algorithm={"name": name}, train={"steps": 1, "tokens_per_micro_batch": 1})
     last = json.loads((tmp_path / "run/timings.jsonl").read_text().splitlines()[-1])
     roles = json.loads((tmp_path / "run/env.json").read_text())["memory"]
-    assert 0 < last["memory/activations_mib"] * 2**20 < roles["update"]
+    # Of sampling and updating the larger one is forecast.
+    assert (
+        0 < last["memory/activations_mib"] * 2**20 < roles["update"] + roles["gradient"] + roles["sampling"]
+    )
 
 
 def parameters(folder: Path) -> int:

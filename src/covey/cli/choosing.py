@@ -39,10 +39,10 @@ def command_sweep(
     from covey.commands.sweep import sweep
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
     from covey.system.console import RunConsole
-    from covey.system.signals import SAVES, StopSignal
+    from covey.system.signals import StopSignal
 
-    with StopSignal(manner.max_minutes, SAVES).listening() as stop:
-        plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
+    stop = StopSignal(manner.max_minutes)
+    plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
     lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
     _print(as_json, sweep_record(plan, failed), lines)
     return int(bool(failed))

@@ -146,7 +146,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     faults = Faults(manner.inject)
     _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
     from covey.system.console import RunConsole
-    from covey.system.signals import SAVES, StopSignal
+    from covey.system.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
@@ -154,12 +154,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
-        with (
-            StopSignal(manner.max_minutes, "" if environment_rank() else SAVES).listening() as stop,
-            joined(loaded.config.guards.stall_minutes, loaded.config.device),
-        ):
+        with joined(loaded.config.guards.stall_minutes, loaded.config.device):
             # On all ranks; only rank 0 prints the result below.
-            results = run_in_folder(loaded, console, stop, session)
+            results = run_in_folder(loaded, console, StopSignal(manner.max_minutes), session)
             last = results[-1]
             failed = last.verdict is not None and last.verdict.word in ("did not learn", "got worse")
             if failed:
@@ -237,7 +234,7 @@ def command_sample(
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Complete prompts with a model, one line each.
+    """Complete prompts with a model; with --chat, show what it was asked and what it answered.
 
     :param model: A folder or hub id.
     :param n: Completions per prompt.
@@ -250,15 +247,17 @@ def command_sample(
     :param precision: As in a config; auto: as the run that made the model, else as this processor is fast.
     """
     from covey import api
+    from covey.commands.inference import shown
 
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
     called = [name.strip() for name in tools.split(",") if name.strip()]
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
+    _tell(as_json, [f"sampling from {model}: loading ..."])
     found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
     said = list(zip(prompts, found, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
-    _print(as_json, by_prompt, (f"{p}{text}" for p, texts in by_prompt.items() for text in texts))
+    _print(as_json, by_prompt, shown(by_prompt, chat, system))
     return 0
 
 

@@ -16,7 +16,7 @@ from covey_verify.errors import ConfigError
 def command_preview(
     config: Path,
     *settings: Settings,
-    groups: int = 32,
+    groups: int = 0,
     samples: int = 0,
     temperature: list[float] | None = None,
     as_json: Json = False,
@@ -26,31 +26,32 @@ def command_preview(
     Ctrl-C shows what there is by then. Exit code 1 if every group is dead, 130 after Ctrl-C.
 
     :param config: A YAML file.
-    :param groups: Problems that are sampled.
-    :param samples: Completions of each; 0: the group size, at least 8 and at most 16.
-    :param temperature: Sample the same problems at this temperature too; may be repeated.
+    :param groups: Problems that are sampled, however long it takes; 0: as many as about a minute allows.
+    :param samples: Completions of each; 0: the group size, from 8 to 16, and fewer of a slow model.
+    :param temperature: Sample the same problems at this temperature too; may be repeated. Without it .7 and 1
+        are tried where the config's gives few live groups or few correct answers.
     """
     if config.is_dir():
         raise ConfigError(
             f"{config} is a run, but `covey preview` takes a YAML file; to look at the run use `covey show`"
         )
-    if groups < 2 or samples < 0 or samples == 1:
-        raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2")
+    if groups < 0 or groups == 1 or samples < 0 or samples == 1:
+        raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
     loaded = _load(config, settings, as_json)
     _tell(as_json, [f"previewing {config}: loading ..."])
-    from covey.commands.preview import preview, rl_stage
+    from covey.commands.preview import Extent, preview, rl_stage
+    from covey.insight.outlook import lines, record
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 
     noted = len(loaded.notes)
     stage = rl_stage(loaded)
     _tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
-    each = samples or min(16, max(8, stage.config.rollout.group_size))
-    with StopSignal(then="stopping: what was sampled so far is shown").listening() as stop:
-        found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
-    _print(as_json, found.record(), found.lines())
+    extent = Extent(samples or None, groups or None, temperature)
+    found = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
+    _print(as_json, record(found), lines(found))
     return 130 if found.measured.stopped else int(found.word == "no")
 
 

@@ -144,8 +144,30 @@ def sample_once(
             # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
             requests.append(Prompted(problem, tokens).request(streams))
+        if not chat and policy.tokenizer.chat_template and run_behind(loaded) is None:
+            say(
+                "this model has a chat template: with chat (--chat) it answers instead of continuing the text"
+            )
         texts = [[""] * n for _ in prompts]
+        truncated = 0
         sampler = with_tools(LocalSampler(policy), policy, toolbox)
         for sampled in sampler.sample(requests, SamplingParams(max_tokens, temperature)):
             texts[sampled.request][sampled.sample] = sampled.completion.text
+            truncated += sampled.completion.finish == "length"
+    if truncated:
+        say(
+            f"{truncated} of {n * len(prompts)} completions are truncated at {max_tokens} tokens (max_tokens)"
+        )
     return texts
+
+
+def shown(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:
+    """Yield prompts and completions for people: texts that continue, or turns under the names of roles."""
+    if system:
+        yield f"system: {system}"
+    for prompt, texts in by_prompt.items():
+        if chat:
+            yield f"user: {prompt}"
+        for number, text in enumerate(texts, start=1):
+            which = f" {number} of {len(texts)}" if len(texts) > 1 else ""
+            yield f"assistant{which}: {text.strip()}\n" if chat else f"{prompt}{text}"

@@ -1,49 +1,61 @@
-"""`covey preview`: measure some groups of a run, and time an update, without changing a weight."""
+"""`covey preview`: measure some groups of a run, and time an update, without changing a weight.
+
+An answer should be there in about a minute, whatever the model's size. So the measured speed decides how much
+is sampled: groups first, then an update, then what these groups leave open.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-import torch
-
-from covey.config.contradictions import updates_of
+from covey.commands.pilot import Pilot, at_temperature, continued, read_otherwise, sampled, with_times
 from covey.config.load import Loaded
 from covey.errors import Stopped
+from covey.insight.answers import Wording
 from covey.insight.gpus import Subject
-from covey.insight.preview import Measured, Preview
-from covey.learner.batching import with_signal
-from covey.learner.learner import Learner
+from covey.insight.outlook import GROUPS
+from covey.insight.preview import MANY_TRUNCATED, Preview
 from covey.learner.memory import shape_of
-from covey.learner.objectives import PolicyObjective
-from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
 from covey.models.policy import Policy
-from covey.models.value_head import ValueModel
-from covey.objective.controllers import first_coefficients
-from covey.rewards.groups import credited
-from covey.rewards.scorer import GroupScoring, Rewards, Scorer
+from covey.models.template import template_facts
 from covey.rng import key, permutation
-from covey.rollouts.draw import sampling_params
-from covey.rollouts.groups import Progress, score_all, score_each
-from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.runs.reader import read_environment
-from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
-from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
-from covey.types import Group
 from covey_verify.errors import ConfigError
 
-TIMED = 16
-"""Number of completions on which each reward is timed alone."""
+SECONDS, LEAST = 60.0, 30.0
+"""Seconds of a preview that chooses how much it samples, and those that at least follow the loading."""
+SAMPLING, UPDATE, LONGER, ELSEWHERE = 0.45, 0.2, 0.1, 0.2
+"""Fractions of these seconds: groups, an update, truncated completions continued, other temperatures."""
+TEMPERATURES = (0.7, 1.0)
+"""Temperatures that are tried where the config's gives few live groups or few correct answers."""
+FEW_CORRECT = 0.25
+STOPPING = "stopping now; what was sampled so far is shown. {} stops at once, without it"
+"""The answer to Ctrl-C; its place is that of the second signal's name."""
+SLOW_SAMPLES, FEWEST_SAMPLES, MOST_SAMPLES = 4, 8, 16
+"""Completions of a problem: of a slow model, and for small and for large groups."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is sampled."""
+
+    samples: int | None = None
+    """Completions of each problem; None: the group size, from 8 to 16, and fewer of a slow model."""
+    groups: int | None = None
+    """Number of problems, however long they take; None: as many as the time allows, at most ``GROUPS``."""
+    temperatures: Sequence[float] | None = None
+    """Further temperatures; None: ``TEMPERATURES`` where they may help."""
 
 
 def rl_stage(loaded: Loaded) -> Loaded:
@@ -68,155 +80,88 @@ def rl_stage(loaded: Loaded) -> Loaded:
     return replace(stages[place], config=config)
 
 
-def preview(
-    stage: Loaded,
-    console: RunConsole,
-    stop: StopSignal,
-    groups: int,
-    samples: int,
-    temperatures: Sequence[float] = (),
-) -> Preview:
-    """Sample ``groups`` problems ``samples`` times each and time an update; after a stop keep what there is.
+def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
+    """Sample some problems and time an update; after a stop keep what there is.
 
-    The same problems are sampled again at further ``temperatures``. Raises Stopped if no group was complete.
+    Raises Stopped if no group was complete.
     """
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, caller_restored():
         config = stage.config.model_copy(update={"output": Path(folder) / "preview", "tracker": None})
         run = set_up(replace(stage, config=config), console, stop)
         try:
             memory = (read_environment(config.output) or {})["memory"]
-            order = permutation(key(config.seed, "preview"), len(run.train_set))[:groups]
+            order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
             problems = [run.train_set[i] for i in order]
-            parts = Parts(stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample)
-            console.begin("preview", len(problems) * samples, by_completion=True)
-            result = _sampled(parts, samples, config.rollout.temperature)
-            if not result.stopped:
-                console.doing("timing rewards and an update")
-                result = replace(result, reward_seconds=_rewards_timed(run.rewards, result.groups))
-                # As many groups as a step has, live ones first: dead ones cost an update nothing.
-                few = sorted(result.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
-                valued, result = _continued(parts, few, result)
-                prepared, updating, share = _update_timed(parts, valued)
-                result = replace(result, prepare=prepared, update=updating, update_tokens=share)
-            others: dict[float, Sequence[Group]] = {}
-            for temperature in () if result.stopped else temperatures:
-                other = _sampled(parts, samples, temperature)
-                others[temperature] = other.groups
-                if other.stopped:
-                    break
-            there = device_memory(run.learner.policy.device)
-            subject = Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems])
-            held_out = len(run.test_set)
-            problems_there = len(run.train_set)
-            return Preview(stage, result, memory, there, held_out, problems_there, others, subject)
+            pilot = Pilot(
+                stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample, console
+            )
+            budget = max(LEAST, SECONDS - (time.monotonic() - begun))
+            seconds = None if extent.groups else SAMPLING * budget
+            with stop.listening(lambda again: console.answer(STOPPING.format(again))):
+                found = Preview(
+                    stage,
+                    sampled(pilot, _samples(extent, config.rollout.group_size), seconds),
+                    memory,
+                    device_memory(run.learner.policy.device),
+                    held_out=len(run.test_set),
+                    problems=len(run.train_set),
+                    subject=Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems]),
+                    wording=wording_of(run.learner.policy, stage, problems),
+                )
+                return found if found.measured.stopped else _closely(pilot, extent, found, budget)
         finally:
             console.end()
             run.journal.folder.close()
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a run that are measured."""
-
-    stage: Loaded
-    learner: Learner[Policy]
-    critic: Learner[ValueModel] | None
-    sampler: Sampler
-    rewards: Rewards
-    problems: Sequence[Prompted]
-    progress: Progress
+def _samples(extent: Extent, size: int) -> range:
+    """Return the numbers of completions that a problem may get."""
+    if extent.samples is not None:
+        return range(extent.samples, extent.samples + 1)
+    most = min(MOST_SAMPLES, max(FEWEST_SAMPLES, size))
+    return range(most if extent.groups else SLOW_SAMPLES, most + 1)
 
 
-def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
-    config, problems = parts.stage.config, parts.problems
-    whole = list[GroupScoring]()
-    stopped = False
-    requests = [
-        p.request([key(config.seed, "preview", p.problem.id, s) for s in range(samples)]) for p in problems
-    ]
-    scorer = Scorer(parts.rewards)
-    params = replace(sampling_params(config.rollout), temperature=temperature)
-    warm = [problems[0].request(requests[0].streams[:1])]
-    list(parts.sampler.sample(warm, replace(params, max_tokens=2)))  # what is compiled or allocated only once
-    begun = time.monotonic()
-
-    try:
-        for _, group in score_each(problems, requests, parts.sampler, params, scorer, parts.progress):
-            whole.append(group)
-    except Stopped:
-        if not whole:
-            raise
-        stopped = True
-    found = [credited(group.result(), parts.stage.algorithm.credit) for group in whole]
-    return Measured(found, time.monotonic() - begun, len(problems), scorer.stats, stopped)
+def _closely(pilot: Pilot, extent: Extent, found: Preview, budget: float) -> Preview:
+    """Time an update, and look at what the groups leave open; a stop keeps what there is by then."""
+    with suppress(Stopped):
+        found = replace(found, measured=with_times(pilot, found.measured, UPDATE * budget))
+        found = replace(found, readings=read_otherwise(pilot, found.measured))
+        if found.unfinished:
+            return found
+        if float(found.truncated.mean()) > MANY_TRUNCATED and found.measured.limit is None:
+            found = replace(found, longer=continued(pilot, found.measured, LONGER * budget))
+        for temperature, seconds in _temperatures(extent, found, budget):
+            groups = at_temperature(pilot, found.measured, temperature, seconds)
+            found = replace(found, others={**found.others, temperature: groups} if groups else found.others)
+        return found
+    return replace(found, measured=replace(found.measured, stopped=True))
 
 
-def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
-    """Return each reward's seconds per completion, called one after another."""
-    chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
-    scorer = Scorer(rewards)
-    found = {}
-    for reward in rewards:
-        begun = time.monotonic()
-        for problem, text in chosen:
-            scorer.score(reward, problem, text)
-        found[reward.name] = (time.monotonic() - begun) / len(chosen)
-    return found
+def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[float, float | None]]:
+    """Return the other temperatures to sample at, each with its seconds; None: as many as it takes."""
+    if extent.temperatures is not None:
+        seconds = None if extent.groups else ELSEWHERE * budget
+        return [(temperature, seconds) for temperature in extent.temperatures]
+    if found.word == "yes" and found.pass_rate().value >= FEW_CORRECT:
+        return []
+    own = found.stage.config.rollout.temperature
+    others = [temperature for temperature in TEMPERATURES if abs(temperature - own) > 0.05]
+    return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
 
 
-def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
-    """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
-    config = parts.stage.config
-    settings = cutting_of(parts.stage.algorithm)
-    if settings is None:
-        return groups, found
-
-    def stream(cut: Cut, number: int) -> int:
-        name = groups[cut.group].problem.id
-        return key(config.seed, "preview", name, cut.sample, "continue", cut.end, number)
-
-    params = sampling_params(config.rollout)
-    scorer = Scorer(parts.rewards)
-    begun = time.monotonic()
-    score = partial(score_all, scorer=scorer, progress=lambda *_: None)
-    cut, tokens = with_segments(groups, settings, parts.sampler, params, parts.rewards.decode, stream, score)
-    count = sum(len(g.completions) for g in cut)
-    took = (time.monotonic() - begun) / count
-    return cut, replace(found, continued=tokens / count, continuing=took)
-
-
-def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
-    """Return the seconds to prepare a batch and to compute its gradient, and the number of its tokens."""
-    config = parts.stage.config
-    algorithm = parts.stage.algorithm
-    learner = parts.learner
-    old = old_logprob_source(algorithm, parts.sampler, updates_of(config))
-    now = first_coefficients(algorithm)
-    objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
-    prepare_batch = partial(
-        prepare, learner=learner, algorithm=algorithm, config=config, old=old, critic=parts.critic
+def wording_of(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> Wording:
+    """Return how a run's prompts speak to its model, by those of some problems."""
+    problem = problems[0].problem
+    facts = template_facts(policy.tokenizer, problem.template)
+    added = policy.tokenizer.added_tokens_decoder
+    specials = [token.content for n, token in added.items() if token.special and n not in policy.end_ids]
+    return Wording(
+        problem.chat,
+        bool(policy.tokenizer.chat_template),
+        problem.thoughts,
+        facts.unopened if problem.chat else "",
+        specials,
+        stage.config.data.train is not None,
     )
-
-    def add_gradient(chosen: Sequence[Group]) -> tuple[float, float, int]:
-        begun = time.monotonic()
-        batch = with_signal(prepare_batch(chosen, coefficients=now))
-        _wait(learner.policy.device)
-        prepared = time.monotonic() - begun
-        tokens = 0
-        for minibatch in updates(batch, algorithm, config, old, step=0):
-            learner.forward_backward(minibatch, objective)
-            # Completions without an advantage may be skipped by the learner: they take no time.
-            busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
-            tokens += int(minibatch.mask[busy].sum())
-            learner.clear()
-        _wait(learner.policy.device)
-        return prepared, time.monotonic() - begun - prepared, tokens
-
-    add_gradient(groups[:1])  # what is compiled or allocated only once
-    return add_gradient(groups)
-
-
-# GPU kernels run asynchronously: wait for them before the clock is read.
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

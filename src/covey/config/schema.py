@@ -164,6 +164,13 @@ class Train(Section):
     save_every: Steps = setting(
         50, "Steps between checkpoints.", trl="save_steps", resume="safe", read_by=WITH_MODEL
     )
+    save_minutes: NonNegative = setting(
+        10.0,
+        "Minutes after a checkpoint until a step is followed by the next; 0: by steps alone.",
+        usual="5 to 30",
+        resume="safe",
+        read_by=WITH_MODEL,
+    )
     keep: int = setting(
         2,
         "Newest checkpoints kept; that of the best evaluation always is.",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.insight.forecast import Forecast, Workload, seconds_text
-from covey.learner.memory import Shape, forecast, largest_step, planned_tokens
+from covey.learner.memory import Shape, forecast, largest_step, planned
 from covey.system.plot import table
 
 BANDWIDTH = 0.5
@@ -140,9 +141,8 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
     shape = subject.shape
     largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
     kept = stage.algorithm.needs_reference and config.lora is None
-    roles = forecast(shape, config, largest, config.train.tokens_per_micro_batch, kept, PROGRAM)
-    tokens = planned_tokens(roles, shape, config, largest, gpu.gib << 30)
-    return sum(forecast(shape, config, largest, tokens, kept, PROGRAM).values())
+    expect = partial(forecast, shape, config, largest, reference=kept, program=PROGRAM)
+    return sum(expect(*planned(expect, config, largest, gpu.gib << 30)).values())
 
 
 def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:

@@ -1,10 +1,10 @@
-"""The memory forecast of a run, by component, and the micro-batch size that fits."""
+"""The memory forecast of a run, by component, and the sizes of micro-batches and sampling that fit."""
 
 from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
+from covey.sampling.cache import PREFILL_TOKENS, rounded
 from covey.system.processes import size
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Shape(NamedTuple):
     """Whether the compiled operations do the work."""
     states: int = 0
     """Numbers that a layer without attention keeps for a completion of any length."""
+    packed: int = 0
+    """Bytes of the copies of weights that the compiled operations sample from."""
 
 
 def shape_of(policy: Policy) -> Shape:
@@ -54,6 +57,7 @@ def shape_of(policy: Policy) -> Shape:
         found = [getattr(layer, name, None) or 0 for layer in each]
         return max(max(n, default=0) if isinstance(n, list | tuple) else n for n in found)
 
+    exact = policy.decoder is not None and policy.decoder.ops.compiled
     queries = widest("num_attention_heads")  # state spaces have none
     inner = widest("intermediate_size") or 4 * config.hidden_size
     return Shape(
@@ -67,8 +71,9 @@ def shape_of(policy: Policy) -> Shape:
         head=widest("head_dim") or config.hidden_size // max(queries, 1),
         inner=inner,
         number=parameters[0].element_size(),
-        exact=policy.decoder is not None and policy.decoder.ops.compiled,
+        exact=exact,
         states=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
+        packed=policy.packed_bytes,
     )
 
 
@@ -103,28 +108,46 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     return tokens * (token_bytes(shape, recompute) + passing * shape.number) + 4 * logits
 
 
-def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> int:
-    """Return the bytes of the cache for ``slots`` completions, and of the packed weights.
+class Load(NamedTuple):
+    """The completions of a step, or of an evaluation."""
 
-    The cache holds keys and values of ``prompt`` + ``completion`` tokens, or states.
+    requests: int
+    """Number of prompts, a prompt of both sampled and greedy completions twice."""
+    completions: int
+
+
+def sampling_bytes(shape: Shape, load: Load, running: int, prompt: int, completion: int) -> int:
+    """Return the bytes that sampling takes with at most ``running`` completions at once.
+
+    Those are the cache of keys and values, or states; with compiled operations, which share a prompt's keys
+    among its completions, also packed weights; the keys and values of the prompts that go through the model
+    at once, with one layer's temporaries; and three copies of the logits.
     """
+    slots = min(running, load.completions)
+    pages = min(slots, load.requests) + 1
     number = 4 if shape.exact else shape.number  # the compiled operations keep them in float32
-    kept = 2 * (prompt + completion) * shape.keys * shape.head + shape.states
-    cache = shape.layers * slots * kept * number
-    # The compiled decoder packs all weights but the embedding's.
-    packed = (shape.parameters - shape.vocabulary * shape.width) * shape.number if shape.exact else 0
-    return cache + packed
+    a_token = 2 * shape.keys * shape.head * shape.layers * number
+    held = shape.layers * slots * shape.states * number
+    if shape.exact:
+        held += a_token * (pages * rounded(prompt) + slots * rounded(completion)) + shape.packed
+    else:
+        held += a_token * slots * rounded(prompt + completion)
+    prefilled = min(PREFILL_TOKENS, (pages - 1) * prompt)
+    passing = 3 * shape.inner + 2 * shape.width + 2 * (shape.queries + 2 * shape.keys) * shape.head
+    return held + prefilled * (a_token + passing * shape.number) + 3 * 4 * slots * shape.vocabulary
 
 
 class LargestStep(NamedTuple):
-    """Tokens of the largest step of a run."""
+    """Tokens of the largest optimizer step of a run, and what is sampled."""
 
     prompt: int
     """Tokens of the longest prompt."""
     step: int
-    """Tokens of the largest step, each prompt once."""
+    """Tokens of the largest optimizer step, each prompt once."""
     piece: int
     """Tokens of the largest part that goes through the model whole: a completion with its prompt, a pair."""
+    loads: tuple[Load, ...] = ()
+    """What is sampled at once: by a step, by an evaluation."""
 
     def at_once(self, tokens: int) -> int:
         """Return the tokens in the model at once if micro-batches have ``tokens``."""
@@ -132,21 +155,31 @@ class LargestStep(NamedTuple):
 
 
 def largest_step(
-    config: Config, prompts: Sequence[int], examples: Sequence[int], whole_groups: bool = False
+    config: Config,
+    prompts: Sequence[int],
+    examples: Sequence[int],
+    whole_groups: bool = False,
+    held_out: int = 0,
 ) -> LargestStep:
     """Compute ``LargestStep`` from the lengths of prompts, and of given examples (prompt and all answers).
 
-    ``whole_groups``: the loss needs all completions of a group, so that a group is not split.
+    ``whole_groups``: the loss needs all completions of a group, so that a group is not split. ``held_out``:
+    number of problems to evaluate on.
     """
     longest = max(prompts, default=0)
+    rollout = config.rollout
+    evaluated = min(config.eval.problems, held_out)
+    loads = [Load(2 * evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
     if examples and config.method not in SAMPLES:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
-        return LargestStep(longest, sum(largest), largest[-1])
-    rollout = config.rollout
+        return LargestStep(longest, sum(largest), largest[-1], tuple(loads))
+    loads.append(Load(rollout.prompts_per_step, rollout.prompts_per_step * rollout.group_size))
     each = longest + rollout.group_size * rollout.max_tokens
+    # Groups are dealt out to the optimizer steps.
+    groups = -(-rollout.prompts_per_step // config.train.updates_per_batch)
     return LargestStep(
-        longest, rollout.prompts_per_step * each, each if whole_groups else longest + rollout.max_tokens
+        longest, groups * each, each if whole_groups else longest + rollout.max_tokens, tuple(loads)
     )
 
 
@@ -155,29 +188,45 @@ def forecast(
     config: Config,
     largest: LargestStep,
     tokens: int,
-    reference: bool,
-    program: int,
+    running: int,
+    *,
+    reference: bool = False,
+    program: int = 0,
     critic: int = 0,
     judges: int = 0,
 ) -> dict[str, int]:
-    """Forecast the bytes of a run by component. They add up: allocators keep the memory of sampling.
+    """Forecast the bytes of a run by component, at its peak: while it samples, updates, or merges adapters.
 
-    ``tokens``: size of the micro-batch; ``program``: bytes of program and libraries; ``critic``: parameters
-    of a value network, all of them trained; ``judges``: bytes of the reward models.
+    What one of these takes is given back before the next one, so that the largest of them counts and the
+    others are 0. ``tokens``: size of the micro-batch; ``running``: completions sampled at once; ``program``:
+    bytes of program and libraries; ``critic``: parameters of a value network, all of them trained;
+    ``judges``: bytes of the reward models.
     """
-    rollout = config.rollout
-    rows = rollout.prompts_per_step * rollout.group_size
-    if config.method not in SAMPLES:
-        rows = config.eval.problems * config.eval.samples
-    slots = min(rollout.max_running, rows)
     # The sampler then has a snapshot of the weights, and an unfinished completion continues as a prompt.
-    lags = config.method == "rl" and rollout.staleness > 0
+    lags = config.method == "rl" and config.rollout.staleness > 0
     # Float32 copies of low-precision weights; split weights are float32 themselves, besides a whole copy.
     masters = 4 if shape.number < 4 and size() == 1 else 0
     # Bytes per trained weight: two moments, in float32 or in 8 bits.
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     # Methods that only sample have no gradient, optimizer or update.
     learns = config.method == "rl" or config.method not in SAMPLES
+    length = (1 + lags) * config.rollout.max_tokens
+    sampling = max(
+        (sampling_bytes(shape, n, running, largest.prompt, length) for n in largest.loads), default=0
+    )
+    passing = largest.at_once(tokens)
+    update = update_bytes(shape, passing, config.train.recompute_layers)
+    gradient = shape.trained * 4 // size()
+    if largest.step <= passing:
+        # With one micro-batch the gradient grows as the activations shrink: only that of the head is there
+        # before.
+        update = max(0, update - max(0, gradient - 4 * shape.vocabulary * shape.width))
+    phases = [
+        {"sampling": sampling},
+        {"gradient": gradient * learns, "update": update * learns, "sampling": sampling * lags},
+        {"merged": 0 if config.lora is None else shape.parameters * shape.number},
+    ]
+    peak = max(phases, key=lambda phase: sum(phase.values()))
     return {
         "program": program,
         # Split: this process' float32 part besides a whole copy.
@@ -186,29 +235,33 @@ def forecast(
         "snapshot": shape.trained * shape.number if lags else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
         "reward models": judges,
-        "gradient": shape.trained * 4 * learns // size(),
         "optimizer": shape.trained * (moments * learns + masters) // size(),
-        "sampling": sampling_bytes(shape, slots, largest.prompt, (1 + lags) * rollout.max_tokens),
-        "update": update_bytes(shape, largest.at_once(tokens), config.train.recompute_layers) * learns,
+        **{name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")},
     }
 
 
-def planned_tokens(
-    roles: Mapping[str, int], shape: Shape, config: Config, largest: LargestStep, there: int
-) -> int:
-    """Return the micro-batch in tokens whose update fits into ``there`` bytes, halving the configured one.
+Expect = Callable[[int, int], Mapping[str, int]]
+"""Returns ``forecast`` for a micro-batch in tokens and a number of completions at once."""
 
-    Sizes below the longest prompt save nothing: it goes through whole. Sizes below a completion of full
-    length do, because most completions end earlier; the forecast says whether a full one fits.
+
+def planned(expect: Expect, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
+    """Return micro-batch and completions at once with which a run fits into ``there`` bytes, halving both.
+
+    Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of
+    full length do, because most completions end earlier; the forecast says whether a full one fits.
     """
-    others = sum(roles.values()) - roles["update"]
-    tokens = config.train.tokens_per_micro_batch
-    recompute = config.train.recompute_layers
-    while tokens > max(1, largest.prompt):
-        if others + update_bytes(shape, min(tokens, largest.step), recompute) <= USABLE * there:
-            break
+    tokens, running = config.train.tokens_per_micro_batch, config.rollout.max_running
+
+    def fits(tokens: int, running: int) -> bool:
+        return sum(expect(tokens, running).values()) <= USABLE * there
+
+    # Each is halved while the other is as small as it can be, so that only its own phase decides.
+    smallest = max(1, largest.prompt)
+    while running > 1 and not fits(smallest, running):
+        running //= 2
+    while tokens > smallest and not fits(tokens, 1):
         tokens //= 2
-    return tokens
+    return tokens, running
 
 
 def program_bytes(device: torch.device, models: int) -> int:

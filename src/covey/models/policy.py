@@ -254,6 +254,14 @@ class Policy:
             if into is not part:  # not split: whole is this policy itself
                 into.copy_(whole(part))
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the copies of weights that the compiled operations multiply by when they sample."""
+        if self.decoder is None or not self.decoder.ops.compiled:
+            return 0
+        weights = [m.weight for linear in (*self.decoder.linears, self._head) for m in linear.modules]
+        return sum(w.numel() * (2 if self.rounds else w.element_size()) for w in weights)
+
     def heads(self) -> list[nn.Module]:
         """The modules that give values."""
         return [] if self.value is None else [self.value]

@@ -53,6 +53,8 @@ class TrainedRewardModel(Policy):
     more token after the text.
     """
 
+    packed_bytes = 0  # nothing is sampled from it
+
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
         if tokenizer.pad_token_id is None:
             raise ConfigError(

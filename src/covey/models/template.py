@@ -68,6 +68,8 @@ class TemplateFacts:
     """Number of ends it writes after a last answer; one of them is trained."""
     switch: str = ""
     """The argument, as JSON, with which the prompt leaves thoughts to the model; empty if there is none."""
+    unopened: str = ""
+    """The argument, as JSON, with which the prompt leaves no thoughts open; empty if there is none."""
 
     @property
     def marks(self) -> Thoughts:
@@ -148,9 +150,12 @@ def _facts_of(template: _Template) -> TemplateFacts:
     thoughts = begun_in(answer_header, marks)
     unthinking = _unthinking(template, answer_header, plain, marks) if thoughts.begun else None
     switch = _switch(template, answer_header, marks)
+    unopened = _unopened(template, answer_header, marks)
     # In a conversation that continues, an earlier answer's thoughts are rendered or not.
     forgets = THOUGHT not in template.whole([*ASKED, _thinking(), *ASKED])
-    return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch, forgets=forgets)
+    return replace(
+        facts, thoughts=thoughts, unthinking=unthinking, switch=switch, unopened=unopened, forgets=forgets
+    )
 
 
 def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
@@ -297,6 +302,15 @@ def _switch(template: _Template, answer_header: str, marks: Thoughts) -> str:
         other = template.given(**{name: True}).behind(begin=True)
         if other is not None and not closed_in(other, marks):
             return json.dumps({name: True})
+    return ""
+
+
+def _unopened(template: _Template, begins: str, marks: Thoughts) -> str:
+    """The argument with which a prompt that opens thoughts, or leaves them to the model, has closed them."""
+    for name in SWITCHES:
+        other = template.given(**{name: False}).behind(begin=True)
+        if other is not None and other != begins and not begun_in(other, marks).begun:
+            return json.dumps({name: False})
     return ""
 
 

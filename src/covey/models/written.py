@@ -21,7 +21,7 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         with safe_open(file, "pt") as written:
             shared = [name for name in written.keys() if name in tensors]  # noqa: SIM118 - it is no mapping
-            wrong = [n for n in shared if _differs(written.get_tensor(n), tensors[n])]
+        wrong = [n for n in shared if _differs(_read(file, n), tensors[n])]
     except SafetensorError as error:
         wrong = [str(error)]
     if wrong:
@@ -33,6 +33,13 @@ def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Compare all weight files of a folder with the tensors they were written from, as ``check_written``."""
     for file in sorted(folder.glob("*.safetensors")):
         check_written(file, tensors)
+
+
+def _read(file: Path, name: str) -> Tensor:
+    # Opened for each tensor: what is read of an open file stays in this process' memory until it is closed,
+    # so that at the end of a save the whole file would be there besides the model.
+    with safe_open(file, "pt") as written:
+        return written.get_tensor(name)
 
 
 def _differs(read: Tensor, meant: Tensor) -> bool:

@@ -81,6 +81,7 @@ def gathered(
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Add completions to their groups as they end; yield each group with its number once it is complete."""
     total = sum(group.size for group in groups)
+    progress(0, total)
     for done, (number, sample, completion) in enumerate(drawn, start=1):
         progress(done, total)
         groups[number].add(sample, completion)

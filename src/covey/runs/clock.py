@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -17,7 +17,11 @@ class Clock:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
-        self.started = time.monotonic()
+        self.started = self.since = time.monotonic()
+        self.phase = ""
+        """The present phase, which began at ``since``; empty between two."""
+        self.last: dict[str, float] = {}
+        """Seconds of each phase when it was last passed through."""
         self.before = 0.0
         self.alive: Callable[[], Mapping[str, int]] = dict
         """Returns the bytes of tensors by purpose; called at each lap."""
@@ -28,17 +32,25 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a phase; phases do not nest."""
         self._wait()
-        start = time.monotonic()
+        self.phase, self.since = phase, time.monotonic()
         try:
             yield
         finally:
             self._wait()
-            self._phases[phase] += time.monotonic() - start
+            self.last[phase] = time.monotonic() - self.since
+            self._phases[phase] += self.last[phase]
+            self.phase = ""
 
     def _wait(self) -> None:
         # A GPU does its work later than it is asked to: it would count in whichever phase waits for it.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def recall(self, laps: Iterable[Mapping[str, object]]) -> None:
+        """Restore the seconds of each phase from the laps of an interrupted run, as they were logged."""
+        for lap in laps:
+            known = {name: s for name, s in lap.items() if isinstance(s, float | int)}
+            self.last |= {n.removeprefix("seconds/"): s for n, s in known.items() if n.startswith("seconds/")}
 
     def add(self, phase: str, seconds: float) -> None:
         """Add seconds that were measured elsewhere."""

@@ -8,7 +8,7 @@ Shapes: B running slots, P prompt tokens, S completion tokens, K key/value heads
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -52,12 +52,14 @@ class CacheEngine:
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
-            self.step = GraphStep(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
+            self.step = GraphStep(self.step, recorder, slots, rounded(longest + max_tokens), policy.device)
         # One entry per running slot: the number of its request, and how many tokens its cache holds.
         self.owners: list[int] = []
         self.lengths: list[int] = []
         # First logits (V,) of prompts that still have completions to start.
         self.logits: dict[int, Tensor] = {}
+        self.before_layer: Callable[[], None] = lambda: None
+        """Called before each layer of a prefill, which may take long; it may raise to stop."""
 
     @property
     def memory(self) -> int:
@@ -130,6 +132,7 @@ class CacheEngine:
         layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
+            self.before_layer()
             q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
             return attentions[heads.window](q, k, v, heads).flatten(1)
@@ -173,7 +176,8 @@ def common_start(prompts: Sequence[np.ndarray]) -> int:
     return count if count * (len(prompts) - 1) >= LEAST_SAVED else 0
 
 
-def _rounded(count: int) -> int:
+def rounded(count: int) -> int:
+    """Return the length of a cache for ``count`` tokens."""
     # Negating twice makes the floor division round up.
     return -(-count // ROUNDING) * ROUNDING
 
@@ -196,7 +200,7 @@ class _TorchCache:
     def __init__(self, decoder: Decoder, slots: int, _pages: int, longest: int, max_tokens: int) -> None:
         heads = decoder.heads
         weight = decoder.embed.weight
-        kv_length = _rounded(longest + max_tokens)
+        kv_length = rounded(longest + max_tokens)
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys = weight.new_zeros(shape)
@@ -290,8 +294,8 @@ class _CompiledCache:
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
         heads = decoder.heads
         weight = decoder.embed.weight
-        p = _rounded(max(longest, 1))
-        s = _rounded(max_tokens)
+        p = rounded(max(longest, 1))
+        s = rounded(max_tokens)
         layers = len(decoder.layers)
         k = heads.keys
         e = heads.width

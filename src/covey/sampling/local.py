@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ class LocalSampler:
     A snapshot changes between two tokens only: completions under way then continue from their tokens under
     the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
+    ``before_token`` gets the tokens drawn so far, and how many may follow at most; it may raise to stop.
     """
 
     shares = True
@@ -54,13 +56,14 @@ class LocalSampler:
         max_running: int = 256,
         faults: Faults | None = None,
         on_fewer: Callable[[int], None] = lambda _: None,
+        before_token: Callable[[int, int], None] = lambda *_: None,
         lags: bool = False,
     ) -> None:
         self.policy = policy
         self.lags = lags
         self.max_running = max_running
         self.faults = faults or Faults()
-        self.on_fewer = on_fewer
+        self.on_fewer, self.before_token = on_fewer, before_token
         self.version = 0
         self.most_memory = 0
         """Most bytes that sampling has taken."""
@@ -157,7 +160,9 @@ class LocalSampler:
         engine = self._engine(prompts, params, slots)
         running = _Running(self.policy, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
+        drawn, most = 0, sum(requests[r].limit(params) for r, _ in waiting)
         while waiting or running.owners:
+            self.before_token(drawn, most - drawn)
             self.faults.in_memory("memory.sampling")
             finished: list[Sampled] = []
             with self._still(), torch.no_grad(), threads_lent(compiled):
@@ -175,18 +180,24 @@ class LocalSampler:
                     # An interrupted completion has a prompt of its own, the others have their request's.
                     logits.append(engine.admit([place.get(owner, owner[0]) for owner in admitted]))
                 running.draw(torch.cat(logits), version)
+                drawn += running.count
                 if ended := running.ended():
                     self.most_memory = max(self.most_memory, engine.memory)
                     finished = running.completed(ended, self.lags)
                     compaction = Compaction.after(ended, running.count)
                     running.evict(compaction)
                     engine.evict(compaction)
+            most -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
-        kind = ModulesEngine if self.policy.decoder is None else CacheEngine
-        return kind(self.policy, prompts, slots, params.max_tokens)
+        parts = (self.policy, prompts, slots, params.max_tokens)
+        if self.policy.decoder is None:
+            return ModulesEngine(*parts)
+        engine = CacheEngine(*parts)
+        engine.before_layer = partial(self.before_token, 0, 0)
+        return engine
 
 
 class _PartialCompletion(NamedTuple):

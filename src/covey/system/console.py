@@ -8,8 +8,9 @@ import math
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TextIO, cast
 
@@ -23,8 +24,9 @@ LINES_PER_STAGE = 20
 CURVE_ROWS = 5
 SHORT_CURVE = 32
 """Columns of the curve on a low or narrow terminal, where it has one line."""
-SILENCE, LONG = 10.0, 60.0
-"""Seconds between two signs of life where there is no terminal, in the first minute and later."""
+AT_ONCE, SILENCE, LONG = 0.8, 10.0, 60.0
+"""Seconds until a sign of life where there is no terminal: of work that is new, or an evaluation; between two
+in the first minute; and later."""
 TALL, WIDE = 18, 60
 """Lines and columns of a terminal that has room for curves and completions."""
 
@@ -172,10 +174,14 @@ class RunConsole:
         self.worries: Mapping[str, str] = {}
         self.examples: tuple[str, Example, Example] | None = None
         self.newest = ""
-        self.activity = ""
+        self.work = self.count = self.estimate = ""
         self.step_number = 0
-        self.made = self.spoke = time.monotonic()
-        self.sampling_since: float | None = None
+        self.made = self.spoke = self.since = time.monotonic()
+        self.announced: set[str] = set()
+        """Kinds of work that have been announced where there is no terminal."""
+        self.left: Callable[[], float | None] = self._left_at_this_pace
+        self._over: threading.Event | None = None
+        self._signs = threading.Lock()
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line that stays: wrapped between words on a terminal, left whole in a file.
@@ -195,22 +201,38 @@ class RunConsole:
         return str(self.output.lost.strerror)
 
     def begin(
-        self, title: str, steps: int, first: int = 0, at_most: bool = False, by_completion: bool = False
+        self,
+        title: str,
+        steps: int,
+        first: int = 0,
+        at_most: bool = False,
+        by_completion: bool = False,
+        left: Callable[[], float | None] | None = None,
     ) -> None:
         """Start to show a stage, from step ``first`` if it resumes.
 
         ``at_most``: it may end before all its steps. ``by_completion``: its progress counts completions.
+        ``left`` estimates the seconds left, if it can; by default they follow from those of the steps so far.
         """
+        self.left = left or self._left_at_this_pace
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
         self.at_most, self.by_completion = at_most, by_completion
         self.values = []
         self.held_out = []
         self.facts = {}
         self.worries = {}
-        self.examples, self.newest, self.activity, self.step_number = None, "", "", first
+        self.examples, self.newest, self.step_number = None, "", first
+        self.work = self.count = self.estimate = ""
         if self.console.is_terminal and not self.console.quiet:
-            self.live = Live(self.panel(), console=self.console, refresh_per_second=8, transient=True)
+            often = 8  # a second
+            self.live = Live(
+                console=self.console, get_renderable=self.panel, refresh_per_second=often, transient=True
+            )
             self.live.start()
+        elif not self.console.quiet:
+            # Beside the main thread, which may be busy for minutes.
+            self._over = threading.Event()
+            threading.Thread(target=self._give_signs, args=(self._over,), name="console", daemon=True).start()
 
     def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
         """Restore the curves from the records before the stage was interrupted."""
@@ -224,22 +246,20 @@ class RunConsole:
         """Show how many completions are done."""
         if self.by_completion:
             self.step_number = done
-        if not done or self.sampling_since is None:
-            self.sampling_since = time.monotonic()
-        # Only in the first step: afterwards measured steps give a better estimate.
-        first = what == "sampling" and not self.by_completion and self.step_number == self.first
-        self.doing(f"{what} {done}/{total}{self._first_estimate(done, total) if first else ''}")
+        if not done:
+            self.work = ""  # the same work may begin again
+        self.doing(what, f" {done}/{total}", self.estimate if done else "")
 
-    def _first_estimate(self, done: int, total: int) -> str:
-        """Return an estimate for all steps from the pace of the first completions."""
-        elapsed = time.monotonic() - (self.sampling_since or 0.0)
-        if elapsed < SILENCE or not 0 < done <= total:
-            return ""
-        left = duration(elapsed / done * total * (self.steps - self.first))
-        return f", {left} for the sampling of all steps at this pace"
+    def tokens(self, drawn: int, most_left: int) -> None:
+        """Estimate the time left of the present sampling from the ``drawn`` tokens and the most to come."""
+        elapsed = time.monotonic() - self.since
+        if drawn and elapsed > AT_ONCE:
+            self.doing(self.work, self.count, f", at most {duration(elapsed / drawn * most_left)} left")
 
     def loading(self, what: str) -> None:
         """Announce work that reports nothing until it ends and may take minutes."""
+        self.announced.add(what)
+        self.spoke = time.monotonic()
         self.doing(what)
         if self.live is None and not self.console.is_terminal:
             self.say(f"{what} ...")
@@ -248,19 +268,44 @@ class RunConsole:
         """Say that sampling ran out of memory and continues with fewer completions at once."""
         self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
 
-    def doing(self, activity: str) -> None:
-        """Show the current activity; without a terminal print it after some silence."""
-        self.activity = activity
-        self._refresh()
-        now = time.monotonic()
-        silence = SILENCE if now - self.made < LONG else LONG
-        if self.live is None and now - self.spoke > silence:
-            self.say(f"{self.title} {activity}".strip())
+    def doing(self, work: str, count: str = "", estimate: str = "") -> None:
+        """Show the present work, how far it is, and when it ends; without a terminal now and then."""
+        if work != self.work:
+            self.since = time.monotonic()
+            self.announced -= {"evaluating"}
+        self.work, self.count, self.estimate = work, count, estimate
+        self._give_sign()
+
+    def _give_sign(self) -> None:
+        """Where there is no terminal, print the present work if it is new, or after some silence."""
+        with self._signs:
+            now = time.monotonic()
+            silence = SILENCE if now - self.made < LONG else LONG
+            new = self.work not in self.announced and now - self.since > AT_ONCE
+            if self.live is None and self.work and (new or now - self.spoke > silence):
+                self.announced.add(self.work)
+                self.say(f"{self.title} {self.activity}".strip())
+
+    def _give_signs(self, over: threading.Event) -> None:
+        while not over.wait(AT_ONCE / 2):
+            self._give_sign()
+
+    @property
+    def activity(self) -> str:
+        """The present work, how far it is, and when it ends."""
+        return f"{self.work}{self.count}{self.estimate}"
+
+    def answer(self, text: str) -> None:
+        """Print an answer to a signal: above the panel, else on standard error."""
+        if self.live is not None:
+            self.say(text, "bold")
+        else:
+            # A terminal has written ^C at the beginning of the line.
+            say_aside(f"\n{text}" if sys.stderr.isatty() else text)
 
     def measured(self, step: int, accuracy: float) -> None:
         """Add a point to the curve of held-out accuracy, sampled."""
         self.held_out.append((float(step), accuracy))
-        self._refresh()
 
     def step(
         self, number: int, value: float, facts: Mapping[str, str], worries: Mapping[str, str] | None = None
@@ -273,8 +318,7 @@ class RunConsole:
         self.step_number = number
         self.facts = facts
         self.worries = worries or {}
-        self.activity = ""
-        self._refresh()
+        self.work = self.count = self.estimate = ""
         every = max(1, self.steps // LINES_PER_STAGE)
         if self.live is None and (number % every == 0 or number == self.steps):
             shown = "  ".join(f"{k} {v}" for k, v in facts.items())
@@ -285,18 +329,20 @@ class RunConsole:
         if self.live is not None:
             self.live.stop()
             self.live = None
+        if self._over is not None:
+            self._over.set()
+            self._over = None
 
-    def _refresh(self) -> None:
-        if self.live is not None:
-            self.live.update(self.panel())
+    def _left_at_this_pace(self) -> float | None:
+        done = self.step_number - self.first
+        elapsed = time.monotonic() - self.started
+        return elapsed / done * (self.steps - self.step_number) if done else None
 
     def _time_left(self) -> str:
-        done = self.step_number - self.first
-        if not done or self.step_number >= self.steps:
+        left = self.left()
+        if not left:
             return ""
-        elapsed = time.monotonic() - self.started
-        left = duration(elapsed / done * (self.steps - self.step_number))
-        return f"at most {left} left" if self.at_most else f"{left} left"
+        return f"at most {duration(left)} left" if self.at_most else f"{duration(left)} left"
 
     def panel(self) -> RenderableType:
         """Return the panel: progress, curves, facts of the last step, two completions, the newest finding.

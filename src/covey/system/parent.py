@@ -68,11 +68,19 @@ def ended(code: int) -> None:
 
 def leave(code: int, last_line: str) -> NoReturn:
     """End at once, from a signal handler or any thread, with one line on standard error."""
-    # os.write rather than print: the handler may have interrupted a print, which holds its stream's lock.
-    with contextlib.suppress(OSError):
-        os.write(2, f"error: {last_line}\n".encode(errors="replace"))
+    say_last(f"error: {last_line}")
     ended(code)
     os._exit(code)
+
+
+def say_last(line: str) -> None:
+    """Write the last line of a command that ends outside of Python's order."""
+    # The live panel has hidden the cursor, and left it at the end of a line.
+    cursor = "\x1b[?25h\n" if os.isatty(2) else ""
+    # os.write rather than print: a signal handler may have interrupted a print, which holds its stream's
+    # lock; or Python's streams are None or closed.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{cursor}{line}\n".encode(errors="replace"))
 
 
 def count_forwarded() -> None:

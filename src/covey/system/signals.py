@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from covey.errors import Stopped
 from covey.system.parent import TOGETHER, forwarded, leave, stop_signals
 from covey_verify.threads import continued
 
-SAVES = "stopping: what is being computed is finished or given up, and the state is saved"
-"""Message at the first signal in a command that trains."""
+AGAIN = {signal.SIGINT: "Ctrl-C again"}
+"""What a user calls the second signal; `a second SIGTERM` for the others."""
 
 
 class StopSignal:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into a flag, the second into an immediate exit.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request, the second into an immediate exit.
 
-    ``max_minutes`` after its creation it requests a stop itself. ``then``: the effect of the first signal, in
-    words; it is printed at once.
+    ``max_minutes`` after its creation it requests a stop itself. Signals count only inside ``listening``,
+    where something can be lost; elsewhere the process's own handlers end it.
     """
 
-    def __init__(self, max_minutes: float | None = None, then: str = "") -> None:
-        self.then = then
+    def __init__(self, max_minutes: float | None = None) -> None:
         self.reason: str | None = None
         self.max_minutes = max_minutes
         self.started = time.monotonic()
@@ -46,34 +45,64 @@ class StopSignal:
             raise Stopped(self.reason)
 
     @contextmanager
-    def listening(self) -> Iterator[StopSignal]:
-        """Handle the signals inside the block; the previous handlers are restored after it."""
+    def listening(self, answer: Callable[[str], None] = lambda _: None) -> Iterator[StopSignal]:
+        """Handle the signals inside the block; the previous handlers are restored after it.
+
+        ``answer`` tells the user at the first signal what follows; it gets the name of the second.
+        """
         # Python lets only the main thread set handlers.
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
+        # The main thread may be in C code for long. So another one hears the signals: C code of Python writes
+        # their numbers to the pipe when they arrive.
+        ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        thread = threading.Thread(target=self._hear, args=(ear, answer), name="signals", daemon=True)
+        thread.start()
         previous = {s: signal.signal(s, self._receive) for s in stop_signals()}
         previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, continued)
+        before = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         try:
             yield self
         finally:
+            signal.set_wakeup_fd(before)
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            os.close(mouth)
+            thread.join()
+            os.close(ear)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        now = time.monotonic()
-        self._received += now - self._last >= TOGETHER
-        self._last = now
-        # A terminal signals this process and its parent, which forwards it: two signals, one request.
-        if max(self._received - forwarded(), forwarded()) > 1:
-            name = signal.Signals(number).name
-            leave(128 + number, f"stopped at once by {name}; what was saved before is kept")
-        if self.reason is None and self.then:
-            _tell(f"{self.then}. A second {signal.Signals(number).name} ends it at once")
         self.request(f"stopped by {signal.Signals(number).name}")
 
+    def _hear(self, ear: int, answer: Callable[[str], None]) -> None:
+        """Answer the signals, in a thread of their own, until the pipe is closed."""
+        for byte in iter(partial(os.read, ear, 1), b""):
+            number = byte[0]
+            if number not in stop_signals():
+                continue
+            name = signal.Signals(number).name
+            now = time.monotonic()
+            another = now - self._last >= TOGETHER
+            self._received += another
+            self._last = now
+            # A terminal signals this process and its parent, which forwards it: two signals, one request.
+            if max(self._received - forwarded(), forwarded()) > 1:
+                leave(128 + number, f"stopped at once by {name}; what was saved before is kept")
+            if another and self._received == 1:
+                # Not here: nobody may read what it prints, and the second signal has to be heard.
+                words = AGAIN.get(signal.Signals(number), f"a second {name}")
+                threading.Thread(target=answer, args=(words,), daemon=True).start()
 
-def _tell(text: str) -> None:
-    """Write a line to standard error from a handler, bypassing Python's streams, which may be in use."""
-    with suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+
+def _in_child() -> None:
+    """Let a forked child hear nothing of the parent's pipe, and end by signals as any process does."""
+    for number in stop_signals():
+        handler = signal.getsignal(number)
+        if isinstance(getattr(handler, "__self__", None), StopSignal):
+            signal.set_wakeup_fd(-1)
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -34,7 +34,7 @@ def train(run: Run, lesson: Lesson) -> None:
     journal = run.journal
     for step in range(run.state.step, config.train.steps):
         # A stop request that reaches one process stops all at the same step.
-        together(run.stop.check)
+        together(run.safe_point)
         run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.doing("updating")

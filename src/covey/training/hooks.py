@@ -22,9 +22,18 @@ class Hooks:
     run: Run
 
     def before_micro_batch(self) -> None:
-        """Report progress before each micro-batch of a learner."""
-        self.run.watchdog.progress()
-        self.run.options.faults.in_memory("memory.full")
+        """Report progress before each micro-batch of a learner; a stop may take effect here."""
+        run = self.run
+        run.safe_point()
+        run.course.micro_batch_begins()
+        run.options.faults.in_memory("memory.full")
+
+    def before_token(self, drawn: int, most_left: int) -> None:
+        """Report progress before each token of all running completions; a stop may take effect here."""
+        self.run.safe_point()
+        # Where a thread samples ahead, the console shows what training does.
+        if not self.run.loaded.config.rollout.staleness:
+            self.run.journal.console.tokens(drawn, most_left)
 
     def micro_batch_halved(self, tokens: int) -> None:
         """Report that the learner ran out of memory and continues with smaller micro-batches."""
@@ -65,6 +74,7 @@ def connect(run: Run) -> None:
     sampler = innermost(run.sampler)
     if isinstance(sampler, LocalSampler):
         sampler.on_fewer = hooks.fewer_running
+        sampler.before_token = hooks.before_token
     if isinstance(sampler, RemoteSampler):
         sampler.say = hooks.servers_changed
         sampler.waiting = run.stop.check

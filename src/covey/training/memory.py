@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from covey.learner.memory import forecast, largest_step, planned_tokens, program_bytes, shape_of
+from covey.learner.memory import forecast, largest_step, planned, program_bytes, shape_of
 from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
 from covey.rollouts.learned import reward_model_bytes
@@ -20,7 +20,9 @@ TRAINED = ("weights", "gradient", "optimizer")
 
 
 def plan_memory(run: Run) -> dict[str, int]:
-    """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
+    """Report the memory forecast; pick the micro-batches and the number of completions at once that fit.
+
+    Returns bytes per component.
 
     Micro-batch size affects rounding, so a resumed run keeps the size it started with.
     """
@@ -40,6 +42,7 @@ def plan_memory(run: Run) -> dict[str, int]:
         [len(p.tokens) for p in run.train_set],
         [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
         run.loaded.algorithm.whole_groups,
+        len(run.test_set),
     )
     judges = reward_model_bytes(run.rewards)
     expect = partial(
@@ -49,15 +52,17 @@ def plan_memory(run: Run) -> dict[str, int]:
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     # A changed setting makes a new plan; else the run's first plan holds.
     resumed = before.get("configured") == configured
-    tokens = (
-        before["planned"] if resumed else planned_tokens(expect(configured), shape, config, shapes, available)
-    )
+    fitting, running = planned(expect, config, shapes, available)
+    tokens = before["planned"] if resumed else fitting
     # All processes use the size that fits into the smallest one.
     tokens = min(gather(tokens))
     learner.micro_tokens = tokens
     if run.critic is not None:
         run.critic.micro_tokens = tokens
-    roles = expect(tokens)
+    sampler = innermost(run.sampler)
+    if isinstance(sampler, LocalSampler):
+        sampler.max_running = running = min(gather(running))
+    roles = expect(tokens, running)
     total = sum(roles.values())
     style = "" if total <= available else "yellow"
     run.journal.say(
@@ -66,6 +71,8 @@ def plan_memory(run: Run) -> dict[str, int]:
     if tokens < configured:
         why = "had no room when the run began" if resumed else "does not fit in memory"
         run.journal.say(f"train.tokens_per_micro_batch {configured} {why}; using {tokens}", "yellow")
+    if running < (most := config.rollout.max_running):
+        run.journal.say(f"rollout.max_running {most} does not fit in memory; using {running}", "yellow")
     return roles
 
 

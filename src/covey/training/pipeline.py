@@ -40,12 +40,20 @@ from covey.runs.reader import recorded_settings, stage_method, stage_number, sta
 from covey.system.console import RunConsole, duration
 from covey.system.integrity import damage, digest_of, sealed
 from covey.system.parent import works_in
-from covey.system.processes import by_first, environment_rank, peers_lost, said_by_another
+from covey.system.processes import (
+    by_first,
+    environment_rank,
+    first,
+    peers_lost,
+    said_by_another,
+    together,
+)
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import kept
+from covey.training.hours import hours_line
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
@@ -83,6 +91,8 @@ def run_pipeline(
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
+        if results and finished is None:
+            together(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
             results.append(finished or _run(placed, console, stop, options))
@@ -237,18 +247,39 @@ def run_stage(
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
+        if line := hours_line(run):
+            console.say(line)
         stops_early = config.train.stop_at is not None and config.eval.every > 0
         title = f"{config.output.name} ({config.method})"
-        console.begin(title, config.train.steps, run.state.step, stops_early)
+        console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
         run.journal.track_by(config.tracker, dict(flatten(resolved(loaded))), run.state.step)
-        evaluations = {}
+        with stop.listening(partial(_answer_stop, run)):
+            return _train_and_finish(run, LOOPS[loop])
+    finally:
+        console.end()
+        record_inputs(loaded, inputs)
+        run.journal.close()
+        release()
+
+
+def _answer_stop(run: Run, again: str) -> None:
+    """Tell the user at a signal when the run will end; ``again``: the name of a second one."""
+    if first():
+        run.journal.console.answer(run.course.outlook(again))
+
+
+def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
+    """Evaluate, train, evaluate, and write what there is to write."""
+    config = run.loaded.config
+    evaluations = {}
+    try:
         with run.watchdog.watching():
             if run.test_set:
                 evaluations["before"] = run.evaluation_at(0)
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
-                LOOPS[loop](run)
+                train(run)
             if config.method in COLLECTS:
                 return finish_examples(run)
             if run.state.updates:
@@ -258,7 +289,9 @@ def run_stage(
             again = measured_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 run.find(run.state.step - 1)
-            return finish(run, evaluations, again)
+            run.journal.console.doing("writing the model")
+            with run.journal.clock("final"):
+                return finish(run, evaluations, again)
     # Everything up to the last complete step is saved; the message tells the user where.
     except Stopped as stopped:
         run.save()
@@ -270,11 +303,6 @@ def run_stage(
         last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
         better = offer(by_first(run.journal.folder.best), config.output)
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None
-    finally:
-        console.end()
-        record_inputs(loaded, inputs)
-        run.journal.close()
-        release()
 
 
 def finish_examples(run: Run) -> Result:

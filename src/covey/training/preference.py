@@ -223,7 +223,7 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         learner = _first_learner(run, path)
     run.journal.console.doing("scoring the reference")
     while done < len(examples):
-        together(run.stop.check)
+        together(run.safe_point)
         batch = given_batch(examples[done : done + SCORED_AT_ONCE])
         known = np.concatenate([known, summed(learner, batch).numpy()])
         done = min(done + SCORED_AT_ONCE, len(examples))

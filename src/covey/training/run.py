@@ -35,8 +35,9 @@ from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
 from covey.system.fault_injection import Faults
 from covey.system.integrity import damage
-from covey.system.processes import by_first, first
+from covey.system.processes import by_first, first, together
 from covey.system.signals import StopSignal
+from covey.training.course import Course
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
 from covey.types import Group
@@ -90,15 +91,27 @@ class Run:
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
         self.drift = Drift(self.journal.folder.path)
+        train, rl = self.loaded.config.train, self.loaded.config.method == "rl"
+        updates = train.inner_epochs * train.updates_per_batch if rl else 1
+        self.course = Course(self.journal.clock, train.steps, updates)
 
     def begin_step(self) -> None:
-        """Inject the faults that a test has planned for this step."""
+        """Note that a step begins, and inject the faults that a test has planned for it."""
+        self.course.step_begins()
         self.options.faults.at_step()
 
-    def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
-        """Report progress of sampling; a stop request takes effect here, where nothing is half done."""
+    def safe_point(self) -> None:
+        """Let a stop request take effect, unless the step has changed weights and has to be finished.
+
+        A step that is broken off before its first update leaves no trace, and a resume repeats it.
+        """
         self.watchdog.progress()
-        self.stop.check()
+        if self.course.whole:
+            self.stop.check()
+
+    def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
+        """Report progress of sampling."""
+        self.safe_point()
         self.journal.console.sampling(done, total, what)
 
     def update(
@@ -109,7 +122,10 @@ class Run:
         If it or the loss is not finite nothing is applied, the batch is kept, and NaN is returned. Raises
         GuardStop after ``guards.bad_updates`` of these in a row.
         """
+        if self.course.whole:
+            together(self.safe_point)
         config, faults = self.loaded.config, self.options.faults
+        self.course.update_begins(number)
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
         # An infinite loss can have a finite gradient; neither is applied.
@@ -131,8 +147,9 @@ class Run:
         return norm
 
     def advance(self, step: int, position: Position | None = None) -> None:
-        """Mark a step as complete: a resume begins after it."""
+        """Mark a step as complete: a resume begins after it, once its logs are written."""
         self.watchdog.progress()
+        self.course.whole = False
         self.state = replace(self.state, step=step, position=position or Position())
         if why := self.journal.console.lost_output():
             self.journal.event(step, "output lost", because=why)
@@ -174,6 +191,14 @@ class Run:
         # Part of the checkpoint, so that a resumed run judges and weighs as this one would.
         self.state = replace(self.state, guards=memory, coefficients=then)
 
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds left, evaluations included; None before the first step."""
+        every, steps = self.loaded.config.eval.every, self.loaded.config.train.steps
+        now = self.course.step
+        between = (steps - 1) // every - now // every if every and now < steps else 0
+        last = now < steps or self.journal.clock.phase != "eval"
+        return self.course.left(between + last if self.test_set else 0)
+
     def _why_no_signal(self, steps: int) -> str:
         metrics = self.journal.folder.read("metrics.jsonl")[-steps:]
         return no_signal(metrics, settings_of(self.loaded), self.findings())
@@ -212,6 +237,7 @@ class Run:
     def measure(self, problems: Sequence[Prompted]) -> Evaluation:
         """Measure accuracy on some problems now."""
         config = self.loaded.config
+        self.journal.console.doing("evaluating")
         with self.journal.clock("eval"):
             return evaluate(
                 problems,
@@ -228,7 +254,6 @@ class Run:
         for record in by_first(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
-        self.journal.console.doing("evaluating")
         return self.evaluate()
 
     def evaluate_and_save(self) -> bool:
@@ -239,6 +264,7 @@ class Run:
         train = self.loaded.config.train
         every = self.loaded.config.eval.every
         step = self.state.step
+        self.course.step_ends(step)
         done = step >= train.steps
         if self.test_set and every and step % every == 0 and not done:
             now = self.evaluation_at(step)
@@ -248,9 +274,14 @@ class Run:
             # ``by_first``: the first process alone reads files, and all act on what it found.
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
-        if step % train.save_every == 0 and not done:
+        if not done and by_first(self._save_is_due):
             self.save()
         return False
+
+    def _save_is_due(self) -> bool:
+        train = self.loaded.config.train
+        late = 0 < train.save_minutes <= self.course.unsaved_minutes()
+        return late or self.state.step % train.save_every == 0
 
     @property
     def _moves_reference(self) -> bool:
@@ -271,6 +302,7 @@ class Run:
                 self._moves_reference,
                 self.critic,
             )
+        self.course.checkpoint()
 
     def restore(self) -> bool:
         """Go back to the newest good checkpoint; False if there is none. Raises CheckpointError."""
@@ -287,6 +319,9 @@ class Run:
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
         by_first(lambda: self._rewind(logged))
+        times = by_first(lambda: journal.folder.read("timings.jsonl"))
+        journal.clock.recall(times)
+        self.course.begin(self.state.step, checkpoint is not None)
         return checkpoint is not None
 
     def go_back(self, step: int) -> None:

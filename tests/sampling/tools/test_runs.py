@@ -240,7 +240,7 @@ def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureF
     save_policy(policy_of("qwen3"), tmp_path / "model")
     asked = ["sample", str(tmp_path / "model"), "--chat", "2*3=", "--max-tokens", "20"]
     assert main([*asked, "--tools", "calculate"]) == 0
-    assert capsys.readouterr().out.startswith("2*3=")
+    assert capsys.readouterr().out.startswith("user: 2*3=\nassistant: ")
     assert main([*asked, "--tools", "calculat"]) == 2
     assert "did you mean calculate?" in capsys.readouterr().err
 

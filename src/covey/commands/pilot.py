@@ -1,0 +1,369 @@
+"""The small samples that a preview concludes from; each stays within its seconds at the measured speed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from covey.config.contradictions import updates_of
+from covey.config.load import Loaded
+from covey.errors import Stopped
+from covey.insight.answers import Reading, Readings, readable
+from covey.insight.preview import Longer, Measured
+from covey.learner.batching import with_signal
+from covey.learner.learner import Learner
+from covey.learner.objectives import PolicyObjective
+from covey.learner.old_logprobs import old_logprob_source
+from covey.models.policy import Policy
+from covey.models.value_head import ValueModel
+from covey.objective.controllers import first_coefficients
+from covey.rewards.groups import credited
+from covey.rewards.scorer import Rewards, Scorer
+from covey.rng import key
+from covey.rollouts.draw import sampling_params
+from covey.rollouts.groups import Progress, score_all, score_each
+from covey.rollouts.segments import Cut, PrefixSampler, cutting_of, with_segments
+from covey.sampling.base import Request, Sampler
+from covey.sampling.prompts import Prompted
+from covey.system.console import RunConsole
+from covey.training.rl import prepare, updates
+from covey.types import Completion, Group, Problem
+
+TIMED = 16
+"""Number of completions on which each reward is timed alone."""
+FIRST = 2
+"""Problems of the first wave; each wave is twice as large as the one before."""
+SHORTEST = 16
+"""Tokens of a completion that are sampled however slow the model is."""
+WORST = 2.0
+"""Times that the first wave may take its seconds if all completions have the full length."""
+NEARLY = 0.75
+"""Fraction of the tokens of a completion that fit, from which on all of them are waited for."""
+STEPS = 8
+"""Tokens by which the speed is measured before the first wave."""
+SLOW = 4.0
+"""Seconds of two tokens, after which the speed is known well enough."""
+CONTINUED = 16
+"""Truncated completions that are continued, at most."""
+FEWEST_CONTINUED = 4
+READ, FAST = 48, 0.02
+"""Completions whose answers the verdict gets in other forms, and seconds of a verdict that is not asked."""
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The parts of a run that are measured."""
+
+    stage: Loaded
+    learner: Learner[Policy]
+    critic: Learner[ValueModel] | None
+    sampler: Sampler
+    rewards: Rewards
+    problems: Sequence[Prompted]
+    progress: Progress
+    console: RunConsole
+
+    def begin(self, what: str, completions: int = 0) -> None:
+        """Say what is done next, of which the progress counts ``completions``."""
+        self.console.end()
+        self.console.begin("preview", completions, by_completion=True)
+        self.console.loading(what)
+
+
+def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
+    """Sample each problem, in waves that fit into ``seconds``; None: all problems at once.
+
+    ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
+    shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
+    """
+    each = samples[-1]
+    step = _seconds_of_step(pilot, each)
+    count, limit = len(pilot.problems), pilot.stage.config.rollout.max_tokens
+    wave = count
+    if seconds is not None:
+        wave = min(FIRST, count)
+        # Completions of full length that fit, if the time of a step grows with their number.
+        room = WORST * seconds * each / (step * wave * limit)
+        each = max(samples[0], min(each, int(room)))
+        if room < NEARLY * each:
+            limit = min(limit, max(SHORTEST, int(limit * room / each)))
+    scorer = Scorer(pilot.rewards)
+    temperature = pilot.stage.config.rollout.temperature
+    groups = list[Group]()
+    spent = 0.0
+    pace = math.inf
+    while wave:
+        problems = pilot.problems[len(groups) : len(groups) + wave]
+        pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
+        begun = time.monotonic()
+        before = len(groups)
+        stopped = False
+        try:
+            for group in _draw(pilot, problems, each, temperature, limit, scorer):
+                groups.append(group)
+        except Stopped:
+            if not groups:
+                raise
+            stopped = True
+        took = time.monotonic() - begun
+        spent += took
+        # Small waves are slower, token by token, than those of a step.
+        tokens = sum(len(c.tokens) for g in groups[before:] for c in g.completions)
+        pace = min(pace, took / max(tokens, 1))
+        if stopped or seconds is None:
+            break
+        fits = int((seconds - spent) / (took / len(problems)))
+        wave = max(0, min(2 * wave, fits, count - len(groups)))
+    every = sum(len(c.tokens) for g in groups for c in g.completions)
+    full = limit >= pilot.stage.config.rollout.max_tokens
+    return Measured(
+        groups,
+        pace * max(every, 1),
+        count,
+        scorer.stats,
+        stopped,
+        limit=None if full else limit,
+        by_time=seconds is not None,
+    )
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' if count > 1 else ''}"
+
+
+def _seconds_of_step(pilot: Pilot, samples: int) -> float:
+    """Return the seconds of a token of ``samples`` completions, after what is compiled only once."""
+    pilot.begin("measuring the speed", samples)
+    found = 0.0
+    for tokens in (2, STEPS):
+        begun = time.monotonic()
+        params = replace(sampling_params(pilot.stage.config.rollout), max_tokens=tokens)
+        list(pilot.sampler.sample([_request(pilot, pilot.problems[0], samples)], params))
+        found = (time.monotonic() - begun) / tokens
+        if 2 * found > SLOW:
+            break
+    return found
+
+
+def _request(pilot: Pilot, problem: Prompted, samples: int) -> Request:
+    name = problem.problem.id
+    return problem.request([key(pilot.stage.config.seed, "preview", name, s) for s in range(samples)])
+
+
+def _draw(
+    pilot: Pilot, problems: Sequence[Prompted], samples: int, temperature: float, limit: int, scorer: Scorer
+) -> Iterator[Group]:
+    """Yield the groups of problems in the order in which they are complete."""
+    params = replace(sampling_params(pilot.stage.config.rollout), temperature=temperature, max_tokens=limit)
+    requests = [_request(pilot, p, samples) for p in problems]
+    for _, group in score_each(problems, requests, pilot.sampler, params, scorer, pilot.progress):
+        yield credited(group.result(), pilot.stage.algorithm.credit)
+
+
+def at_temperature(
+    pilot: Pilot, found: Measured, temperature: float, seconds: float | None
+) -> Sequence[Group]:
+    """Sample the same problems again at another temperature: those that fit into ``seconds``, at least two.
+
+    Empty if not even two fit, or after a stop.
+    """
+    order = {g.problem.id: n for n, g in enumerate(found.groups)}
+    problems = sorted((p for p in pilot.problems if p.problem.id in order), key=lambda p: order[p.problem.id])
+    if seconds is not None:
+        fits = int(seconds / (found.seconds / len(found.groups)))
+        problems = problems[: max(FIRST, fits)]
+    samples = len(found.groups[0].completions)
+    words = f"sampling {_problems(len(problems))} again at temperature {temperature:g}"
+    pilot.begin(words, len(problems) * samples)
+    limit = found.limit or pilot.stage.config.rollout.max_tokens
+    groups = list[Group]()
+    try:
+        for group in _draw(pilot, problems, samples, temperature, limit, Scorer(pilot.rewards)):
+            groups.append(group)
+    except Stopped:
+        if len(groups) < FIRST:
+            return ()
+    return groups
+
+
+def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
+    """Continue some truncated completions to twice their tokens and score them again.
+
+    None if tools answer in between, or if there is no time or context for a quarter more tokens.
+    """
+    config = pilot.stage.config
+    limit = config.rollout.max_tokens
+    cut = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
+    # Spread over the problems.
+    cut = [cut[i] for i in np.linspace(0, len(cut) - 1, min(CONTINUED, len(cut))).astype(int)]
+    tokens = seconds / (
+        found.seconds / max(sum(len(c.tokens) for g in found.groups for c in g.completions), 1)
+    )
+    cut = cut[:: max(1, len(cut) // max(FEWEST_CONTINUED, int(tokens / limit)))]
+    longest = max(len(g.prompt) for g, _ in cut) + limit
+    more = min(limit, int(tokens / len(cut)), pilot.learner.policy.context - longest)
+    if more < limit / 4 or config.rollout.tools is not None:
+        return None
+    pilot.begin(f"continuing {len(cut)} truncated completions to {limit + more} tokens", len(cut))
+    problems, requests, begun = [], [], {}
+    for group, n in cut:
+        whole = group.completions[n]
+        stream = key(config.seed, "preview", group.problem.id, n)
+        problems.append(Prompted(group.problem, group.prompt))
+        prompt = np.concatenate([group.prompt, whole.tokens])
+        requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
+        begun[stream] = (whole, len(whole.tokens) - 1)
+    params = replace(sampling_params(config.rollout), max_tokens=more)
+    sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.decode)
+    groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
+    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in cut]))
+
+
+def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
+    """Give the verdict the answers of completions that it rejects in other forms.
+
+    None if it is slow, or reads more than a text.
+    """
+    verdict = pilot.rewards.verdict
+    slow = found.reward_seconds.get(verdict.name, 0.0) > FAST
+    if slow or pilot.stage.config.rollout.tools is not None:
+        return None
+    rejected = [
+        (g.problem, c) for g in found.groups for c, ok in zip(g.completions, g.correct, strict=True) if not ok
+    ]
+    rejected = [rejected[i] for i in np.linspace(0, len(rejected) - 1, min(READ, len(rejected))).astype(int)]
+    scorer = Scorer(pilot.rewards)
+
+    def paid(problem: Problem, completion: Completion) -> Reading | None:
+        for reading in readable(completion.text, problem.thoughts):
+            if (scorer.score(verdict, problem, reading.text).value or 0.0) > 0.5:
+                return reading
+        return None
+
+    pairs = [(c.text, paid(problem, c)) for problem, c in rejected]
+    # By chance: the answers of one problem, for the next one.
+    others = [problem for problem, _ in rejected[1:] + rejected[:1]]
+    apart = [(o, c) for o, (p, c) in zip(others, rejected, strict=True) if o.columns != p.columns]
+    return Readings(
+        len(rejected),
+        [(text, reading) for text, reading in pairs if reading is not None],
+        sum(paid(o, c) is not None for o, c in apart),
+        verdict.name,
+        "rule" in verdict.parameters and verdict.ours,
+    )
+
+
+def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
+    """Time each reward, and an update on as many completions as fit into ``seconds``."""
+    pilot.begin("timing rewards and an update")
+    found = replace(found, reward_seconds=_rewards_timed(pilot.rewards, found.groups))
+    # As many groups as a step has, live ones first: dead ones cost an update nothing.
+    few = sorted(found.groups, key=lambda g: g.dead)[: pilot.stage.config.rollout.prompts_per_step]
+    valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], found)
+    begun = time.monotonic()
+    prepared, updating, tokens = _update_timed(pilot, valued)
+    # The first one includes what is compiled or allocated only once, unless that is little beside the rest.
+    if time.monotonic() - begun < seconds / 4:
+        prepared, updating, tokens = _update_timed(pilot, valued)
+    # Groups and, where not even one fits, some of its completions.
+    room = seconds * tokens / max(prepared + updating, 1e-9)
+    ends = np.cumsum([_tokens(g) for g in few])
+    chosen = few[: int((ends <= room).sum())]
+    if not chosen:
+        chosen = [_part(few[0], max(2, int(len(few[0].completions) * room / ends[0])))]
+    valued, found = _continued(pilot, chosen, found)
+    prepared, updating, tokens = _update_timed(pilot, valued)
+    return replace(found, prepare=prepared, update=updating, update_tokens=tokens)
+
+
+def _tokens(group: Group) -> int:
+    """Count the tokens of a group that go through the model, its prompt once."""
+    return len(group.prompt) + sum(len(c.tokens) for c in group.completions)
+
+
+def _part(group: Group, count: int) -> Group:
+    """Return the first ``count`` completions of a group."""
+    parts = {
+        name: replace(c, values=c.values[:count], scores=c.scores[:count], steps=c.steps[:count])
+        for name, c in group.components.items()
+    }
+    return replace(
+        group, completions=group.completions[:count], rewards=group.rewards[:count], components=parts
+    )
+
+
+def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
+    """Return each reward's seconds per completion, called one after another."""
+    chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
+    scorer = Scorer(rewards)
+    found = {}
+    for reward in rewards:
+        begun = time.monotonic()
+        for problem, text in chosen:
+            scorer.score(reward, problem, text)
+        found[reward.name] = (time.monotonic() - begun) / len(chosen)
+    return found
+
+
+def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
+    """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
+    config = pilot.stage.config
+    settings = cutting_of(pilot.stage.algorithm)
+    if settings is None:
+        return groups, found
+
+    def stream(cut: Cut, number: int) -> int:
+        name = groups[cut.group].problem.id
+        return key(config.seed, "preview", name, cut.sample, "continue", cut.end, number)
+
+    params = sampling_params(config.rollout)
+    scorer = Scorer(pilot.rewards)
+    begun = time.monotonic()
+    score = partial(score_all, scorer=scorer, progress=lambda *_: None)
+    cut, tokens = with_segments(groups, settings, pilot.sampler, params, pilot.rewards.decode, stream, score)
+    count = sum(len(g.completions) for g in cut)
+    took = (time.monotonic() - begun) / count
+    return cut, replace(found, continued=tokens / count, continuing=took)
+
+
+def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, int]:
+    """Return the seconds to prepare a batch and to compute its gradient, and the number of its tokens.
+
+    Of a group that trains nothing no token is counted; of the others the prompt, once.
+    """
+    config = pilot.stage.config
+    algorithm = pilot.stage.algorithm
+    learner = pilot.learner
+    old = old_logprob_source(algorithm, pilot.sampler, updates_of(config))
+    now = first_coefficients(algorithm)
+    objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
+    prepare_batch = partial(
+        prepare, learner=learner, algorithm=algorithm, config=config, old=old, critic=pilot.critic
+    )
+
+    begun = time.monotonic()
+    batch = with_signal(prepare_batch(groups, coefficients=now))
+    _wait(learner.policy.device)
+    prepared = time.monotonic() - begun
+    tokens = 0
+    for minibatch in updates(batch, algorithm, config, old, step=0):
+        learner.forward_backward(minibatch, objective)
+        # Completions without an advantage may be skipped by the learner: they take no time.
+        busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
+        prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
+        tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
+        learner.clear()
+    _wait(learner.policy.device)
+    return prepared, time.monotonic() - begun - prepared, tokens
+
+
+# GPU kernels run asynchronously: wait for them before the clock is read.
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,223 @@
+"""The changes that a preview recommends before the run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from covey.insight.answers import Advice, habits, quoted
+from covey.insight.odds import reward_counts, tie_chances
+from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
+from covey.objective.diagnostics import sampled_entropy
+from covey.objective.texts import answers_inside
+from covey.runs.estimates import Estimate, gain
+from covey.types import Group
+
+MUCH_UNREAD = 0.2
+"""Excess of completions that contain the correct answer over those that are correct, or contain another's."""
+LOOP = 8
+"""Tokens of the window whose repetition shows that a completion loops."""
+WIDE_ENTROPY = 3.0
+"""Nats per token, as an even choice among twenty: such texts are correct only by accident."""
+SIZES = (4, 8, 16, 32, 64)
+"""Group sizes that are recommended."""
+
+
+def advice(preview: Preview) -> list[Advice]:
+    """Return the changes to make before the run, the most serious first."""
+    groups = preview.measured.groups
+    met = habits(groups, preview.readings, preview.wording, not preview.unfinished)
+    if preview.unfinished:
+        return [a for a in (_unscored(preview), *met, _too_slow(preview)) if a]
+    read = [a for a in (_unscored(preview), *met, None if met else _unread(preview)) if a]
+    entropy = sampled_entropy(groups)
+    # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
+    if entropy > WIDE_ENTROPY and preview.word == "no":
+        noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
+        return [*read, Advice(noise, "a cold start (a stage with method: sft), or a model that can answer")]
+    # If no answer counts, and some would in another form, nothing can be said of sizes.
+    size = None if met and preview.word == "no" else _size(preview)
+    found = (_limit(preview), _temperature(preview), size, _roomy(preview))
+    return [*read, *(a for a in found if a)]
+
+
+def _too_slow(preview: Preview) -> Advice:
+    limit = preview.measured.limit
+    return Advice(
+        f"{preview.truncated.mean():.0%} of the completions had not ended at {limit} tokens, and a minute is "
+        "not enough for more at this speed",
+        "--groups 4, which samples them to their end however long it takes; a smaller model or "
+        "rollout.max_tokens; or a GPU",
+        quoted(preview.measured.groups[0].completions[0].text),
+    )
+
+
+def _unscored(preview: Preview) -> Advice | None:
+    groups = preview.measured.groups
+    if (share := np.isnan(np.concatenate([g.rewards for g in groups])).mean()) <= 0.05:
+        return None
+    scores = (s for g in groups for component in g.components.values() for s in component.scores)
+    details = [s.detail for s in scores if s.detail]
+    last = f", the last with {details[-1]!r}" if details else ""
+    return Advice(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
+
+
+def _unread(preview: Preview) -> Advice | None:
+    """Advise if the texts contain the correct answer and the verdict does not read it."""
+    groups = preview.measured.groups
+    inside = answers_inside(groups)
+    rate = preview.pass_rate().value
+    known = inside.get("text/reference", 0.0)
+    if known < inside.get("text/reference_elsewhere", 0.0) + rate + MUCH_UNREAD:
+        return None
+    return Advice(
+        f"{known:.0%} of the completions contain the correct answer, and {rate:.0%} are correct",
+        "a verdict that reads it, as rewards: [{math_answer: {rule: last_number}}], or data.template "
+        "with the form that yours reads",
+    )
+
+
+def _limit(preview: Preview) -> Advice | None:
+    """Advise on rollout.max_tokens if many completions are truncated, by what becomes of them later."""
+    share = float(preview.truncated.mean())
+    if share <= MANY_TRUNCATED or preview.measured.limit is not None:
+        return None
+    limit = preview.stage.config.rollout.max_tokens
+    texts = [c for g in preview.measured.groups for c in g.completions if c.finish == "length"]
+    looping = float(np.mean([_loops(c.tokens) for c in texts]))
+    ended = preview.lengths[~preview.truncated]
+    finding = f"{share:.0%} are truncated at {limit} tokens"
+    if len(ended):
+        finding += f"; of those that ended, 90 % had at most {np.quantile(ended, 0.9):.0f}"
+    else:
+        finding += ", and none has ended by itself: perhaps the end token is never produced"
+    if looping > MOST_DEAD:
+        finding += f"; {looping:.0%} of these repeat themselves, so more tokens would not help"
+        return Advice(finding, _instead(preview), quoted(texts[0].text))
+    if preview.longer is None:
+        return Advice(finding, f"rollout.max_tokens {2 * limit}", quoted(texts[0].text))
+    return _by_continuation(preview, preview.longer, finding)
+
+
+def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
+    """Advise more tokens only if they let most of the truncated completions end, and earn something."""
+    found = longer.outcome()
+    finding += (
+        f"; of {found['completions']} that were continued to {longer.limit} tokens {found['ended']} ended, "
+        f"{found['correct']} correctly"
+    )
+    ended = [c for c in longer.completions if c.finish == "stop"]
+    in_time = np.concatenate([g.rewards for g in preview.measured.groups])[~preview.truncated]
+    # They have to end, and what they say then has to be worth something beside what others say in time.
+    worth = found["earn_more"] and 2 * longer.reward >= (np.nanmean(in_time) if len(in_time) else 0.0)
+    if 2 * len(ended) >= found["completions"] and worth:
+        needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
+        return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
+    example = min(longer.completions, key=lambda c: c.finish == "stop")
+    few = "and earn little" if 2 * len(ended) >= found["completions"] else "so more tokens would help few"
+    return Advice(f"{finding}, {few}", _instead(preview), quoted(example.text))
+
+
+def _instead(preview: Preview) -> str:
+    """Return the remedy for completions that would not end, or earn nothing at their end."""
+    rewards = np.concatenate([g.rewards for g in preview.measured.groups])
+    apart = [rewards[where & ~np.isnan(rewards)] for where in (~preview.truncated, preview.truncated)]
+    if all(map(len, apart)) and apart[0].mean() > apart[1].mean() + np.std(rewards[~np.isnan(rewards)]) / 4:
+        return (
+            f"rollout.max_tokens as it is: completions that end earn {apart[0].mean():.2g} and truncated "
+            f"ones {apart[1].mean():.2g}, so training makes them end"
+        )
+    wording = preview.wording
+    chat = wording is not None and (wording.chat or not wording.template)
+    return "a cold start (a stage with method: sft)" + (
+        " or rollout.stop" if chat else ", rollout.stop, or the chat template (data.chat: true)"
+    )
+
+
+def _roomy(preview: Preview) -> Advice | None:
+    """Advise if rollout.max_tokens is much larger than any completion needs."""
+    limit, ended = preview.stage.config.rollout.max_tokens, preview.lengths[~preview.truncated]
+    if len(ended) == len(preview.lengths) and 4 * (longest := np.quantile(ended, 0.99)) < limit:
+        return Advice(
+            f"99 % end within {longest:.0f} tokens, the limit is {limit} and memory is kept for it",
+            f"rollout.max_tokens {_round_up(2 * longest)}",
+        )
+    return None
+
+
+def _changes(preview: Preview, temperature: float) -> tuple[Estimate, Estimate]:
+    """Estimate the changes of pass rate and of the probability of a tie with the temperature, by problem."""
+    here, there = (
+        {g.problem.id: g for g in groups} for groups in (preview.measured.groups, preview.others[temperature])
+    )
+    # Fewer problems may have been sampled there.
+    both = [problem for problem in here if problem in there]
+    rates = [np.array([own[p].pass_rate for p in both]) for own in (here, there)]
+    ties = [tie_chances([reward_counts(own[p]) for p in both], preview.now) for own in (here, there)]
+    return gain(rates[0], rates[1]), gain(ties[0], ties[1])
+
+
+def _temperature(preview: Preview) -> Advice | None:
+    """Advise another temperature where the paired intervals exclude chance: fewer dead groups, or more
+    correct answers without more dead groups.
+    """
+    groups, temperature = preview.measured.groups, preview.stage.config.rollout.temperature
+    dead, rate = preview.dead(preview.now), preview.pass_rate()
+    changes = {t: _changes(preview, t) for t in preview.others}
+    livelier = [t for t, (_, ties) in changes.items() if ties.high < 0]
+    better = [t for t, (rates, ties) in changes.items() if rates.low > 0 and not ties.low > 0]
+    if livelier:
+        best = min(livelier, key=lambda t: preview.at(t)[1].value)
+        finding = f"{dead} of the groups are dead, at temperature {best:g} {preview.at(best)[1]}"
+        return Advice(finding, f"rollout.temperature {best:g}")
+    if better and rate.value < 0.5:
+        best = max(better, key=lambda t: preview.at(t)[0].value)
+        finding = (
+            f"{rate} are correct, at temperature {best:g} {preview.at(best)[0]}, with as many live groups"
+        )
+        return Advice(finding, f"rollout.temperature {best:g}")
+    entropy, copies = sampled_entropy(groups), sum(_same_text(g) for g in groups if g.dead)
+    if copies > MOST_DEAD * len(groups) and rate.value <= 0.95:
+        finding = f"{copies} of {len(groups)} groups are one text, written again and again"
+        remedy = "rollout.temperature 1" if temperature < 1 else "a larger rollout.temperature"
+        return Advice(f"{finding} (entropy {entropy:.2f} nats a token)", remedy)
+    return None
+
+
+def _size(preview: Preview) -> Advice | None:
+    """Advise the smallest group size with enough live groups, or say why none has."""
+    now = preview.dead(preview.now)
+    if now.value <= MOST_DEAD:
+        return None
+    rate = preview.pass_rate().value
+    finding = f"{now} of the groups of {preview.now} are dead"
+    # Larger groups are dead less often; the smallest of them is the cheapest.
+    enough = [n for n in SIZES if n > preview.now and preview.dead(n).value <= MOST_DEAD]
+    if enough and preview.word != "no":
+        fewer = f"{finding}; of groups of {enough[0]} {preview.dead(enough[0])}"
+        return Advice(fewer, f"rollout.group_size {enough[0]}")
+    if rate > MOST_DEAD:
+        return Advice(f"{finding} because all answers are correct", "harder problems")
+    if rate > 0 or preview.word != "no":
+        return Advice(
+            f"{finding}, and larger groups change little: problems are solved always or never",
+            "easier problems for what is never solved, and rollout.curriculum: frontier",
+        )
+    return Advice(
+        f"{finding}: no answer was correct in {len(preview.lengths)} completions",
+        "a cold start (a stage with method: sft), easier problems, or rewards that read what it writes",
+        quoted(max((c.text for c in preview.measured.groups[0].completions), key=len)),
+    )
+
+
+def _loops(tokens: np.ndarray) -> bool:
+    """Whether most windows of ``LOOP`` tokens occurred before in the text: it loops."""
+    windows = [tuple(tokens[i : i + LOOP].tolist()) for i in range(len(tokens) - LOOP + 1)]
+    return bool(windows) and len(set(windows)) < (1 - MOST_DEAD) * len(windows)
+
+
+def _same_text(group: Group) -> bool:
+    return len({c.text for c in group.completions}) == 1
+
+
+def _round_up(tokens: float) -> int:
+    return int(-(-tokens // 16) * 16)

@@ -1,0 +1,268 @@
+"""What the rewards of a run will meet: the form of the answers in samples of its own model.
+
+A verdict that pays none of them may still pay the same answers in another form (``readable``), which tells a
+verdict that cannot read from a model that cannot solve.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.models.template import without_thoughts
+from covey.types import Completion, Group, Thoughts
+from covey_verify.extract import EXTRACTORS, FENCE, FORMS, code_block
+
+SOME = 0.1
+"""Fraction of the completions from which on a habit of theirs is said."""
+MANY = 0.5
+FEWEST = 2
+"""Completions with a readable answer below which nothing is said."""
+BEGINNING, END = 110, 70
+"""Characters of a quoted completion."""
+LABEL = re.compile(r"^([A-Z]\w*(?: \w+)?:)", re.MULTILINE)
+"""The beginning of a line that names what follows, as `Question:`."""
+PLACES: Mapping[str, str] = {
+    "thoughts": "behind thoughts",
+    "code_block": "inside a code fence",
+    "object": "as a JSON object with text around it",
+    "boxed": "in \\boxed{}",
+    "answer_tag": "in <answer> tags",
+    "hash4": "after ####",
+    "last_number": "as the last number of a text",
+    "choice": "as the last option of a text",
+    "first_line": "in the first line",
+    "last_line": "in the last line",
+}
+"""Where an answer was found, in words."""
+RULES = ("boxed", "answer_tag", "hash4", "last_number", "choice")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended change before the run."""
+
+    finding: str
+    remedy: str
+    sample: str = ""
+    """A completion that shows it, shortened to a line."""
+
+    def __str__(self) -> str:
+        return f"{self.finding}. Try: {self.remedy}"
+
+
+class Wording(NamedTuple):
+    """How prompts speak to the model."""
+
+    chat: bool
+    """Whether they go through a chat template."""
+    template: bool
+    """Whether the model has one."""
+    marks: Thoughts
+    """The marks of thoughts, and whether prompts have opened them."""
+    unopened: str = ""
+    """The template's argument, as JSON, with which prompts open no thoughts; empty if it has none."""
+    specials: Sequence[str] = ()
+    """Special tokens that do not end a completion."""
+    from_file: bool = True
+    """Whether the prompts come from a file, so that the settings of `data` can change them."""
+
+
+class Reading(NamedTuple):
+    """A text made of a completion, with the same answer in another form."""
+
+    place: str
+    """Where the answer was in the completion: a name in ``PLACES``."""
+    form: str
+    """A rule in whose form it is now; empty if it is alone."""
+    text: str
+
+
+class Readings(NamedTuple):
+    """The completions that the verdict rejects and whose answer it pays in another form."""
+
+    tried: int
+    """Number of completions that were tried."""
+    found: Sequence[tuple[str, Reading]]
+    """A completion, and what the verdict pays."""
+    by_chance: int
+    """Number of completions of which it pays something for another problem."""
+    verdict: str
+    has_rule: bool
+    """Whether the verdict is a built-in reward with the setting `rule`."""
+
+
+def readable(text: str, marks: Thoughts) -> Iterator[Reading]:
+    r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
+
+    >>> found = list(readable("That makes 51.", Thoughts()))
+    >>> found[0], [r.text for r in found if r.form == "answer_tag"]
+    (Reading(place='last_number', form='', text='51'), ['<answer>51</answer>'])
+    """
+    answer = without_thoughts(text, marks)
+    if answer is None:
+        return
+    places = dict(_places(text, answer.strip()))
+    for place, part in places.items():
+        yield Reading(place, "", part)
+    for place in (p for p in RULES if p in places):
+        for form in (f for f in RULES if f != place):
+            yield Reading(place, form, FORMS[form].format(places[place]))
+
+
+def _places(text: str, answer: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a completion that may be its answer, by place, that which is more certain first."""
+    if answer != text.strip():
+        yield "thoughts", answer
+    if fence := FENCE.search(answer):
+        yield "code_block", (code_block(answer, fence[2].casefold()) or "").strip()
+    for rule in RULES:
+        found = (EXTRACTORS[rule](answer) or "").strip()
+        # Numbers are read without currency and thousands, as a function of a user's may.
+        found = re.sub("[$€£,]", "", found) if rule == "last_number" else found
+        if found and found != answer:
+            yield rule, found
+    first, last = answer.find("{"), answer.rfind("}")
+    if 0 <= first < last and (first, last) != (0, len(answer) - 1):
+        yield "object", answer[first : last + 1]
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    if len(lines) > 1:
+        yield "first_line", lines[0]
+        yield "last_line", lines[-1]
+
+
+def habits(
+    groups: Sequence[Group], readings: Readings | None, wording: Wording | None, awaited: bool
+) -> list[Advice]:
+    """Return advice on the form of the answers, that which explains most rewards first.
+
+    ``awaited``: completions had all their tokens, so that it means something where they end.
+    """
+    if wording is None:
+        return []
+    completions = [c for g in groups for c in g.completions]
+    rate = float(np.mean([g.pass_rate for g in groups]))
+    found = (
+        _form(readings),
+        _thoughts(completions, wording) if awaited else None,
+        _special(completions, wording),
+        _next_turn(groups, wording),
+        _plain(completions, wording, rate) if awaited else None,
+    )
+    return [advice for advice in found if advice]
+
+
+def _form(readings: Readings | None) -> Advice | None:
+    """Advise if the verdict pays the answers of many rejected completions in another form."""
+    if readings is None or len(readings.found) - readings.by_chance < max(FEWEST, SOME / 2 * readings.tried):
+        return None
+    # The most frequent way to read them, and the first completion that is read in it.
+    kinds = Counter((r.place, r.form) for _, r in readings.found)
+    place, form = kinds.most_common(1)[0][0]
+    text, reading = next((t, r) for t, r in readings.found if (r.place, r.form) == (place, form))
+    finding = (
+        f"{len(readings.found)} of {readings.tried} completions that {readings.verdict} rejects have the "
+        f"correct answer in another form, mostly {PLACES[place]}: it accepts {_line(reading.text, 60)!r}"
+    )
+    ask = "a data.system or data.template that asks for " + (
+        f"the form {FORMS[form].format('...')!r}" if form else "the answer alone"
+    )
+    if readings.has_rule and place in RULES:
+        return Advice(
+            finding, f"rewards: [{{{readings.verdict}: {{rule: {place}}}}}], or {ask}", quoted(text)
+        )
+    if place in RULES:
+        own = f"a reward that reads it there, with covey_verify.extract.extract(completion, {place!r}), or "
+    elif place == "code_block":
+        own = "a reward that reads it there, with covey_verify.extract.code_block, or "
+    else:
+        own = "a reward that reads it there, or "
+    return Advice(finding, own + ask, quoted(text))
+
+
+def _thoughts(completions: Sequence[Completion], wording: Wording) -> Advice | None:
+    """Advise if many completions end within their thoughts."""
+    marks = wording.marks
+    inside = [c for c in completions if without_thoughts(c.text, marks) is None]
+    if len(inside) <= SOME * len(completions):
+        return None
+    by = "the chat template opens thoughts in the prompt" if marks.begun else "the model opens thoughts"
+    finding = (
+        f"{by} ({marks.open}), and {len(inside)} of {len(completions)} completions end before {marks.close}"
+    )
+    cut = sum(c.finish == "length" for c in inside)
+    remedy = "a larger rollout.max_tokens" if cut > MANY * len(inside) else "a cold start that closes them"
+    off = f", or data.chat_template_kwargs: {wording.unopened}" if wording.unopened else ""
+    return Advice(finding, remedy + off, quoted(inside[0].text))
+
+
+def _special(completions: Sequence[Completion], wording: Wording) -> Advice | None:
+    """Advise if many truncated completions have written a special token that ends no completion."""
+    cut = [c for c in completions if c.finish == "length"]
+    written = Counter(name for c in cut for name in wording.specials if name in c.text)
+    name, count = written.most_common(1)[0] if written else ("", 0)
+    if count <= SOME * len(completions):
+        return None
+    finding = f"{count} of {len(cut)} truncated completions have written {name}, which does not end them"
+    example = next(c.text for c in cut if name in c.text)
+    return Advice(finding, f"rollout.stop: [{name!r}], or a tokenizer whose eos_token it is", quoted(example))
+
+
+def _next_turn(groups: Sequence[Group], wording: Wording) -> Advice | None:
+    """Advise if many truncated completions answer and then continue with the next prompt, as texts do."""
+    if wording.chat:
+        return None
+    pairs = [(str(g.problem.prompt), c) for g in groups for c in g.completions]
+    begun = Counter[str]()
+    examples = dict[str, str]()
+    for prompt, completion in pairs:
+        for label in set(LABEL.findall(prompt)) if completion.finish == "length" else ():
+            if f"\n{label}" in completion.text:
+                begun[label] += 1
+                examples.setdefault(label, completion.text)
+    label, count = begun.most_common(1)[0] if begun else ("", 0)
+    if count <= SOME * len(pairs):
+        return None
+    finding = f"{count} of {len(pairs)} completions continue with another {label!r}, as the prompt has it"
+    return Advice(finding, f'rollout.stop: ["\\n{label}"]', quoted(examples[label]))
+
+
+def _plain(completions: Sequence[Completion], wording: Wording, rate: float) -> Advice | None:
+    """Advise if prompts are plain texts, and completions show that the model only continues them."""
+    cut = [c for c in completions if c.finish == "length"]
+    endless = len(cut) > MANY * len(completions)
+    if wording.chat or rate > MANY:
+        return None
+    ends = f"{len(cut)} of {len(completions)} completions do not end"
+    sample = quoted((cut or completions)[0].text)
+    if wording.template and wording.from_file and (endless or rate < SOME):
+        finding = (
+            f"the model has a chat template, and the prompts do not use it: {ends}, {rate:.0%} are correct"
+        )
+        return Advice(finding, "data.chat: true", sample)
+    if not wording.template and endless:
+        return Advice(
+            f"{ends}, and the model has no chat template: it continues a text, as base models do",
+            "rollout.stop with what follows an answer, a data.template that shows one and its end, or a cold "
+            "start (a stage with method: sft)",
+            sample,
+        )
+    return None
+
+
+def quoted(text: str) -> str:
+    """Return a completion as a line, without its middle if it is long."""
+    line = _line(text)
+    if len(line) > BEGINNING + END:
+        line = f"{line[:BEGINNING]} ... {line[-END:]}"
+    return f'"{line}"'
+
+
+def _line(text: str, longest: int = 10_000) -> str:
+    line = text.strip().replace("\n", "⏎")
+    return line if len(line) <= longest else f"{line[:longest]}..."
