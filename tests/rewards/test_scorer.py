@@ -21,7 +21,7 @@ from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.system.signals import StopSignal
 from covey.types import Problem
 from covey_verify.contract import reward
-from covey_verify.errors import RewardError
+from covey_verify.errors import ConfigError, RewardError
 from covey_verify.threads import Call
 from covey_verify.types import Score
 
@@ -355,7 +355,7 @@ def slow(completion_ids):
 """
 
 
-@pytest.mark.parametrize("place", ["worker", "process", "inline"])
+@pytest.mark.parametrize("place", ["worker", "process", "sandbox", "inline"])
 def test_a_reward_means_the_same_wherever_it_is_judged(tmp_path: Path, place: str) -> None:
     (tmp_path / "mine.py").write_text(RETURNS.format(place=place))
     names = [f"mine.py:{name}" for name in ("strict", "paid", "steps", "numbers")]
@@ -368,10 +368,73 @@ def test_a_reward_means_the_same_wherever_it_is_judged(tmp_path: Path, place: st
         judged(load_rewards(["mine.py:pair"], tmp_path), "a")
 
 
-def test_a_group_that_hangs_is_late_as_a_whole(tmp_path: Path) -> None:
+def test_a_function_that_hangs_whatever_the_texts_are_is_nobodys_zero(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RETURNS.format(place="process"))
     scores = judged(load_rewards(["mine.py:slow"], tmp_path), "a", "b").components["slow"].scores
-    assert [(s.value, s.status) for s in scores] == [(0.0, "timeout")] * 2
+    assert [(s.value, s.status) for s in scores] == [(None, "infra_error")] * 2
+
+
+def test_of_a_group_only_the_text_that_hangs_is_zero(tmp_path: Path) -> None:
+    """Paid with 0, the others would lose what they had earned because of a sibling."""
+    (tmp_path / "mine.py").write_text(
+        "from covey import reward\n@reward(isolate='process', timeout=1.0)\ndef together(completions):\n"
+        "    while 'hang' in completions: pass\n    return [float(len(c)) for c in completions]\n"
+    )
+    group = judged(load_rewards(["mine.py:together"], tmp_path), "a", "hang", "ccc")
+    assert [(s.value, s.status) for s in group.components["together"].scores] == [
+        (1.0, "ok"),
+        (0.0, "timeout"),
+        (3.0, "ok"),
+    ]
+
+
+BOXED = """
+import os, socket
+from pathlib import Path
+from covey import Score, reward
+
+def can(call):
+    try:
+        call()
+    except OSError:
+        return 0.0
+    return 1.0
+
+@reward(isolate="sandbox")
+def runs(completion, answer):
+    here = Path(__file__).parent
+    found = {
+        "reads": can((here / "key.txt").read_text),
+        "writes": can((here / "new.txt").touch),
+        "connects": can(lambda: socket.socket().connect(("127.0.0.1", 1))),
+        "starts": can(lambda: os.posix_spawn("/bin/true", ["true"], {})),
+        "keys": float("COVEY_TEST_KEY" in os.environ),
+    }
+    return Score(float(eval(completion) == int(answer)), metrics=found)
+
+@reward(isolate="sandbox")
+async def waits(completion): return 1.0
+"""
+
+
+def test_a_users_function_in_the_sandbox_reaches_nothing(tmp_path: Path, monkeypatch) -> None:
+    """It may run what a model wrote, which under `process` has the user's files and network."""
+    monkeypatch.setenv("COVEY_TEST_KEY", "secret")
+    (tmp_path / "mine.py").write_text(BOXED)
+    (tmp_path / "key.txt").write_text("secret")
+    rewards = load_rewards(["mine.py:runs"], tmp_path)
+    scores = judged(rewards, "2+2", "5", "os._exit(0)").components["runs"].scores
+    assert [(s.value, s.status) for s in scores] == [(1.0, "ok"), (0.0, "ok"), (0.0, "crashed")]
+    assert set(scores[0].metrics.values()) == {0.0}, scores[0].metrics
+    assert rewards.sandbox and not (tmp_path / "new.txt").exists()
+
+
+def test_what_no_sandbox_can_hold_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BOXED)
+    with pytest.raises(ConfigError, match=r"waits: .* is not for an async function"):
+        load_rewards(["mine.py:waits"], tmp_path)
+    with pytest.raises(ConfigError, match="needs a function from a file"):
+        load_rewards([reward(isolate="sandbox")(lambda completion: 1.0)], tmp_path)
 
 
 def test_an_unreliable_judge_is_wrong_about_its_share_of_verdicts_and_steps() -> None:

@@ -157,7 +157,7 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
     not asked, nor those that look at the completion only: they cannot tell problems apart, by design.
     """
     verdict = scorer.rewards.verdict
-    if verdict.is_async or verdict.place == "process" or "sandbox" in verdict.parameters:
+    if verdict.is_async or verdict.place in ("process", "sandbox") or "sandbox" in verdict.parameters:
         return {}
     if not _reads_rows(verdict, groups[0].problem.columns):
         return {}

@@ -18,7 +18,9 @@ from covey.rewards.scorer import Rewards
 from covey_verify.contract import PROVIDED, Options
 from covey_verify.errors import ConfigError, RewardError
 from covey_verify.rewards import BUILT_IN as VERIFIERS
+from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.choice import choose
+from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.usercode import load_function, name_of
 
 __all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards"]
@@ -60,15 +62,34 @@ def load_rewards(
                 f"rewards: {reward.name} is gated_by {reward.gated_by!r}, which must be the name of another "
                 f"reward of this run, or name:correct or name:incorrect{hint(gate, names)}"
             )
-        if "sandbox" in reward.parameters:
-            # The sandbox is chosen only if some reward runs model code, as the choice probes the machine.
+        asks = "sandbox" in reward.parameters
+        boxed = "sandbox" in (reward.isolate, reward.options.isolate)
+        if asks or boxed:
+            # The sandbox is chosen only if some reward needs it, as the choice probes the machine.
             chosen = choose(**(sandbox or SandboxConfig()).model_dump())
             record = chosen.record()
-            rewards[names.index(reward.name)] = replace(
-                reward, settings={**reward.settings, "sandbox": chosen.sandbox}
-            )
+            given = {**reward.settings, "sandbox": chosen.sandbox} if asks else reward.settings
+            box = _box(reward, chosen.sandbox) if boxed else None
+            rewards[names.index(reward.name)] = replace(reward, settings=given, box=box)
     settings = (scoring or ScoringConfig()).model_dump(include={"timeout", "max_infra", "noise"})
     return Rewards(_with_verdict(rewards), **settings, sandbox=record)
+
+
+def _box(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:
+    """Return the sandbox of a function's calls. Raises ConfigError if it cannot be called in one."""
+    asked = f'rewards: {reward.name}: @reward(isolate="sandbox")'
+    if reward.place != "sandbox":
+        raise ConfigError(f"{asked} needs a function from a file, named as module.py:function")
+    if reward.is_async or "sandbox" in reward.parameters:
+        why = (
+            "an async function, which waits for others" if reward.is_async else "one with a `sandbox` itself"
+        )
+        raise ConfigError(f'{asked} is not for {why}. Use isolate="worker"')
+    if not isinstance(sandbox, ProcessSandbox):
+        raise ConfigError(
+            f"{asked} needs sandbox.backend bwrap or landlock: {sandbox.name} runs programs only"
+        )
+    return sandbox
 
 
 def _with_verdict(rewards: list[Reward]) -> list[Reward]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from covey.rewards.ends import drawn_ends
 from covey.rewards.reading import CallReader, Said, Tagged, said_in_tags, turns_of
 from covey.types import Completion, Problem
-from covey_verify.contract import FROM_TRAINER, RewardFunction, writable
+from covey_verify.contract import FROM_TRAINER, Place, RewardFunction, writable
 from covey_verify.errors import ConfigError
+from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.sandbox.wire import Attributes
 from covey_verify.types import Row, Score
 
@@ -80,13 +81,15 @@ class Reward(RewardFunction):
     one (`name:incorrect`) for this one to count."""
     home: tuple[str, str] | None = None
     """(its name in the config, the folder that the name is relative to); None for an object from Python."""
-    isolate: Literal["worker", "process", "inline"] | None = None
+    isolate: Place | None = None
     """The place of its calls, if it is not the declared one."""
+    box: ProcessSandbox | None = None
+    """The sandbox of its calls, if it is called in one."""
     verdict: bool | None = None
     """The config's `verdict`: whether it decides which completions are correct; None if not set."""
 
     @property
-    def place(self) -> Literal["worker", "process", "inline"]:
+    def place(self) -> Place:
         """The place of its calls: only a function from a file can be called in another process."""
         return "inline" if self.home is None else self.isolate or self.options.isolate
 

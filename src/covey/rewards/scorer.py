@@ -24,7 +24,6 @@ from covey.rewards.serving import UserSetup
 from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
 from covey.types import Completion, Group, Problem
 from covey_verify.errors import CoveyError, described, trace_of
-from covey_verify.sandbox.client import GRACE
 from covey_verify.texts.judge import JudgeFailed
 from covey_verify.threads import SHARED_SIZE, Call, Executor
 from covey_verify.types import Score
@@ -113,9 +112,8 @@ class Rewards:
             if reward.place == "worker":  # the worker times its calls itself
                 lanes = ASYNC_CALLS if reward.is_async else size
                 return self.executor.submit(reward.name, lanes, called, math.inf)
-            # The process has its own time limit; this one only bounds the wait for a slot and the further
-            # processes that look for the guilty text (see Isolated.call).
-            return self.executor.submit(reward.name, SHARED_SIZE, called, 3 * limit + GRACE)
+            # So does each of the processes that look for the guilty text (see Isolated.call).
+            return self.executor.submit(reward.name, SHARED_SIZE, called, math.inf)
         if reward.is_async:
             return self.executor.submit_async(reward.function(**arguments), limit)
         called = partial(reward.function, **arguments)
@@ -127,7 +125,7 @@ class Rewards:
         Raises RewardError if it cannot start.
         """
         if reward.name not in self.apart:
-            if reward.place == "process":
+            if reward.place in ("process", "sandbox"):
                 self.apart[reward.name] = Isolated(reward)
             else:
                 worker = Worker(reward, self.link)

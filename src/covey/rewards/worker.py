@@ -2,7 +2,7 @@
 
 A worker imports the file once and keeps its state. A call that hangs, even in C code that never releases the
 interpreter, costs only its own completions: the process is killed and the next call starts a new one. An
-isolated function has a fresh process for each call.
+isolated function has a fresh process for each call, under `isolate: sandbox` a confined one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -22,6 +23,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+import covey
 from covey.rewards.contract import SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.types import Problem
@@ -160,9 +162,13 @@ class Isolated:
         self.reward, self.setup = reward, setup_of(reward)
         file, base = self.setup["spec"].partition(":")[0], Path(self.setup["base"])
         # The fork server imports the user's module once, so each call costs a fork, not an import.
-        module = str((base / file).resolve()) if file.endswith(".py") else file
+        named = (base / file).resolve() if file.endswith(".py") else None
+        preload = [SERVING, str(named or file)]
         path = [str(Path(reward.file).parent), str(base), *sys.path]
-        self.server = ForkServer(preload=[SERVING, module], landlock=False, syscalls=False, path=path)
+        if reward.box is None:
+            self.server = ForkServer(preload=preload, landlock=False, syscalls=False, path=path)
+        else:
+            self.server = reward.box.host(preload, _sources((named or Path(reward.file)).parent), path)
 
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
@@ -174,36 +180,62 @@ class Isolated:
         """
 
         # One call in a fresh process, with the texts of the completions in ``empty`` replaced by "".
-        def asked(empty: Collection[int]) -> Outcome:
+        def asked(empty: Collection[int], wall: float = seconds) -> Outcome:
             own = without_text(arguments, empty, self.reward.per_sample)
-            request = request_of(self.reward, problem, own, count, context, seconds)
-            limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+            request = request_of(self.reward, problem, own, count, context, wall)
+            limits = Limits(wall=wall, cpu=math.ceil(wall), memory=8 << 30)
             return self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
 
-        found, guilty = asked(()), list[int]()
-        why = _ended_by(found)
-        if why:  # completions are to blame only if the same call without their texts ends well
-            each = range(count)
-            # Each completion's text alone, the others empty: a completion whose text still ends the process
-            # is guilty.
-            guilty = [i for i in each if count == 1 or _ended_by(asked([j for j in each if j != i]))]
+        found = asked(())
+        guilty = dict[int, Score]()
+        ended = _ended_by(found)
+        if ended is not None:
+            guilty = _guilty(ended, asked, count, seconds)
             found = asked(guilty)
-            if not guilty or _ended_by(found):
-                raise Failed(why, found.value if isinstance(found.value, str) else "")
-        if found.kind == "timeout" or (found.kind == "ok" and "late" in found.value):
-            return [Score(0.0, "timeout", detail=found.text)] * count
+            # Completions are to blame only if the same call without their texts ends well.
+            if not guilty or _ended_by(found) is not None:
+                raise Failed(ended.detail, found.value if isinstance(found.value, str) else "")
+            if len(guilty) == count:  # what it says about empty texts, if only an exception, is nobody's
+                return [guilty[i] for i in range(count)]
         if found.kind != "ok":
             raise Failed(found.text, found.value or "")
         scores = scores_of(found.value, context, seconds)
-        return [Score(0.0, "crashed", detail=why) if i in guilty else s for i, s in enumerate(scores)]
+        return [guilty.get(i, score) for i, score in enumerate(scores)]
 
 
-def _ended_by(found: Outcome) -> str:
-    """Return how a process ended before it answered (an exit, a crash, memory), or "" if it did not."""
+def _sources(folder: Path) -> list[str]:
+    """Return what a function in a sandbox may read besides installed packages: covey, and code beside it."""
+    packages = [str(file.parent) for file in folder.glob("*/__init__.py")]
+    return [str(Path(covey.__file__).parent), *map(str, folder.glob("*.py")), *packages]
+
+
+def _guilty(
+    ended: Score, asked: Callable[[Collection[int], float], Outcome], count: int, seconds: float
+) -> dict[int, Score]:
+    """Return the completions whose text alone, all others empty, hangs or ends a call, with their scores.
+
+    A text alone has its share of the call's seconds, beside those that the call takes without any text. So
+    the search takes little longer than the call, however many texts hang.
+    """
+    if count == 1:
+        return {0: ended}
+    begun = time.monotonic()
+    if _ended_by(asked(range(count), seconds)) is not None:
+        return {}
+    share = min(seconds, max(1.0, seconds / count) + 2 * (time.monotonic() - begun))
+    alone = {i: _ended_by(asked([j for j in range(count) if j != i], share)) for i in range(count)}
+    return {i: score for i, score in alone.items() if score is not None}
+
+
+def _ended_by(found: Outcome) -> Score | None:
+    """Return the score of a text that has hung or ended the process (an exit, a crash, memory), or None."""
+    if found.kind == "timeout" or (found.kind == "ok" and "late" in found.value):
+        return Score(0.0, "timeout", detail=found.text)
     if found.kind in ("crashed", "flood"):
-        return f"it ended its own process ({found.text})"
+        return Score(0.0, "crashed", detail=f"it ended its own process ({found.text})")
     raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
-    return raised if raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt")) else ""
+    own_end = raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt"))
+    return Score(0.0, "crashed", detail=raised) if own_end else None
 
 
 def without_text(

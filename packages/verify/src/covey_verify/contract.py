@@ -50,6 +50,8 @@ TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 """Names of numbers logged for every reward (reward/NAME/mean), closed to a function's own metrics."""
 FULL = 1.0 - 1e-9
 """The least score that counts as paid in full."""
+Place = Literal["worker", "process", "sandbox", "inline"]
+"""Where a user's function is called."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -62,9 +64,10 @@ class Options:
     """Columns that it needs besides those in its signature."""
     timeout: Positive | None = None
     """Seconds that a call may take; None: the config's value."""
-    isolate: Literal["worker", "process", "inline"] = "worker"
+    isolate: Place = "worker"
     """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:
-    each call in a process of its own, with limits on time and memory. `inline`: in the trainer itself."""
+    each call in a process of its own, with limits on time and memory. `sandbox`: so too, without files,
+    network and other processes. `inline`: in the trainer itself."""
     requires: tuple[str, ...] = ()
     """Modules that have to be installed."""
     concurrent: bool = False

@@ -62,22 +62,28 @@ class ProcessSandbox:
             self._verifiers[preload] = self._start(preload=preload)
         return self._verifiers[preload]
 
+    def host(self, preload: Sequence[str], readable: Sequence[str], path: Sequence[str]) -> ForkServer:
+        """Return a server for a user's function: as confined, but it imports and reads the user's code."""
+        return self._start(preload=preload, more=readable, path=path)
+
     def _start(
         self,
         exec_too: bool = False,
         preload: Sequence[str] = (),
         more: Sequence[str] = (),
         writable: str = "",
+        path: Sequence[str] = (),
     ) -> ForkServer:
         confined = self.name != "unsafe_local"
         seen = [*(PROGRAMS if exec_too else []), *more]
         return ForkServer(
             prefix=_bwrap(seen, writable) if self.name == "bwrap" else [],
             preload=preload,
-            readable=[path for path in seen if path != PROCESSES],
+            readable=[folder for folder in seen if folder != PROCESSES],
             landlock=confined,
             syscalls=confined,
             exec_too=exec_too,
+            path=path,
         )
 
     def _start_candidates(self) -> ForkServer:
