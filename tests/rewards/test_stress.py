@@ -264,6 +264,7 @@ REWARDS = {
     "float(sum(self.steps) ** 2 == self.secret)": set(),
     "float(sum(self.steps) ** 2) * 0": {"go, step 10**300 (the environment failed)"},
     "0.0 / len(self.steps)": {"does nothing (the environment failed)"},
+    "float(len(self.steps) == 1)": {"go, once, on every problem"},
 }
 
 
@@ -272,7 +273,10 @@ def test_a_scripted_player_tries_the_runs_own_environment(
     tmp_path: Path, reward: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "room.py").write_text(ROOM.replace("{reward}", reward))
-    rows = ({"prompt": [{"role": "user", "content": f"go {n}"}], "secret": n} for n in (3, 5))
+    # The environment does not read the answer, so no text with it has to be paid.
+    rows = (
+        {"prompt": [{"role": "user", "content": f"go {n}"}], "secret": n, "answer": str(n)} for n in (3, 5)
+    )
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run.yaml").write_text(
         "model: tiny\ndata: {train: rows.jsonl}\nrewards: [environment_reward]\n"

@@ -6,6 +6,7 @@ kills, hangs or breaks it becomes a finding.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,14 +17,17 @@ import numpy as np
 from covey.commands.player import Attack, made_up, played
 from covey.models.wording import NO_WORDING, Wording
 from covey.rewards.contract import Reward
+from covey.rewards.environments import lacks_environment
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
 from covey.types import TAGS, Completion, Problem
+from covey_verify.contract import FULL
 from covey_verify.errors import RewardError
 from covey_verify.extract import THINK_CLOSE
 from covey_verify.mathematics.answers import reference_of
 from covey_verify.stress import (
     SECONDS,
     STUCK,
+    Correct,
     Report,
     StressFinding,
     battery,
@@ -37,6 +41,8 @@ from covey_verify.types import Row, Score
 if TYPE_CHECKING:
     from covey.sampling.tools.running import Toolbox
 
+EVERYWHERE = ", on every problem"
+"""End of the name of an attack that may deserve its reward, unless all problems pay it."""
 OF_TURNS = {"turns", "environment", "environments"}
 """Arguments through which a function sees the effects of tools."""
 
@@ -70,12 +76,23 @@ def attack_rewards(
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         tested.calls = rewards.calls
-        for row in rows:
-            found = _attack(tested, reward, known[row.id], worded[row.id], rows, plays)
-            tried = tried + found.tried
-            findings = [*findings, *found.findings]
-            notes = [*notes, *found.notes]
+        reports = [_attack(tested, reward, known[r.id], worded[r.id], rows, plays) for r in rows]
+        tried += sum(found.tried for found in reports)
+        findings += _undeserved([f for found in reports for f in found.findings], len(rows))
+        notes += [note for found in reports for note in found.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
+
+
+def _undeserved(findings: Sequence[StressFinding], problems: int) -> Iterator[StressFinding]:
+    """Yield the findings, without those ``EVERYWHERE`` that are not.
+
+    The player knows no problem. If one plausible call, such as to leave at once, is paid in full on each of
+    several problems, then none has to be solved.
+    """
+    often = Counter(finding.attack for finding in findings if (finding.value or 0.0) >= FULL)
+    for finding in findings:
+        if not finding.attack.endswith(EVERYWHERE) or often[finding.attack] == problems > 1:
+            yield finding
 
 
 def _attack(
@@ -89,7 +106,9 @@ def _attack(
     """Make all attacks on one function with one problem; ``own`` has the model's marks of thoughts."""
     row = next(row for row in rows if row.id == problem.id)
     judge = partial(_judge, tested, reward, problem)
-    correct = correct_completion(reward, row, judge)
+    # A text alone has no environment, which is what such a function judges.
+    elsewhere = lacks_environment(reward, problem, completion_of(""))
+    correct = Correct() if elsewhere else correct_completion(reward, row, judge)
     report = battery(reward, row, rows, judge, correct, gated=len(tested) > 1)
     in_turns = _in_turns(reward, own, correct.form, plays)
     marked = replace(problem, thoughts=own.thoughts._replace(begun=False))
@@ -158,8 +177,8 @@ def _stumbled(
             yield replace(finding, text=played.fault, attack=f"{attack.name} (the environment failed)")
         elif finding.status in STUCK[:1]:
             yield replace(finding, attack=f"{attack.name} (the function failed)")
-        elif values[attack.name] > once and not honest:
-            yield finding
+        elif values[attack.name] > once:
+            yield replace(finding, attack=attack.name + EVERYWHERE) if honest else finding
 
 
 def _judge(rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[str]) -> list[Score]:
