@@ -100,6 +100,12 @@ class ToolUse(Section):
         "module.py:Class. Each completion has an object of its own, whose methods are tools.",
         usual="a class of yours, where calls change something that later calls see",
     )
+    isolate: Literal["process", "sandbox"] = setting(
+        "process",
+        "Where your functions and the environment run: with your rights, or in the run's sandbox, without "
+        "files and network.",
+        usual="sandbox for tools that evaluate what a model wrote",
+    )
     max_calls: Few = setting(
         4,
         "Turns of a completion that are answered; the next one is its last.",

@@ -36,6 +36,7 @@ from covey_verify.sandbox.driver import MAX_FRAME
 from covey_verify.sandbox.wire import Attributes, encode_value
 from covey_verify.threads import Call
 from covey_verify.types import Score
+from covey_verify.usercode import code_folder
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """Limits of a worker: it is ended by a call that it does not answer, not by its age."""
@@ -162,13 +163,14 @@ class Isolated:
         self.reward, self.setup = reward, setup_of(reward)
         file, base = self.setup["spec"].partition(":")[0], Path(self.setup["base"])
         # The fork server imports the user's module once, so each call costs a fork, not an import.
-        named = (base / file).resolve() if file.endswith(".py") else None
-        preload = [SERVING, str(named or file)]
+        module = str((base / file).resolve()) if file.endswith(".py") else file
+        preload = [SERVING, module]
         path = [str(Path(reward.file).parent), str(base), *sys.path]
         if reward.box is None:
             self.server = ForkServer(preload=preload, landlock=False, syscalls=False, path=path)
         else:
-            self.server = reward.box.host(preload, _sources((named or Path(reward.file)).parent), path)
+            code = [Path(covey.__file__).parent, code_folder(module)]
+            self.server = reward.box.host(preload, code, path)
 
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
@@ -201,12 +203,6 @@ class Isolated:
             raise Failed(found.text, found.value or "")
         scores = scores_of(found.value, context, seconds)
         return [guilty.get(i, score) for i, score in enumerate(scores)]
-
-
-def _sources(folder: Path) -> list[str]:
-    """Return what a function in a sandbox may read besides installed packages: covey, and code beside it."""
-    packages = [str(file.parent) for file in folder.glob("*/__init__.py")]
-    return [str(Path(covey.__file__).parent), *map(str, folder.glob("*.py")), *packages]
 
 
 def _guilty(

@@ -222,3 +222,68 @@ def read() -> str:
 def test_a_mistyped_tool_is_guessed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'calculat' is unknown.*calculate"):
         Toolbox(ToolUse(functions=("calculat",)), tmp_path, Sandbox())
+
+
+BOXED = '''
+from pathlib import Path
+
+class Notes:
+    """What a model writes stands beside the user's files."""
+    def reset(self, *, key: str): self.key, self.reward = key, 0.0
+    def read(self, name: str) -> str:
+        """Read.
+
+        Args:
+            name: A file.
+        """
+        return Path(name).read_text()
+    def work_out(self, words: str) -> str:
+        """Evaluate.
+
+        Args:
+            words: An expression.
+        """
+        self.reward = float(eval(words) == 42)
+        return str(self.reward)
+
+def read(name: str) -> str:
+    """Read.
+
+    Args:
+        name: A file.
+    """
+    return Path(name).read_text()
+
+async def later(name: str) -> str:
+    """Wait.
+
+    Args:
+        name: A file.
+    """
+    return name
+'''
+
+
+@pytest.mark.parametrize("kind", ["functions", "environment"])
+@pytest.mark.parametrize("isolate", ["process", "sandbox"])
+def test_a_users_tool_in_the_sandbox_reads_no_file_of_the_user(
+    tmp_path: Path, kind: str, isolate: str
+) -> None:
+    (tmp_path / "boxed.py").write_text(BOXED)
+    key = tmp_path / "key.txt"
+    key.write_text("secret")
+    use = {"functions": ("boxed.py:read",)} if kind == "functions" else {"environment": "boxed.py:Notes"}
+    box = Toolbox(ToolUse(**use, isolate=isolate), tmp_path, Sandbox())
+    row = Problem("p", "?", {"key": "k"})
+    episode = box.episode(row, seed=0)
+    said = box.result(ToolCall("read", {"name": str(key)}), row, episode)
+    assert (said == "secret") == (isolate == "process"), said
+    if episode is not None:
+        assert box.result(ToolCall("work_out", {"words": "6*7"}), row, episode) == "1.0"
+        assert episode.end().state == {"key": "k", "reward": 1.0}
+
+
+def test_an_async_tool_is_refused_in_the_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "boxed.py").write_text(BOXED)
+    with pytest.raises(ConfigError, match="async"):
+        Toolbox(ToolUse(functions=("boxed.py:later",), isolate="sandbox"), tmp_path, Sandbox())

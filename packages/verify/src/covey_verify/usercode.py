@@ -91,3 +91,12 @@ def _load(path: Path) -> ModuleType:
     finally:
         IMPORTING.pop()
     return module
+
+
+def code_folder(place: str) -> Path:
+    """Return the folder of a user's code: of a file, or of the topmost package of an imported module."""
+    if place.endswith(".py"):
+        return Path(place).parent
+    names = (place.partition(".")[0], place)  # the first is no file if the folder has no __init__.py
+    files = [getattr(sys.modules[name], "__file__", None) for name in names]
+    return Path(next(file for file in files if file)).parent

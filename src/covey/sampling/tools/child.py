@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TypedDict
 
 from covey_verify.sandbox.driver import CHANNEL, failure, load_module, receive, send
@@ -33,7 +34,7 @@ class EnvironmentSetup(TypedDict):
 
 def call_tool(place: str, name: str, given: Mapping[str, object], most: int) -> str:
     """Return a tool's result as text of at most ``most`` characters; other values are written as JSON."""
-    with asyncio.Runner() as loop:
+    with closing(asyncio.Runner()) as loop:  # made when needed: a sandbox has no sockets for it
         return _text(_awaited(getattr(load_module(place), name)(**given), loop))[:most]
 
 
@@ -42,7 +43,7 @@ def serve_environment(setup: EnvironmentSetup) -> None:
     most = setup["most"]
     _seed(setup["problem_seed"])
     # One event loop for the object's whole life, since a connection that it opens belongs to a loop.
-    with asyncio.Runner() as loop:
+    with closing(asyncio.Runner()) as loop:
         try:
             environment = getattr(load_module(setup["place"]), setup["name"])()
             said = _awaited(environment.reset(**setup["columns"]), loop)

@@ -42,6 +42,8 @@ STATE = 1 << 20
 """Most bytes of an object's attributes as JSON."""
 LAST_SECONDS = 1.0
 """Seconds for an object to report its state when the time for tools is used up."""
+MEMORY = 8 << 30
+"""Bytes of a process in the sandbox."""
 NO_AGE = 1e8
 """Seconds: a process is ended by the call that it does not answer, not by its age."""
 
@@ -71,7 +73,7 @@ class Environments:
         self.serve = serve
         self.timeout = timeout
         self.most = most
-        self.limits = Limits(wall=NO_AGE, output=output + STATE)
+        self.limits = Limits(NO_AGE, int(NO_AGE), MEMORY, output + STATE)
         self.lock = threading.Lock()
         self.warned = False
         # Each fork server with the episodes whose process it holds; one more is started when all are full.

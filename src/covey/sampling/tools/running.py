@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import covey
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.arguments import Misfit
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
 from covey.sampling.tools.calls import ToolCall
-from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, Environments, Episode
+from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, MEMORY, Environments, Episode
 from covey.sampling.tools.offered import Tool, load_environment, load_tools
 from covey.types import Problem
-from covey_verify.errors import CoveyError, DataError
+from covey_verify.errors import ConfigError, CoveyError, DataError
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
+from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.threads import SHARED_SIZE, Executor
+from covey_verify.usercode import code_folder
 
 ERROR = "error: "
 """Beginning of a result that reports an error. The model reads it and may try again."""
@@ -39,17 +43,18 @@ class Toolbox:
     """The tools of a run, and the processes that they run in. Safe from any thread."""
 
     def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
-        """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
+        """Raises ConfigError, and SandboxUnavailable where one is needed and none holds."""
         self.tools = tools
         self.functions = load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
         self.most = LONGEST_TOKEN * tools.result_tokens + 1
         """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
         self.output = Limits.output + ESCAPED * self.most
-        # A sandbox is looked for only if a program can be called: on some systems none holds.
+        # A sandbox is looked for only if one is needed: on some systems none holds.
         programs = any(tool.function is python for tool in self.functions.values())
-        self.chosen = choose(**sandbox.model_dump()) if programs else None
-        """The sandbox of the model's programs, if it may write any."""
+        boxed = tools.isolate == "sandbox"
+        self.chosen = choose(**sandbox.model_dump()) if programs or boxed else None
+        """The sandbox of the model's programs, if it may write any, and of calls, if they have one."""
         self.executor = Executor()
         self.folder = folder.resolve()
         self.server = self._serve()
@@ -63,13 +68,31 @@ class Toolbox:
         """Start a fork server that has imported the user's files."""
         places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
         files = [str(Path(place).parent) for place in places if place.endswith(".py")]
+        preload = [CHILD, *places]
+        path = [*files, str(self.folder), *sys.path]
+        if self.tools.isolate == "sandbox":
+            code = [Path(covey.__file__).parent, *map(code_folder, places)]
+            return self._box().host(preload, code, path, CALLS_AT_ONCE)
         return ForkServer(
-            preload=[CHILD, *places],
+            preload=preload,
             confined=False,
-            path=[*files, str(self.folder), *sys.path],
+            path=path,
             at_once=CALLS_AT_ONCE,
             folder=str(Path.cwd()),
         )
+
+    def _box(self) -> ProcessSandbox:
+        """Return the sandbox of the calls. Raises ConfigError if it cannot hold them."""
+        assert self.chosen is not None
+        asked = "rollout.tools.isolate: sandbox"
+        late = [tool.name for tool in self.functions.values() if inspect.iscoroutinefunction(tool.function)]
+        if late:
+            raise ConfigError(f"{asked} is not for async functions, which {', '.join(late)} is")
+        if not isinstance(self.chosen.sandbox, ProcessSandbox):
+            raise ConfigError(
+                f"{asked} needs sandbox.backend bwrap or landlock, not {self.chosen.sandbox.name}"
+            )
+        return self.chosen.sandbox
 
     @property
     def schemas(self) -> list[dict[str, object]]:
@@ -178,7 +201,7 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
-        limits = Limits(wall=seconds, output=self.output)
+        limits = Limits(seconds, max(1, math.ceil(seconds)), MEMORY, self.output)
         given = _given(tool, call, problem)
         try:
             return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)

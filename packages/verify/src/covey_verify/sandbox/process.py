@@ -62,9 +62,16 @@ class ProcessSandbox:
             self._verifiers[preload] = self._start(preload=preload)
         return self._verifiers[preload]
 
-    def host(self, preload: Sequence[str], readable: Sequence[str], path: Sequence[str]) -> ForkServer:
-        """Return a server for a user's function: as confined, but it imports and reads the user's code."""
-        return self._start(preload=preload, more=readable, path=path)
+    def host(
+        self, preload: Sequence[str], code: Sequence[Path], path: Sequence[str], at_once: int | None = None
+    ) -> ForkServer:
+        """Return a server for a user's functions: as confined, but it imports and reads their code.
+
+        ``code``: folders of it. A package is readable as a whole, of others only Python files and packages.
+        """
+        parts = (_code_in(folder) for folder in dict.fromkeys(code))
+        more = [str(part) for own in parts for part in own]
+        return self._start(preload=preload, more=more, path=path, at_once=at_once)
 
     def _start(
         self,
@@ -73,6 +80,7 @@ class ProcessSandbox:
         more: Sequence[str] = (),
         writable: str = "",
         path: Sequence[str] = (),
+        at_once: int | None = None,
     ) -> ForkServer:
         confined = self.name != "unsafe_local"
         seen = [*(PROGRAMS if exec_too else []), *more]
@@ -84,6 +92,7 @@ class ProcessSandbox:
             syscalls=confined,
             exec_too=exec_too,
             path=path,
+            at_once=at_once,
         )
 
     def _start_candidates(self) -> ForkServer:
@@ -281,6 +290,13 @@ def _with_input(
             child.send(setup)
             output = child.output().decode("utf-8", "surrogateescape")
             return child.ended()._replace(value=output)
+
+
+def _code_in(folder: Path) -> list[Path]:
+    """Return the folder itself if it is a package, else its Python files and packages."""
+    if (folder / "__init__.py").exists():
+        return [folder]
+    return [*folder.glob("*.py"), *(file.parent for file in folder.glob("*/__init__.py"))]
 
 
 def _mounts_over(hidden: Sequence[Path], allowed: Sequence[str], seen: Sequence[str]) -> list[str]:
