@@ -23,7 +23,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-import covey
 from covey.rewards.contract import SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.types import Problem
@@ -38,6 +37,8 @@ from covey_verify.threads import Call
 from covey_verify.types import Score
 from covey_verify.usercode import code_folder
 
+PACKAGE = Path(__file__).parents[1]
+"""The folder of covey's code."""
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """Limits of a worker: it is ended by a call that it does not answer, not by its age."""
 IMPORT_SECONDS = 600.0
@@ -169,7 +170,7 @@ class Isolated:
         if reward.box is None:
             self.server = ForkServer(preload=preload, landlock=False, syscalls=False, path=path)
         else:
-            code = [Path(covey.__file__).parent, code_folder(module)]
+            code = [PACKAGE, code_folder(module)]
             self.server = reward.box.host(preload, code, path)
 
     def call(

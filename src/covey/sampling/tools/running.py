@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import covey
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
+from covey.rewards.worker import PACKAGE
 from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.arguments import Misfit
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
@@ -71,7 +71,7 @@ class Toolbox:
         preload = [CHILD, *places]
         path = [*files, str(self.folder), *sys.path]
         if self.tools.isolate == "sandbox":
-            code = [Path(covey.__file__).parent, *map(code_folder, places)]
+            code = [PACKAGE, *map(code_folder, places)]
             return self._box().host(preload, code, path, CALLS_AT_ONCE)
         return ForkServer(
             preload=preload,
