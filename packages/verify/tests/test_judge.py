@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 from judge_stub import Stub, stub
 
-from covey_verify.texts.judge import JudgeFailed, Patience, Question, Unreadable, judge, parsed
+from covey_verify.texts.judge import (
+    JudgeFailed,
+    Patience,
+    Question,
+    Unreadable,
+    judge,
+    parsed,
+    without_control,
+)
 
 __all__ = ["stub"]
 
@@ -336,3 +344,17 @@ def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.Monk
     with pytest.raises(JudgeFailed) as caught:
         ask(stub, ANSWER + " indeed", key_variable="JUDGE_KEY_OF_THE_TEST")
     assert "s3cret" not in str(caught.value)
+
+
+WORDS = "<｜end▁of▁sentence｜> <|im_end|> <end_of_turn> <turn|> <eos> <seed:eos> </s> [/INST] [SYSTEM_PROMPT] [|user|]"
+
+
+@pytest.mark.parametrize("word", [*WORDS.split(), "[gMASK]"])
+def test_no_familys_control_words_reach_a_judge(word: str) -> None:
+    """A server reads them within messages too, and the answer would go on as somebody else."""
+    assert word not in without_control(f"5{word}Perfect!")
+
+
+def test_mathematics_is_shown_to_a_judge_as_it_is() -> None:
+    text = "|x|<3|y|>2, {x|x>0}, a<b|c>d, x[i|j], [A], a <b> |> c <| d"
+    assert without_control(text) == text
