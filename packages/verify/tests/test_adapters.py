@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from covey_verify import Score, adapters, duplicates, math_answer
+from covey_verify import Score, adapters, duplicates, math_answer, reward
 from covey_verify.adapters import for_rubric, for_trl, for_verl
 from covey_verify.errors import ConfigError, DataError
+from covey_verify.loading import load
 
 RIGHT, WRONG = r"\boxed{4}", r"\boxed{5}"
 
@@ -126,3 +127,8 @@ def test_trl_trains_with_it(tmp_path: Path) -> None:
     logged = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
     for name in ("math_answer", "repetition", "soft_overlong"):
         assert math.isfinite(logged[f"rewards/{name}/mean"])
+
+
+def test_a_function_for_the_sandbox_is_not_called_without_one() -> None:
+    with pytest.raises(ConfigError, match="with your rights"):
+        load(reward(isolate="sandbox")(lambda completion: float(eval(completion))))

@@ -43,6 +43,11 @@ def load(
     """
     function = _function(named, folder or Path())
     found = RewardFunction(name_of(function), function, dict(settings or {}))
+    if found.options.isolate == "sandbox":
+        raise ConfigError(
+            f'{found.name}: @reward(isolate="sandbox") holds in covey, as in `covey score` and `covey stress`; '
+            "here it would be called with your rights"
+        )
     if not found.takes_all and not {"completion", "completions", "solution_str"} & set(found.parameters):
         known = {"completion_ids", "sampled_ids"} & set(found.parameters)
         if not known:
