@@ -45,7 +45,7 @@ def load(
     found = RewardFunction(name_of(function), function, dict(settings or {}))
     if found.options.isolate == "sandbox":
         raise ConfigError(
-            f'{found.name}: @reward(isolate="sandbox") holds in covey, as in `covey score` and `covey stress`; '
+            f'{found.name}: @reward(isolate="sandbox") holds in `covey score` and `covey stress`; '
             "here it would be called with your rights"
         )
     if not found.takes_all and not {"completion", "completions", "solution_str"} & set(found.parameters):
