@@ -55,6 +55,7 @@ class Row:
 FACTS = "src/covey/config/recipes/demo_real.yaml"
 ROWS = {
     "facts": Row("tasks", "JSON facts", FACTS),
+    "dates": Row("tasks", "dates, README's own task", "examples/dates/run.yaml"),
     "word_sums": Row("tasks", "stories with one calculation", "examples/real/word_sums.yaml"),
     "svamp": Row("tasks", "SVAMP", "examples/real/svamp.yaml"),
     "instructions": Row("tasks", "strict instructions", "examples/real/instructions.yaml"),
@@ -107,7 +108,7 @@ def train(row: Row, seed: int, model: str, folder: Path) -> dict[str, object]:
 
 def outcome(folder: Path) -> dict[str, object]:
     """Return what a run's first and last evaluations on held-out problems say, over all of its stages."""
-    stages = stages_in(folder)
+    stages = stages_in(folder) or [folder]
     evaluations = [line for stage in stages for line in read_numbers(stage, "evals.jsonl")]
     before, after = evaluations[0], evaluations[-1]
     steps = [line for stage in stages for line in read_numbers(stage, "metrics.jsonl")]
@@ -167,7 +168,9 @@ def table(name: str, records: Sequence[dict[str, object]]) -> str:
             f"`covey {shlex.join(row.command)}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    missing = [key for key, row in ROWS.items() if row.table == name and key not in runs]
+    sentence = f"Not measured yet: {', '.join(missing)}." if missing else ""
+    return "\n\n".join(filter(None, ["\n".join(lines) if len(lines) > 2 else "", sentence]))
 
 
 def write_page(records: Sequence[dict[str, object]]) -> None:
