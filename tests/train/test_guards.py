@@ -88,9 +88,10 @@ def test_skipped_updates_that_are_not_in_a_row_end_nothing(tmp_path: Path) -> No
 
 
 def test_a_skipped_update_resumes_exactly(tmp_path: Path) -> None:
-    start(tmp_path / "whole", options=failing("grad.nan@2"))
+    counter = StopAt()
+    start(tmp_path / "whole", counter, options=failing("grad.nan@2"))
     with pytest.raises(Stopped):
-        start(tmp_path / "parts", StopAt(70), options=failing("grad.nan@2"))
+        start(tmp_path / "parts", StopAt(counter.checks * 2 // 3), options=failing("grad.nan@2"))
     assert read(tmp_path / "parts", "metrics.jsonl")[1]["optimizer/skipped"] == 1
     start(tmp_path / "parts")
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
@@ -350,10 +351,10 @@ def moody(completion: str) -> float:
 
 def test_failures_of_judging_are_remembered_over_a_resume(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rewards": (moody,), "train": {"steps": 9, "lr": 0.0}}
-    said = []
+    counter = StopAt()
     with pytest.raises(RewardError, match=r"of the last 5 steps could not be judged") as whole:
-        start(tmp_path / "whole", **settings)
-    interrupted(tmp_path / "parts", 70, **settings)
+        start(tmp_path / "whole", counter, **settings)
+    interrupted(tmp_path / "parts", counter.checks // 2, **settings)
     assert 0 < len(read(tmp_path / "parts", "metrics.jsonl")) < 4
     with pytest.raises(RewardError) as parts:
         start(tmp_path / "parts", **settings)

@@ -399,7 +399,8 @@ def test_adapters_learn_preferences_against_the_model_they_began_on(tmp_path: Pa
     assert last["memory/gradient_mib"] < 0.2 * last["memory/weights_mib"]  # of the adapters alone
     assert last["memory/reference_mib"] == 0  # its log-probs are kept, not its weights
     roles = json.loads((tmp_path / "whole/env.json").read_text())["memory"]
-    assert roles["gradient"] == pytest.approx(last["memory/gradient_mib"] * 2**20, rel=0.02)
+    # The forecast has what is there at the peak, which may be without a gradient.
+    assert roles["gradient"] <= 1.02 * last["memory/gradient_mib"] * 2**20
 
 
 def flipped(path: Path) -> None:
@@ -413,8 +414,10 @@ def test_what_the_reference_said_is_computed_anew_from_the_first_model(tmp_path:
     data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None}
     train = {"steps": 4, "lr": 1e-3, "batch_size": 4, "save_every": 1}
     values = {"method": "dpo", "rewards": (), "data": data, "train": train}
+    counter = StopAt()
+    start(tmp_path / "count", counter, **values)
     with pytest.raises(Stopped):
-        start(tmp_path / "run", StopAt(4), **values)
+        start(tmp_path / "run", StopAt(counter.checks * 2 // 3), **values)
     for name, harm in (("whole", None), ("flipped", flipped), ("gone", Path.unlink)):
         shutil.copytree(tmp_path / "run", tmp_path / name)
         if harm is not None:
