@@ -224,11 +224,12 @@ def test_an_estimator_that_gives_nothing_is_named_as_the_cause(tmp_path: Path) -
 
 
 def test_an_own_estimator_without_a_baseline_is_named_once(tmp_path: Path) -> None:
-    (event,) = estimated(tmp_path, "whole", "bold")
+    counter = StopAt()
+    (event,) = estimated(tmp_path, "whole", "bold", counter)
     assert (event["step"], event["event"]) == (0, "advantages do not sum to zero")
     assert event["sum"] > 0
     with pytest.raises(Stopped):
-        estimated(tmp_path, "parts", "bold", StopAt(70))
+        estimated(tmp_path, "parts", "bold", StopAt(counter.checks * 2 // 3))
     assert estimated(tmp_path, "parts", "bold") == [event]
     assert estimated(tmp_path, "centred", "centred") == []
     assert estimated(tmp_path, "reinforce", "reward") == []  # it has no baseline by name

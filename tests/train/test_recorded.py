@@ -106,7 +106,7 @@ def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
 def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
     project: Path, capsys, monkeypatch, lora: dict | None
 ) -> None:
-    folder = trained(project, stop_at=130, lora=lora, train={**CONFIG["train"], "save_every": 1})
+    folder = trained(project, stop_at=200, lora=lora, train={**CONFIG["train"], "save_every": 1})
     first, second = sorted((folder / "checkpoints").iterdir())
     away, newest = project / "away", measured(capsys, folder)
 

@@ -143,8 +143,9 @@ def test_a_stage_that_was_stopped_makes_the_same_examples(tmp_path: Path) -> Non
     settings = {
         "method": "pairs", "rollout": SHORT, "train": {"steps": 3, "save_every": 1}, "algorithm": "grpo",
     }  # fmt: skip
-    start(tmp_path / "whole", **settings)
-    for at in (5, 20):
+    counter = StopAt()
+    start(tmp_path / "whole", counter, **settings)
+    for at in (counter.checks // 3, counter.checks // 2):
         with pytest.raises(Stopped):
             start(tmp_path / "parts", StopAt(at), **settings)
     start(tmp_path / "parts", **settings)

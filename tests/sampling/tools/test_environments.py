@@ -490,9 +490,10 @@ def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Pat
         },
         "train": {"steps": 3, "save_every": 1, "lr": 1e-3},
     }
-    start(folder / "whole", **settings)
+    counter = StopAt()
+    start(folder / "whole", stop=counter, **settings)
     with pytest.raises(Stopped):
-        start(folder / "parts", stop=StopAt(14), **settings)
+        start(folder / "parts", stop=StopAt(counter.checks * 2 // 3), **settings)
     start(folder / "parts", **settings)
     assert fingerprint(folder / "whole") == fingerprint(folder / "parts")
     for own in read_rollouts(folder / "whole", 0).rows:
