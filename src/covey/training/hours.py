@@ -64,11 +64,16 @@ def hours_line(run: Run) -> str:
     total = left * step + evaluations * evaluation
     if total < WORTH_A_LINE:
         return ""
-    besides = f" and {evaluations} evaluations of {duration(evaluation)}" if evaluations else ""
+    besides = f" and {evaluations} evaluations{_each(evaluation)}" if evaluations else ""
     return (
-        f"estimated time: at most about {duration(total)}: {left} steps of {duration(step)}{besides}, on a "
+        f"estimated time: at most about {duration(total)}: {left} steps{_each(step)}{besides}, on a "
         "machine that does nothing else"
     )
+
+
+def _each(seconds: float) -> str:
+    """Say how long one of them takes, if that is a second at least."""
+    return f" of {duration(seconds)}" if seconds >= 1 else ""
 
 
 def mean_tokens(rows: Sequence[Prompted]) -> float:
