@@ -23,9 +23,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
+from covey.insight.evidence import student
 from covey.runs.folder import read_numbers
 from covey.runs.reader import stages_in
 from covey_verify.machine import processor_name
@@ -33,8 +35,6 @@ from covey_verify.machine import processor_name
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(__file__).parent / "results" / "real.jsonl"
 PAGE = ROOT / "docs" / "results.md"
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t at 97.5 % for so many seeds."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Row:
 
     @property
     def command(self) -> list[str]:
-        """The arguments of `covey train`, without model, seed and output."""
-        return ["train", self.config, *self.settings]
+        """The command as a user writes it, without model, seed and output."""
+        program = ["python"] if self.config.endswith(".py") else ["covey", "train"]
+        return [*program, self.config, *self.settings]
 
 
 FACTS = "src/covey/config/recipes/demo_real.yaml"
@@ -61,6 +62,7 @@ ROWS = {
     "instructions": Row("tasks", "strict instructions", "examples/real/instructions.yaml"),
     "calculator": Row("tasks", "a calculator as a tool", "examples/real/calculator.yaml"),
     "preferences": Row("tasks", "DPO on pairs of its own", "examples/real/preferences.yaml"),
+    "trl": Row("methods", "DAPO by TRL 1.16", "benchmarks/real_trl.py"),
     "grpo": Row("methods", "GRPO", FACTS, ("--algorithm", "grpo")),
     "dr_grpo": Row("methods", "Dr. GRPO", FACTS, ("--algorithm", "dr_grpo")),
     "rloo": Row(
@@ -89,8 +91,10 @@ def train(row: Row, seed: int, model: str, folder: Path) -> dict[str, object]:
 
     Raises SystemExit if the command fails.
     """
-    program = [sys.executable, "-m", "covey", *row.command]
-    command = [*program, "--model", model, "--seed", str(seed), "--output", str(folder)]
+    options = ["--model", model, "--seed", str(seed), "--output", str(folder)]
+    # `covey` and `python` are those of this interpreter.
+    module = ["-m"] if row.command[0] == "covey" else []
+    command = [sys.executable, *module, *row.command[1 - len(module) :], *options]
     started = time.monotonic()
     with (folder.parent / f"{folder.name}.log").open("a") as log:
         child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
@@ -108,6 +112,8 @@ def train(row: Row, seed: int, model: str, folder: Path) -> dict[str, object]:
 
 def outcome(folder: Path) -> dict[str, object]:
     """Return what a run's first and last evaluations on held-out problems say, over all of its stages."""
+    if (folder / "outcome.json").is_file():  # TRL's
+        return json.loads((folder / "outcome.json").read_text())
     stages = stages_in(folder) or [folder]
     evaluations = [line for stage in stages for line in read_numbers(stage, "evals.jsonl")]
     before, after = evaluations[0], evaluations[-1]
@@ -128,14 +134,16 @@ def read_records() -> list[dict[str, object]]:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def interval(values: Sequence[float], scale: float = 100.0) -> str:
+def interval(values: Sequence[float]) -> str:
     """Return the mean over seeds with Student's 95 % interval, such as `81 [71, 90]`."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return f"{scale * mean:.0f}"
-    half = T_975[min(len(values), 10)] * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    low, high = max(0.0, mean - half), mean + half
-    return f"{scale * mean:.0f} [{scale * low:.0f}, {scale * min(high, 1.0):.0f}]"
+        return f"{100 * mean:.0f}"
+    quantile = student(NormalDist().inv_cdf(0.975), len(values) - 1)
+    half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    low = max(0.0, mean - half)
+    high = min(1.0, mean + half)
+    return f"{100 * mean:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def table(name: str, records: Sequence[dict[str, object]]) -> str:
@@ -165,7 +173,7 @@ def table(name: str, records: Sequence[dict[str, object]]) -> str:
             f"{np.mean(gains):.0f}",
             f"{np.mean([record['cpu_seconds'] for record in of]) / 60:.1f}",
             f"{np.max([record['peak_mb'] for record in of]) / 1000:.1f}",
-            f"`covey {shlex.join(row.command)}`",
+            f"`{shlex.join(row.command)}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     missing = [key for key, row in ROWS.items() if row.table == name and key not in runs]

@@ -1,40 +1,40 @@
-"""The recipe of `covey demo --real` in TRL, on the same task and model, for docs/results.md.
+"""The recipe of `covey demo --real` in TRL, on the same task and model; a row of benchmarks/real.py.
 
     pip install 'covey[bench]'
-    python benchmarks/real_trl.py MODEL_FOLDER [--seed 0] [--steps 14]
+    python benchmarks/real_trl.py --model MODEL --seed 0 --output FOLDER [--steps 14]
 
 Rows, reward, adapters, rate, group size, clip and updates a batch are the same; bfloat16 autocast, as TRL
-advises. `covey eval` measures the merged model on the problems that covey's run is measured on.
+advises. TRL replaces no dead groups; covey does. `covey eval` measures the model before and after, as covey's
+run measures itself. FOLDER/outcome.json has the numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
-import resource
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-RECORDS = Path(__file__).parent / "results" / "real.jsonl"
-RECIPE = Path(__file__).parents[1] / "src/covey/config/recipes/demo_real.yaml"
-
-
-def train(model: str, seed: int, steps: int, folder: Path) -> dict[str, object]:
-    """Train with TRL, save the merged model into ``folder``, and return what it took."""
+try:
     from datasets import Dataset
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
+except ImportError:
+    sys.exit("trl is not installed; pip install 'covey[bench]' brings it")
 
-    from covey.tasks.facts import FACTS, same_facts
-    from covey.tasks.generated import problems
-    from covey_verify.adapters import for_trl
+from covey.models.gguf import folder_of_gguf
+from covey.tasks.facts import FACTS, same_facts
+from covey.tasks.generated import problems
+from covey_verify.adapters import for_trl
 
+RECIPE = Path(__file__).parents[1] / "src/covey/config/recipes/demo_real.yaml"
+
+
+def train(model: str, seed: int, steps: int, folder: Path) -> None:
+    """Train with TRL, and save the merged model into ``folder``."""
     rows = [{"prompt": p.prompt, "facts": p.columns["facts"]} for p in problems(FACTS, "train", 1000)]
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),
@@ -65,18 +65,9 @@ def train(model: str, seed: int, steps: int, folder: Path) -> dict[str, object]:
         train_dataset=Dataset.from_list(rows),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    started, before = time.monotonic(), time.process_time()
     trainer.train()
-    numbers = {
-        "cpu_seconds": round(time.process_time() - before, 1),
-        "seconds": round(time.monotonic() - started, 1),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "rewards": [round(line["reward"], 3) for line in trainer.state.log_history if "reward" in line],
-    }
-    merged = trainer.model.merge_and_unload()
-    merged.save_pretrained(folder / "merged")
+    trainer.model.merge_and_unload().save_pretrained(folder / "merged")
     trainer.processing_class.save_pretrained(folder / "merged")
-    return numbers
 
 
 def measured(model: str, seed: int) -> dict[str, float]:
@@ -87,35 +78,29 @@ def measured(model: str, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Train one seed and keep its numbers."""
+    """Train one seed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model")
+    parser.add_argument("--model", required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=14)
     arguments = parser.parse_args()
-    from covey_verify.machine import processor_name
-
-    with tempfile.TemporaryDirectory() as folder:
-        numbers = train(arguments.model, arguments.seed, arguments.steps, Path(folder))
-        print(json.dumps(numbers), flush=True)
-        after = measured(str(Path(folder) / "merged"), arguments.seed)
-    before = measured(arguments.model, arguments.seed)
-    record = {
-        "row": "trl",
-        "seed": arguments.seed,
+    model = arguments.model
+    if model.endswith(".gguf"):
+        model = str(folder_of_gguf(Path(model)))
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    before = measured(model, arguments.seed)
+    train(model, arguments.seed, arguments.steps, arguments.output)
+    after = measured(str(arguments.output / "merged"), arguments.seed)
+    outcome = {
         "problems": after["problems"],
         "greedy": [before["greedy"], after["greedy"]],
         "sampled": [before["pass@1"], after["pass@1"]],
         "completions": 32 * arguments.steps,
-        **numbers,
-        "cpu": processor_name(),
-        "date": str(dt.date.today()),
     }
-    with RECORDS.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    print(json.dumps(record))
+    (arguments.output / "outcome.json").write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

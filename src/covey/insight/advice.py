@@ -53,12 +53,13 @@ def _too_slow(preview: Preview) -> Advice:
 
 def _unscored(preview: Preview) -> Advice | None:
     groups = preview.measured.groups
-    if (share := np.isnan(np.concatenate([g.rewards for g in groups])).mean()) <= 0.05:
+    unscored = np.isnan(np.concatenate([g.rewards for g in groups])).mean()
+    if unscored <= 0.05:
         return None
     scores = (s for g in groups for component in g.components.values() for s in component.scores)
     details = [s.detail for s in scores if s.detail]
     last = f", the last with {details[-1]!r}" if details else ""
-    return Advice(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
+    return Advice(f"{unscored:.0%} of the completions could not be scored{last}", "repair the rewards first")
 
 
 def _unread(preview: Preview) -> Advice | None:
@@ -107,7 +108,7 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
     )
     ended = [c for c in longer.completions if c.finish == "stop"]
     in_time = np.concatenate([g.rewards for g in preview.measured.groups])[~preview.truncated]
-    # They have to end, and what they say then has to be worth something beside what others say in time.
+    # They have to end, and then earn enough, compared with those that end in time.
     worth = found["earn_more"] and 2 * longer.reward >= (np.nanmean(in_time) if len(in_time) else 0.0)
     if 2 * len(ended) >= found["completions"] and worth:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
@@ -135,13 +136,16 @@ def _instead(preview: Preview) -> str:
 
 def _roomy(preview: Preview) -> Advice | None:
     """Advise if rollout.max_tokens is much larger than any completion needs."""
-    limit, ended = preview.stage.config.rollout.max_tokens, preview.lengths[~preview.truncated]
-    if len(ended) == len(preview.lengths) and 4 * (longest := np.quantile(ended, 0.99)) < limit:
-        return Advice(
-            f"99 % end within {longest:.0f} tokens, the limit is {limit} and memory is kept for it",
-            f"rollout.max_tokens {_round_up(2 * longest)}",
-        )
-    return None
+    limit = preview.stage.config.rollout.max_tokens
+    if preview.truncated.any():
+        return None
+    longest = float(np.quantile(preview.lengths, 0.99))
+    if 4 * longest >= limit:
+        return None
+    return Advice(
+        f"99 % end within {longest:.0f} tokens, the limit is {limit} and memory is kept for it",
+        f"rollout.max_tokens {_round_up(2 * longest)}",
+    )
 
 
 def _changes(preview: Preview, temperature: float) -> tuple[Estimate, Estimate]:
@@ -160,8 +164,10 @@ def _temperature(preview: Preview) -> Advice | None:
     """Advise another temperature where the paired intervals exclude chance: fewer dead groups, or more
     correct answers without more dead groups.
     """
-    groups, temperature = preview.measured.groups, preview.stage.config.rollout.temperature
-    dead, rate = preview.dead(preview.now), preview.pass_rate()
+    groups = preview.measured.groups
+    temperature = preview.stage.config.rollout.temperature
+    dead = preview.dead(preview.now)
+    rate = preview.pass_rate()
     changes = {t: _changes(preview, t) for t in preview.others}
     livelier = [t for t, (_, ties) in changes.items() if ties.high < 0]
     better = [t for t, (rates, ties) in changes.items() if rates.low > 0 and not ties.low > 0]
@@ -175,7 +181,8 @@ def _temperature(preview: Preview) -> Advice | None:
             f"{rate} are correct, at temperature {best:g} {preview.at(best)[0]}, with as many live groups"
         )
         return Advice(finding, f"rollout.temperature {best:g}")
-    entropy, copies = sampled_entropy(groups), sum(_same_text(g) for g in groups if g.dead)
+    entropy = sampled_entropy(groups)
+    copies = sum(_same_text(g) for g in groups if g.dead)
     if copies > MOST_DEAD * len(groups) and rate.value <= 0.95:
         finding = f"{copies} of {len(groups)} groups are one text, written again and again"
         remedy = "rollout.temperature 1" if temperature < 1 else "a larger rollout.temperature"

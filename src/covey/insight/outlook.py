@@ -10,7 +10,7 @@ import numpy as np
 from covey.insight import gpus
 from covey.insight.advice import advice
 from covey.insight.forecast import seconds_text
-from covey.insight.preview import Preview, pass_rate
+from covey.insight.preview import Preview
 from covey.objective.diagnostics import sampled_entropy, score_metrics
 from covey.objective.texts import answers_inside, text_metrics
 from covey.runs.estimates import Estimate
@@ -25,7 +25,8 @@ GROUPS = 32
 def record(preview: Preview) -> dict[str, object]:
     """Return the preview as JSON."""
     measured = preview.measured
-    groups, forecast = measured.groups, preview.forecast()
+    groups = measured.groups
+    forecast = preview.forecast()
     sizes = sorted({*SIZES_TOLD, preview.now})
     texts = [c.text for g in groups for c in g.completions]
     longer = preview.longer
@@ -36,7 +37,7 @@ def record(preview: Preview) -> dict[str, object]:
         "completions": len(preview.lengths),
         "max_tokens": measured.limit or preview.stage.config.rollout.max_tokens,
         "pass_rates": {g.problem.id: g.pass_rate for g in groups},
-        "pass@1": _ends(pass_rate(groups)),
+        "pass@1": _ends(preview.pass_rate()),
         "dead": {str(size): _ends(preview.dead(size)) for size in sizes},
         "price_of_a_live_group": {str(size): _price(preview, size) for size in sizes},
         "temperatures": {
@@ -73,7 +74,7 @@ def lines(preview: Preview) -> Iterator[str]:
         yield f"can it learn? {preview.word}: {preview.dead(size)} of the groups of {size} would be dead"
         yield ""
         groups = preview.measured.groups
-        yield f"pass rate {pass_rate(groups)}, by problem:"
+        yield f"pass rate {preview.pass_rate()}, by problem:"
         yield from _histogram(np.array([g.pass_rate for g in groups]))
         yield ""
         yield from _by_size(preview)
@@ -108,7 +109,9 @@ def _extent(preview: Preview) -> Iterator[str]:
             f"sampled to {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens, which is what "
             f"about a minute allows at {preview.lengths.sum() / measured.seconds:,.0f} tokens/s"
         )
-    elif measured.by_time and count < (most := min(GROUPS, preview.problems)):
+        return
+    most = min(GROUPS, preview.problems)
+    if measured.by_time and count < most:
         rate = preview.lengths.sum() / measured.seconds
         yield (
             f"about a minute allows no more at {rate:,.0f} tokens/s, and few problems leave wide intervals: "
@@ -120,7 +123,8 @@ def _by_size(preview: Preview) -> Iterator[str]:
     yield "group size   dead groups        completions for a live group"
     drawn = min(len(g.completions) for g in preview.measured.groups)
     for size in sorted({*SIZES_TOLD, preview.now}):
-        price, here = _price(preview, size), " <- rollout.group_size" if size == preview.now else ""
+        price = _price(preview, size)
+        here = " <- rollout.group_size" if size == preview.now else ""
         beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
         yield f"{size:>10}   {preview.dead(size)!s:<18} {f'{price:.0f}' if price else '-':>5}{here}{beyond}"
 

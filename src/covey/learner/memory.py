@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -240,11 +240,11 @@ def forecast(
     }
 
 
-Expect = Callable[[int, int], Mapping[str, int]]
+Expectation = Callable[[int, int], dict[str, int]]
 """Returns ``forecast`` for a micro-batch in tokens and a number of completions at once."""
 
 
-def planned(expect: Expect, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
+def planned(expect: Expectation, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
     """Return micro-batch and completions at once with which a run fits into ``there`` bytes, halving both.
 
     Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of

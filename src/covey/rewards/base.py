@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -118,14 +119,7 @@ def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
 def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Reward:
     if isinstance(spec, Reward):
         return spec
-    if isinstance(spec, Mapping) and len(spec) != 1:
-        raise ConfigError(
-            f"rewards: {dict(spec)}: an entry must be one reward: [{{first: 1.0}}, {{second: 0.1}}], with "
-            f"its settings indented below its name or in braces: {{first: {{weight: 0.1, ...}}}}"
-        )
-    # Three forms of an entry: a bare name, {name: weight} and {name: {settings}}.
-    target, options = next(iter(spec.items())) if isinstance(spec, Mapping) else (spec, {})
-    settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
+    target, settings = _entry(spec)
     function = _function(target, folder, learned)
     # `module.py:function`, the only form that another process can load again.
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
@@ -148,6 +142,28 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
     if wrong := _signature_fault(reward):
         raise ConfigError(f"rewards: {target if home else reward.name} {wrong}")
+    return _with_settings(reward, folder)
+
+
+def _entry(spec: object) -> tuple[object, dict[str, Any]]:
+    """Return the name or function of an entry, and its settings.
+
+    It has three forms: a bare name, {name: weight} and {name: {settings}}. Raises ConfigError for others.
+    """
+    if not isinstance(spec, Mapping):
+        return spec, {}
+    if len(spec) != 1:
+        raise ConfigError(
+            f"rewards: {dict(spec)}: an entry must be one reward: [{{first: 1.0}}, {{second: 0.1}}], with "
+            f"its settings indented below its name or in braces: {{first: {{weight: 0.1, ...}}}}"
+        )
+    [(target, options)] = spec.items()
+    return target, dict(options) if isinstance(options, Mapping) else {"weight": options}
+
+
+def _with_settings(reward: Reward, folder: Path) -> Reward:
+    """Return the reward with its function's settings checked. Raises ConfigError for a wrong one."""
+    settings = dict(reward.settings)
     # PROVIDED arguments come from the run. A `**kwargs` takes columns, not settings, so that typing errors
     # are found.
     taken = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]

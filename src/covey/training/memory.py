@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from covey.learner.memory import forecast, largest_step, planned, program_bytes, shape_of
+from covey.learner.memory import (
+    Expectation,
+    LargestStep,
+    forecast,
+    largest_step,
+    planned,
+    program_bytes,
+    shape_of,
+)
 from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
 from covey.rollouts.learned import reward_model_bytes
@@ -26,33 +34,18 @@ def plan_memory(run: Run) -> dict[str, int]:
 
     Micro-batch size affects rounding, so a resumed run keeps the size it started with.
     """
-    config, learner = run.loaded.config, run.learner
+    config = run.loaded.config
+    learner = run.learner
     device = learner.policy.device
     # Processes on one machine share its memory equally.
-    shape = shape_of(learner.policy.whole)
     available = device_memory(device) // on_this_machine(device.type)
-    copied = learner.reference is not None and learner.reference.has_weights
-    # Models loaded so far are no part of the program's own memory.
-    models = 1 + copied + (run.critic is not None)
-    program = program_bytes(device, shape.parameters * shape.number * models)
-    critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
-    answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
-    shapes = largest_step(
-        config,
-        [len(p.tokens) for p in run.train_set],
-        [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
-        run.loaded.algorithm.whole_groups,
-        len(run.test_set),
-    )
-    judges = reward_model_bytes(run.rewards)
-    expect = partial(
-        forecast, shape, config, shapes, reference=copied, program=program, critic=critic, judges=judges
-    )
+    largest = _largest_step(run)
+    expect = _expectation(run, largest)
     configured = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     # A changed setting makes a new plan; else the run's first plan holds.
     resumed = before.get("configured") == configured
-    fitting, running = planned(expect, config, shapes, available)
+    fitting, running = planned(expect, config, largest, available)
     tokens = before["planned"] if resumed else fitting
     # All processes use the size that fits into the smallest one.
     tokens = min(gather(tokens))
@@ -71,9 +64,41 @@ def plan_memory(run: Run) -> dict[str, int]:
     if tokens < configured:
         why = "had no room when the run began" if resumed else "does not fit in memory"
         run.journal.say(f"train.tokens_per_micro_batch {configured} {why}; using {tokens}", "yellow")
-    if running < (most := config.rollout.max_running):
-        run.journal.say(f"rollout.max_running {most} does not fit in memory; using {running}", "yellow")
+    if running < config.rollout.max_running:
+        asked = config.rollout.max_running
+        run.journal.say(f"rollout.max_running {asked} does not fit in memory; using {running}", "yellow")
     return roles
+
+
+def _largest_step(run: Run) -> LargestStep:
+    """Return the tokens of the run's largest step, from its prompts and examples."""
+    answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
+    return largest_step(
+        run.loaded.config,
+        [len(p.tokens) for p in run.train_set],
+        [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
+        run.loaded.algorithm.whole_groups,
+        len(run.test_set),
+    )
+
+
+def _expectation(run: Run, largest: LargestStep) -> Expectation:
+    """Return the forecast as a function of the micro-batch and of the number of completions at once."""
+    learner = run.learner
+    shape = shape_of(learner.policy.whole)
+    copied = learner.reference is not None and learner.reference.has_weights
+    # Models loaded so far are no part of the program's own memory.
+    models = 1 + copied + (run.critic is not None)
+    return partial(
+        forecast,
+        shape,
+        run.loaded.config,
+        largest,
+        reference=copied,
+        program=program_bytes(learner.policy.device, shape.parameters * shape.number * models),
+        critic=sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0,
+        judges=reward_model_bytes(run.rewards),
+    )
 
 
 def in_megabytes(roles: Mapping[str, int]) -> str:

@@ -202,35 +202,48 @@ def code_tests(
     limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=memory_mb << 20)
     suspicious = {"suspicious": float(SUSPICIOUS.search(code) is not None)}
     if mode == "check":
-        if not isinstance(sandbox, ProcessSandbox):
-            raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
-        result = sandbox.check(code, entry_point, setup, test, limits)
-        if result.kind == "ok" and not result.value:
-            # A test that passes without a call would pay every program.
-            return Score(None, "bad_reference", detail="the test never calls the function")
-        return score_of(result, float(result.kind == "ok"), code, suspicious)
+        return _check(sandbox, code, entry_point, setup, test, limits, suspicious)
+    ends = time.monotonic() + total_seconds
+
+    def run(cases: Sequence[Case]) -> Iterator[tuple[bool, Outcome]]:
+        if mode == "stdio":
+            return _scripts(sandbox, code, cases, limits, ends, tolerance)
+        whole = Limits(ends - time.monotonic(), math.ceil(total_seconds), limits.memory)
+        return _calls(sandbox, code, entry_point, cases, whole, seconds, tolerance)
+
     cases = cases_of(tests, mode)
     shown = [c for c in cases if c.visible]
     hidden = [c for c in cases if not c.visible]
-    ends = time.monotonic() + total_seconds
     fractions = {}
     worst = Outcome("ok")
     for name, some in (("visible", shown), ("hidden", hidden)):
         if some:
-            left = ends - time.monotonic()
-            whole = Limits(wall=left, cpu=math.ceil(total_seconds), memory=limits.memory)
-            run = (
-                _calls(sandbox, code, entry_point, some, whole, seconds, tolerance)
-                if mode == "function"
-                else _scripts(sandbox, code, some, limits, ends, tolerance)
-            )
-            fractions[name], result = _tally(run, some, points)
+            fractions[name], result = _tally(run(some), some, points)
             # The first problem is reported, visible tests first.
             worst = result if worst.kind == "ok" else worst
     if len(fractions) == 2:
         fractions["gap"] = fractions["visible"] - fractions["hidden"]
     value = fractions["hidden" if hidden else "visible"]
     return score_of(worst, value, code, {**fractions, **suspicious})
+
+
+def _check(
+    sandbox: SandboxBackend,
+    code: str,
+    entry: str,
+    setup: str,
+    test: str,
+    limits: Limits,
+    metrics: Mapping[str, float],
+) -> Score:
+    """Score a program by code that tests it. Raises SandboxUnavailable where such code cannot run."""
+    if not isinstance(sandbox, ProcessSandbox):
+        raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
+    result = sandbox.check(code, entry, setup, test, limits)
+    if result.kind == "ok" and not result.value:
+        # A test that passes without a call would pay every program.
+        return Score(None, "bad_reference", detail="the test never calls the function")
+    return score_of(result, float(result.kind == "ok"), code, metrics)
 
 
 def program(completion: TextOrMessages, language: str) -> str | None:

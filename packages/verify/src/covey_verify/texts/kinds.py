@@ -47,8 +47,8 @@ WRAPPINGS = {'"': '"', "“": "”", "„": "“”", "«": "»", "＂": "＂"}
 
 def existence(text: str, *, keywords: list[str]) -> str:
     """Each keyword occurs as a whole word or phrase, in any case: `cats` is not `cat`."""
-    where = folded(text)
-    missing = [keyword for keyword in keywords if not occurrences(folded(keyword), where)]
+    plain = folded(text)
+    missing = [keyword for keyword in keywords if not occurrences(folded(keyword), plain)]
     return f"{missing[0]!r} does not occur" if missing else ""
 
 
@@ -59,8 +59,8 @@ def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> str:
 
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> str:
     """No forbidden word occurs as a whole word or phrase, in any case, markup or width."""
-    where = folded(text)
-    found = [word for word in forbidden_words if occurrences(folded(word), where)]
+    plain = folded(text)
+    found = [word for word in forbidden_words if occurrences(folded(word), plain)]
     return f"{found[0]!r} occurs" if found else ""
 
 
@@ -117,11 +117,11 @@ def postscript(text: str, *, postscript_marker: str) -> str:
     marker = re.compile(r"\s?".join(letters) + r"(?![^\W_])", re.IGNORECASE)
     place = 0
     for line in text.split("\n"):
-        begun = line.lstrip(LINE_MARKS)
-        match = marker.match(begun)
+        content = line.lstrip(LINE_MARKS)
+        match = marker.match(content)
         place += len(line)
         if match and has_words(text[: place - len(line)]):
-            rest = text[place - len(begun) + match.end() :]
+            rest = text[place - len(content) + match.end() :]
             return "" if has_words(rest) else "the postscript is empty"
         place += 1
     return f"no postscript begins with {postscript_marker!r}"
