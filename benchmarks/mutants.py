@@ -609,18 +609,6 @@ MUTANTS = [
         ("a long result whole", "if len(ids) <= most", "if True"),
     ),
     *of(
-        "sampling/tools/calls.py",
-        ("a thought is a call", "if mark[0] == THINK_CLOSE:\n            result = []", 'if mark[0] == "x":\n            result = []'),
-        ("a call in the middle is made", "if not text.endswith(CLOSE_CALL):", "if CLOSE_CALL not in text:"),
-    ),
-    *of(
-        "sampling/tools/forms.py",
-        ("texts are JSON", 'if kind == "string":', "if False:"),
-        ("an answer in JSON is a call", '{"name", "parameters"} <= set(value)', '"name" in value'),
-        ("marks are left out", "skip_special_tokens=False", "skip_special_tokens=True"),
-        ("the end is part of a call", "- (int(turn[-1]) in policy.end_ids)", ""),
-    ),
-    *of(
         "sampling/draw.py",
         ("greedy rows drawn", "torch.where(uniform == GREEDY, logits.argmax(-1), below)", "below"),
         ("nucleus at temperature 1", "kept_tokens(logits.float() / params.temperature, params)", "kept_tokens(logits.float(), params)"),

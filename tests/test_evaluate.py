@@ -33,7 +33,8 @@ from covey.runs.estimates import (
 from covey.sampling.base import SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.training.evaluation import basis_of, evaluate, majority
-from covey.types import TAGS, Completion, Problem, Thoughts, Transcript
+from covey.types import Completion, Problem, Transcript
+from covey_verify.extract import TAGS, Thoughts
 from tests.fakes import ScriptedSampler, prompted
 
 

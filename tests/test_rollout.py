@@ -14,6 +14,7 @@ from covey.config.sampling import Rollout
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
+from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
@@ -270,7 +271,7 @@ def test_continuations_from_cuts_give_values() -> None:
     }
     sampler = ScriptedSampler(answer)
     source = rollouts(sampler, prompted(3), spec)
-    source.rewards.decode = lambda tokens: "0"  # of every whole completion
+    source.rewards.reader = Reader(lambda tokens: "0")  # of every whole completion
     batch = first(source)
     assert len(set(sampler.streams)) == len(sampler.streams) == 3 * 4 * 41
     assert asked.count(1) == 3 * 4

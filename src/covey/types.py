@@ -6,31 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from covey_verify.extract import TAGS, Thoughts
 from covey_verify.types import Messages, Score, StepRewards
 
 VERSION = "0.1.0"
 
 Credit = Literal["completion", "component", "step", "token"]
 """The unit that an algorithm gives an advantage to."""
-
-
-class Thoughts(NamedTuple):
-    """The marks that a chat template puts around thoughts, and whether the prompt has opened some."""
-
-    open: str = "<think>"
-    close: str = "</think>"
-    answer: tuple[str, ...] = ()
-    """Marks before an answer, in templates that have such marks (the channels of gpt-oss)."""
-    begun: bool = False
-    """Whether the prompt ends within thoughts, so that a completion begins inside them."""
-
-
-TAGS = Thoughts()
-"""The marks of most models; the prompt has opened none."""
 
 
 @dataclass(frozen=True)

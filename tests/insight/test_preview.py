@@ -27,7 +27,8 @@ from covey.rollouts.learned import rewards_of
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.system.console import RunConsole
-from covey.types import Completion, Group, Problem, Thoughts
+from covey.types import Completion, Group, Problem
+from covey_verify.extract import Thoughts
 from tests import fakes
 from tests.train.test_runs import FAST, StopAt, varied
 

@@ -19,6 +19,7 @@ from covey.config.load import load_config
 from covey.models.pretrained import alone
 from covey.models.tiny import build_tokenizer
 from covey.rewards.base import load_rewards
+from covey.rewards.reading import Reader
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded
 from covey.runs.estimates import Basis
@@ -55,7 +56,7 @@ def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **
     """A group under a config in ``folder`` whose model stands beside it."""
     tokenizer = build_tokenizer([WORKED] * 3)
     rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder, learned=LEARNED)
-    rewards.decode = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+    rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
     completions = []
     for text in texts:
         tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])

@@ -14,10 +14,12 @@ from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards
+from covey.rewards.reading import Reader
 from covey.sampling.prompts import encode, encode_examples
 from covey.tasks.examples import Example
-from covey.types import TAGS, Completion, Problem, Thoughts
+from covey.types import Completion, Problem
 from covey_verify.errors import DataError
+from covey_verify.extract import TAGS, Thoughts
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -178,7 +180,7 @@ def judged(chat_template: str, text: str, spec: Any) -> tuple[float | None, str]
     tokens = np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
     completion = Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
     rewards = load_rewards([spec], Path.cwd())
-    rewards.decode = policy.decode
+    rewards.reader = Reader(policy.decode)
     group = rewards.score_group(prompted.problem, prompted.tokens, [completion])
     (score,) = group.components[rewards[0].name].scores
     return score.value, score.status

@@ -18,8 +18,8 @@ from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools import turns
-from covey.sampling.tools.calls import ToolCall
 from covey.system.console import RunConsole
+from covey_verify.calls.call import ToolCall
 from tests.cluster.serving.test_serve import serving
 from tests.proof.cases import Model, mixed, trained_and_repeated
 from tests.train.test_runs import metrics_of
@@ -91,7 +91,7 @@ def test_a_run_with_tools_is_repeated(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, rollout: dict[str, Any]
 ) -> None:
     """An untrained model writes no call: here each turn that ends by itself is one."""
-    monkeypatch.setattr(turns, "calls_in", lambda text: [CALL] if text else [])
+    monkeypatch.setattr(turns, "calls_in_text", lambda text: [CALL] if text else [])
     monkeypatch.setattr(turns, "answer_tokens", lambda *_: [40, 41, 42])
     tools = {"functions": ["calculate"], "max_calls": 3}
     sampled = {**ROLLOUT, "max_tokens": 40, "tools": tools, **rollout}

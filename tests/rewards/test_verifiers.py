@@ -20,6 +20,7 @@ from covey.models.tiny import build_tokenizer
 from covey.rewards.audit import ask_canaries, check_references, rehearse
 from covey.rewards.base import load_rewards
 from covey.rewards.ends import token_ends
+from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.tasks.gym import gym_problems
 from covey.types import Completion, Group, Problem
@@ -210,7 +211,7 @@ def test_every_token_belongs_to_the_step_it_ends_in(text: str) -> None:
 def test_steps_reach_the_group_as_token_ends() -> None:
     tokenizer = build_tokenizer([WORKED] * 3, vocab_size=300)
     rewards = load_rewards(["calculations"], Path())
-    rewards.decode = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+    rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
     texts = (WORKED, WORKED.replace("=72>>", "=73>>"), "no steps")
     completions = []
     for text in texts:

@@ -77,6 +77,19 @@ def together(completion):
 def own_loop(completion):
     return asyncio.run(later("1")) if seen.extend("ab") is None else 0.0
 
+def down(completion):
+    time.sleep(60)
+
+def flickers(completion):
+    if not os.path.exists(__file__ + ".asked"):
+        open(__file__ + ".asked", "w").close()
+        time.sleep(60)
+    return 1.0
+
+def of_ids(completions, completion_ids):
+    if any(len(ids) == 2 for ids in completion_ids): os._exit(3)
+    return [1.0] * len(completions)
+
 def raises(completion, answer):
     gold = {"right": answer}
     return gold["wrong"]
@@ -117,7 +130,7 @@ def test_a_pattern_that_holds_the_interpreter_ends_at_its_timeout(project: Path,
     begun = time.monotonic()
     scores = judged(rewards, "aa", "a" * 40 + "b", "aaa").components["pattern"].scores
     assert time.monotonic() - begun < 30, "such a match takes days"
-    assert [(s.value, s.status) for s in scores] == [(1.0, "ok"), (None, "infra_error"), (1.0, "ok")]
+    assert [(s.value, s.status) for s in scores] == [(1.0, "ok"), (0.0, "timeout"), (1.0, "ok")]
     assert "no answer within 1 s" in scores[1].detail
 
 
@@ -125,12 +138,12 @@ def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -
     rewards = load(project, "leaves")
     group = judged(rewards, "a", "exit", "b", "segfault", "quit", "interrupt", "c")
     scores = group.components["leaves"].scores
-    assert [s.value for s in scores] == [1.0, None, 1.0, None, None, None, 1.0]
+    assert [s.value for s in scores] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert {scores[i].status for i in (1, 3, 4, 5)} == {"crashed"}
     assert scores[1].detail == "it ended its own process (exit code 0)"
     assert scores[3].detail == "it ended its own process (killed by SIGSEGV (Segmentation fault))"
     assert scores[4].detail.startswith("SystemExit: 0") and scores[5].detail.startswith("KeyboardInterrupt")
-    with pytest.raises(RewardError, match="ended its own process"):
-        count_failures([], [judged(rewards, "exit", "exit")], max_infra=0.2)
+    count_failures([], [judged(rewards, "exit", "exit")], max_infra=0.2)
     with pytest.raises(RewardError, match=r"leaves on problem p: it ended its own process"):
         judged(rewards, "exit", strict=True)
 
@@ -169,13 +182,30 @@ def test_async_and_concurrent_functions_run_together_there(project: Path) -> Non
 
 def test_an_async_function_that_hangs_costs_its_own_call_only(project: Path, capsys) -> None:
     scores = judged(load(project, "never", timeout=0.5), "a", "hang", "b").components["never"].scores
-    assert [s.value for s in scores] == [1.0, None, 1.0]
-    assert "no answer within 0.5 s" in scores[1].detail
+    assert [(s.value, s.status) for s in scores] == [(1.0, "ok"), (0.0, "timeout"), (1.0, "ok")]
+
+
+def test_only_texts_that_are_to_blame_get_0(project: Path, capsys) -> None:
+    """A function that hangs or ends whatever the text, or only once, is not the completion's fault."""
+    always = judged(load(project, "down", timeout=0.5), "a", "b")
+    assert [s.status for s in always.components["down"].scores] == ["infra_error"] * 2
+    with pytest.raises(RewardError, match=r"no answer within 0\.5 s"):
+        count_failures([], [always], max_infra=0.2)
+    once = judged(load(project, "flickers", timeout=2.0), "a")
+    assert once.components["flickers"].scores[0].value == 1.0
+    three = [completion("a"), completion("b", length=2), completion("c")]
+    group = load(project, "of_ids", timeout=2.0).score_group(PROBLEM, np.array([1]), three)
+    assert [s.value for s in group.components["of_ids"].scores] == [1.0, 0.0, 1.0]
+
+
+def test_a_function_that_hangs_on_a_rehearsal_is_an_error(project: Path) -> None:
+    with pytest.raises(RewardError, match=r"reward pattern on problem p: no answer within 0\.5 s"):
+        judged(load(project, "pattern", timeout=0.5), "a" * 40 + "b", strict=True)
 
 
 def test_whoever_was_beside_one_that_ends_the_process_is_asked_again(project: Path, capsys) -> None:
     scores = judged(load(project, "together"), "a", "exit").components["together"].scores
-    assert scores[1].value is None and "exit code 3" in scores[1].detail
+    assert scores[1].value == 0 and "exit code 3" in scores[1].detail
 
 
 def test_one_that_raises_shows_the_line_of_the_users_file(project: Path, capsys) -> None:

@@ -219,6 +219,34 @@ def test_expected_calls_may_be_written_as_in_a_chat() -> None:
     assert [why is None for why in bad] == [True, False, False, False, False]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[TOOL_CALLS]look_up[ARGS]{"word": "covey", "most": 2.0}',
+        '{"name": "look_up", "parameters": {"word": "covey", "most": 2e0}}',
+        '<|tool_call>call:look_up{word:<|"|>covey<|"|>,most:2}<tool_call|>',
+        "<|tool_call_start|>[look_up(word='covey', most=2)]<|tool_call_end|>",
+        '<|channel|>commentary to=functions.look_up<|message|>{"word": "covey", "most": 2}',
+        (
+            "<tool_call>look_up<arg_key>word</arg_key><arg_value>covey</arg_value><arg_key>most</arg_key>"
+            "<arg_value>2</arg_value></tool_call>"
+        ),
+    ],
+)
+def test_calls_are_compared_in_whatever_form_a_text_has_them(text: str) -> None:
+    expected = [{"name": "look_up", "arguments": {"word": "covey", "most": 2}}]
+    assert tool_calls(f"<think>so</think>{text}", expected).value == 1
+    assert tool_calls(f"<think>so</think>{text.replace('2', '3')}", expected).value == 0
+    assert tool_calls(f"<think>so {text}", expected).status == "no_answer"
+    assert tool_calls(text, []).value == 0, "a call where none was asked for"
+
+
+@pytest.mark.parametrize("text", ['<tool_call>{"name": "a"}', '<tool_call>{"name": "a"} so'])
+def test_a_call_that_is_never_closed_is_none(text: str) -> None:
+    assert tool_calls(text, [{"name": "a", "arguments": {}}]).status == "unparsable"
+    assert tool_calls(text, []).value == 0
+
+
 @pytest.mark.parametrize("block", ["{", "[]", '"x"', '{"name": 3}', '{"name": "a", "name": "b"}'])
 def test_broken_calls_are_unparsable(block: str) -> None:
     score = tool_calls(f"<tool_call>{block}</tool_call>", WANTED)

@@ -23,7 +23,7 @@ from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of
-from covey.sampling.tools.forms import calls_by
+from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, untold, with_schemas, with_tools
 from covey.system.console import RunConsole
 from covey.tasks.source import Source, load_source
@@ -67,7 +67,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
         unseen = unseen_by_model(policy, source.test, config)
         for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
             warn(note)
-        rewards.calls = calls_by(policy)
+        rewards.reader = reader_by(policy)
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
         console.begin("evaluating", 1)
         try:

@@ -220,7 +220,7 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
         requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
         begun[stream] = (whole, len(whole.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
-    sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.decode)
+    sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.reader.decode)
     groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
     return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in cut]))
 
@@ -326,7 +326,9 @@ def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[
     scorer = Scorer(pilot.rewards)
     begun = time.monotonic()
     score = partial(score_all, scorer=scorer, progress=lambda *_: None)
-    cut, tokens = with_segments(groups, settings, pilot.sampler, params, pilot.rewards.decode, stream, score)
+    cut, tokens = with_segments(
+        groups, settings, pilot.sampler, params, pilot.rewards.reader.decode, stream, score
+    )
     count = sum(len(g.completions) for g in cut)
     took = (time.monotonic() - begun) / count
     return cut, replace(found, continued=tokens / count, continuing=took)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey.rewards.scorer import completion_of
-from covey.sampling.tools.calls import ToolCall, as_message
-from covey.types import TAGS, Completion, Problem, Thoughts, Transcript
+from covey.types import Completion, Problem, Transcript
+from covey_verify.calls.call import ToolCall, as_message
 from covey_verify.errors import CoveyError
+from covey_verify.extract import TAGS, Thoughts
 from covey_verify.stress import FORGED
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from covey.config.schema import Data
 from covey.models.wording import MEANING, NO_WORDING, Wording, wording_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
+from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, look_at, with_own_model
-from covey.sampling.tools.texts import calls_by_text
 from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
@@ -43,8 +43,7 @@ def score_file(
     ``say`` is called with what is unknown about the model. Raises DataError, RewardError.
     """
     functions, data, wording, _ = _named(words, trust)
-    functions.calls = calls_by_text
-    functions.decode = wording.decode
+    functions.reader = Reader(wording.decode)
     if wording.note:
         say(wording.note)
     scorer = Scorer(functions)
@@ -209,7 +208,6 @@ def load_for_stress(
         source = Source(read_problems(file, data), [])
     problems, toolbox = _with_tools(source, stage)
     check_columns(problems, rewards)
-    rewards.calls = calls_by_text
     return problems, rewards, toolbox, wording
 
 

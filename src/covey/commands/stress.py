@@ -19,10 +19,10 @@ from covey.models.wording import NO_WORDING, Wording
 from covey.rewards.contract import Reward
 from covey.rewards.environments import lacks_environment
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
-from covey.types import TAGS, Completion, Problem
+from covey.types import Completion, Problem
 from covey_verify.contract import FULL
 from covey_verify.errors import RewardError
-from covey_verify.extract import THINK_CLOSE
+from covey_verify.extract import TAGS, THINK_CLOSE
 from covey_verify.mathematics.answers import reference_of
 from covey_verify.stress import (
     SECONDS,
@@ -75,7 +75,7 @@ def attack_rewards(
         # The gate and the reward alone, so that others' failures do not count.
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
-        tested.calls = rewards.calls
+        tested.reader = rewards.reader
         reports = [_attack(tested, reward, known[r.id], worded[r.id], rows, plays) for r in rows]
         tried += sum(found.tried for found in reports)
         findings += _undeserved([f for found in reports for f in found.findings], len(rows))
@@ -175,7 +175,7 @@ def _stumbled(
         honest = played.environment is not None and attack.name.endswith(", once")
         if played.fault:
             yield replace(finding, text=played.fault, attack=f"{attack.name} (the environment failed)")
-        elif finding.status in STUCK[:1]:
+        elif finding.status in (STUCK[:1] if reward.ours else STUCK):
             yield replace(finding, attack=f"{attack.name} (the function failed)")
         elif values[attack.name] > once:
             yield replace(finding, attack=attack.name + EVERYWHERE) if honest else finding

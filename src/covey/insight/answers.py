@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.models.template import without_thoughts
-from covey.types import Completion, Group, Thoughts
-from covey_verify.extract import EXTRACTORS, FENCE, FORMS, code_block
+from covey.types import Completion, Group
+from covey_verify.calls.turn import read_turn
+from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
 
 SOME = 0.1
 """Fraction of the completions from which on a habit of theirs is said."""
@@ -104,7 +104,7 @@ def readable(text: str, marks: Thoughts) -> Iterator[Reading]:
     >>> found[0], [r.text for r in found if r.form == "answer_tag"]
     (Reading(place='last_number', form='', text='51'), ['<answer>51</answer>'])
     """
-    answer = without_thoughts(text, marks)
+    answer = read_turn(text, marks).answer
     if answer is None:
         return
     places = dict(_places(text, answer.strip()))
@@ -188,7 +188,7 @@ def _form(readings: Readings | None) -> Advice | None:
 def _thoughts(completions: Sequence[Completion], wording: Wording) -> Advice | None:
     """Advise if many completions end within their thoughts."""
     marks = wording.marks
-    inside = [c for c in completions if without_thoughts(c.text, marks) is None]
+    inside = [c for c in completions if read_turn(c.text, marks).answer is None]
     if len(inside) <= SOME * len(completions):
         return None
     by = "the chat template opens thoughts in the prompt" if marks.begun else "the model opens thoughts"

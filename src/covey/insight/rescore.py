@@ -11,11 +11,11 @@ import numpy as np
 
 from covey.models.wording import Wording, wording_of
 from covey.rewards.audit import check_columns
+from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.sampling.tools.texts import calls_by_text
 from covey.system.console import finite
 from covey.tasks.source import load_problems
 from covey.types import Completion, Problem, Transcript
@@ -82,8 +82,7 @@ def rescore(
     if wording.note and say is not None:
         say(wording.note)
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
-    rewards.calls = calls_by_text
-    rewards.decode = wording.decode
+    rewards.reader = Reader(wording.decode)
     problems = {p.id: p for p in source.train}
     groups = []
     for step in logged:

@@ -16,8 +16,8 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 
 from covey.models.chat import chat_text, render_at, rendered_at
-from covey.types import Thoughts
 from covey_verify.errors import ConfigError, DataError
+from covey_verify.extract import Thoughts
 from covey_verify.types import Messages
 
 QUESTION, THOUGHT, ANSWER = "some question", "some thought", "some answer"
@@ -334,7 +334,7 @@ def thoughts_of(
     facts = template_facts(tokenizer, arguments)
     text = str(tokenizer.decode(tokens)).rstrip()
     if isinstance(prompt, str):  # a text may mention marks anywhere; only at its end do they open thoughts
-        return facts.marks._replace(begun=text.endswith(facts.marks.open))
+        return facts.marks.begun_by(text)
     return begun_in(_beginning(text, prompt, facts.answer_header), facts.marks)
 
 
@@ -365,24 +365,3 @@ def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool)
             return f"the answer closes thoughts ({marks.close}) that are not open"
         inside = mark == marks.open
     return f"the answer ends within its thoughts: {marks.close} is missing" if inside and ended else None
-
-
-def without_thoughts(text: str, marks: Thoughts) -> str | None:
-    """A turn without its thoughts; None if it ends within them. With ``marks.begun`` it begins within some.
-
-    >>> without_thoughts("so</think>3", Thoughts(begun=True)), without_thoughts("<think>so", Thoughts())
-    ('3', None)
-    """
-    parts = list[str]()
-    rest = text
-    inside = marks.begun
-    while inside or marks.open in rest:
-        if not inside:
-            before, _, rest = rest.partition(marks.open)
-            parts.append(before)
-        _, closed, rest = rest.partition(marks.close)
-        if not closed:
-            return None
-        inside = False
-    answer = "".join([*parts, rest])
-    return answer if marks.answer else answer.rpartition(marks.close)[2]

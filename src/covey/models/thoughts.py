@@ -6,8 +6,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault
-from covey.types import Problem, Thoughts
+from covey.types import Problem
 from covey_verify.errors import DataError
+from covey_verify.extract import Thoughts
 from covey_verify.types import Messages
 
 

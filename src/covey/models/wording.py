@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
-from covey.types import TAGS, Problem
+from covey.types import Problem
 from covey_verify.errors import DataError
+from covey_verify.extract import TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +46,7 @@ class Wording:
         """
         messages = problem.prompt
         if self.tokenizer is None:
-            begun = isinstance(messages, str) and messages.rstrip().endswith(TAGS.open)
-            return replace(problem, thoughts=TAGS._replace(begun=begun))
+            return replace(problem, thoughts=TAGS.begun_by(messages if isinstance(messages, str) else ""))
         from covey.models.template import thoughts_of
 
         tokens = self._tokens(problem) if prompt is None else prompt

@@ -16,9 +16,10 @@ import numpy as np
 
 from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
-from covey.types import TAGS, Group, Problem, Transcript
+from covey.types import Group, Problem, Transcript
 from covey_verify.contract import FULL, PROVIDED, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
+from covey_verify.extract import TAGS
 
 SHOWN = 5
 """Number of bad rows that an error lists."""

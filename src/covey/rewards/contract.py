@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from covey.rewards.ends import drawn_ends
-from covey.rewards.reading import CallReader, Said, Tagged, said_in_tags, turns_of
+from covey.rewards.reading import Reader, Reply, Tagged
 from covey.types import Completion, Problem
 from covey_verify.contract import FROM_TRAINER, Place, RewardFunction, writable
 from covey_verify.errors import ConfigError
@@ -34,8 +34,9 @@ class Context:
     """The trainer's data for the calls of one scoring, and the values that these calls log."""
 
     step: int = 0
-    decode: Callable[[Sequence[int]], str] = lambda _: ""
-    calls: CallReader = lambda *_: ()
+    reader: Reader = field(default_factory=Reader)
+    rehearsal: bool = False
+    """Whether the completions are made up, so that a function that fails is itself at fault."""
     logged: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[str, list[str]] = field(default_factory=dict)
     """Logged texts of one call: column -> a text for each completion."""
@@ -111,42 +112,38 @@ class Reward(RewardFunction):
         if not isinstance(prompt, str) and problem.asked_in_text and not self.ours:
             prompt = str(prompt[-1]["content"])
         in_text = isinstance(prompt, str)
+        replies = [context.reader.read(problem, c) for c in completions]
         # Built-in rewards look for <think> tags; users' functions get the completion as it was sampled.
-        read = [
-            said_in_tags(c, problem.thoughts, context.decode) if self.ours else Said(Tagged(c.text))
-            for c in completions
-        ]
-        said = [r.whole.text for r in read]
+        said = [reply.tagged.text if self.ours else reply.text for reply in replies]
         # TRL's convention: the completions have the form of the prompt, strings or messages.
         texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
         row = Row(problem.id, prompt, problem.columns)
         available = self.offered(row, texts, [c.text for c in completions])
         if not self.per_sample:
             available["completion_ids"] = [c.tokens.tolist() for c in completions]
-        available |= self._made_of(problem, completions, read, context, available)
+        available |= self._made_of(replies, context, available)
         return {**self.accepted(available), **context.provided(self)}
 
     def _made_of(
-        self,
-        problem: Problem,
-        completions: Sequence[Completion],
-        read: Sequence[Said],
-        context: Context,
-        columns: Container[str],
+        self, replies: Sequence[Reply], context: Context, columns: Container[str]
     ) -> dict[str, object]:
         """Return the arguments that are computed only if the signature asks, as they are costly."""
-        makers: dict[str, Callable[[Completion, Said], object]] = {
-            "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
-            "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
-            "turns": lambda c, r: r.turns or turns_of(c, r.whole.text, problem, context.calls),
+
+        def ends(reply: Reply) -> list[int]:
+            read = reply.tagged if self.ours else Tagged(reply.text)
+            return read.places(drawn_ends(reply.completion, context.reader.decode))
+
+        makers: dict[str, Callable[[Reply], object]] = {
+            "sampled_ids": lambda r: r.completion.tokens[r.completion.drawn].tolist(),
+            "token_ends": ends,
+            "turns": lambda r: r.tagged_turns if self.ours else r.turns,
             # The function may be called in another process, to which plain data are sent.
-            "thought_marks": lambda *_: Attributes(**problem.thoughts._asdict()),
+            "thought_marks": lambda r: Attributes(**r.problem.thoughts._asdict()),
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
-            makers[state] = lambda c, _: _attributes(c.transcript.environment)
-        pairs = list(zip(completions, read, strict=True))
-        asked = {n: [make(*pair) for pair in pairs] for n, make in makers.items() if n in self.parameters}
+            makers[state] = lambda r: _attributes(r.completion.transcript.environment)
+        asked = {n: [make(r) for r in replies] for n, make in makers.items() if n in self.parameters}
         # A function of one completion gets a value, a function of a group a list.
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 

@@ -1,17 +1,26 @@
-"""Completions as built-in rewards read them, with thoughts between tags whatever the template's marks are."""
+"""A completion, read: everything that rewards, votes and people take from what a model wrote.
+
+Built-in rewards get thoughts between `<think>` and `</think>`, whatever the marks of the model's template
+are; users' functions get the text as the model wrote it.
+"""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, repeat
 from typing import NamedTuple
 
-from covey.types import TAGS, Completion, Problem, Thoughts
-from covey_verify.extract import THINK_CLOSE, THINK_OPEN
+from covey.types import Completion, Problem
+from covey_verify.calls.call import ToolCall, as_message
+from covey_verify.calls.forms import form_of_text
+from covey_verify.calls.turn import read_turn
+from covey_verify.extract import THINK_CLOSE, THINK_OPEN, Thoughts
 
-CallReader = Callable[[Problem, Completion], Sequence[Mapping[str, object]]]
-"""Returns the tool calls at the end of a one-turn completion, in the form that messages have."""
+Message = Mapping[str, object]
 
 
 class Tagged(NamedTuple):
@@ -53,45 +62,85 @@ def in_tags(text: str, thoughts: Thoughts) -> Tagged:
     return Tagged("".join([*parts, text[read:]]), moved)
 
 
-class Said(NamedTuple):
-    """A completion as a reward reads it."""
-
-    whole: Tagged
-    turns: Sequence[Mapping[str, object]] = ()
-    """Its turns, if a tool has answered; otherwise empty."""
+CallReader = Callable[[Problem, Completion], Sequence[ToolCall]]
+"""Returns the calls at the end of a completion of one turn."""
 
 
-def said_in_tags(completion: Completion, marks: Thoughts, decode: Callable[[Sequence[int]], str]) -> Said:
-    """Return a completion with thoughts in tags, including those that a prompt opened."""
-    if marks == TAGS:
-        return Said(Tagged(completion.text))
-    if not completion.transcript.turns:
-        return Said(in_tags(completion.text, marks))
-    # A tool's answer is followed by the header of the next turn, which may open thoughts as the prompt does.
-    inserted = [decode(ids.tolist()) for drawn, ids in completion.parts if not drawn]
-    begun = iter([marks.begun, *(text.rstrip().endswith(marks.open) for text in inserted)])
-    turns = list[dict[str, object]]()
-    opened = marks.begun
-    for turn in completion.transcript.turns:
-        if turn["role"] == "assistant":
-            opened = next(begun, False)
-            turns.append(
-                {**turn, "content": in_tags(str(turn["content"]), marks._replace(begun=opened)).text}
-            )
-        else:
-            turns.append(dict(turn))
-    whole = in_tags(completion.text, marks)
-    if opened:  # the last turn begins within thoughts: only its turn has the opening tag
-        own = [str(turn["content"]) for turn in turns if turn["role"] == "assistant"]
-        whole = Tagged("".join(own), whole.moved)
-    return Said(whole, turns)
+def calls_by_text(problem: Problem, completion: Completion) -> Sequence[ToolCall]:
+    """Return the calls where no model is known: in the form whose mark comes first in the text."""
+    text = completion.text
+    return read_turn(text, problem.thoughts, form_of_text(text)).calls
 
 
-def turns_of(
-    completion: Completion, text: str, problem: Problem, calls: CallReader
-) -> list[dict[str, object]]:
-    """Return the turns of model and tools in order; without tools, ``text`` as one turn with its calls."""
-    if completion.transcript.turns:
-        return [dict(turn) for turn in completion.transcript.turns]
-    called = list(calls(problem, completion))
-    return [{"role": "assistant", "content": text, **({"tool_calls": called} if called else {})}]
+@dataclass(frozen=True)
+class Reader:
+    """What a run knows of its model's texts. Without a model, calls are read in the form that they have."""
+
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
+    """Token ids -> their text."""
+    calls: CallReader = calls_by_text
+
+    def read(self, problem: Problem, completion: Completion) -> Reply:
+        """Read the completion of a problem."""
+        return Reply(problem, completion, self)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A completion as a model wrote it (`text`, `turns`), and as built-in rewards read it."""
+
+    problem: Problem
+    completion: Completion
+    reader: Reader
+
+    @property
+    def text(self) -> str:
+        """The text of all turns, with the model's own marks and without the ends of turns."""
+        return self.completion.text
+
+    @cached_property
+    def turns(self) -> Sequence[Message]:
+        """The turns of model and tools in order, the model's with their calls."""
+        if self.completion.transcript.turns:
+            return [dict(turn) for turn in self.completion.transcript.turns]
+        called = list(map(as_message, self.reader.calls(self.problem, self.completion)))
+        return [{"role": "assistant", "content": self.text, **({"tool_calls": called} if called else {})}]
+
+    @cached_property
+    def tagged(self) -> Tagged:
+        """The text with thoughts in tags."""
+        if self.completion.transcript.turns and self._own[-1][1].begun:
+            # The last turn begins within thoughts, so its own opening tag has to be shown.
+            return _joined([in_tags(*own) for own in self._own])
+        return in_tags(self.text, self.problem.thoughts)
+
+    @cached_property
+    def tagged_turns(self) -> Sequence[Message]:
+        """The turns with thoughts in tags."""
+        own = (in_tags(*one).text for one in self._own)
+        return [{**t, "content": next(own)} if t["role"] == "assistant" else t for t in self.turns]
+
+    @cached_property
+    def _own(self) -> Sequence[tuple[str, Thoughts]]:
+        """The text of each turn of the model, with the marks of thoughts that its header has left."""
+        first = self.problem.thoughts
+        if not self.completion.transcript.turns:
+            return [(self.text, first)]
+        # A tool's answer is followed by the next turn's header, which may open thoughts as the prompt does.
+        inserted = (self.reader.decode(ids.tolist()) for drawn, ids in self.completion.parts if not drawn)
+        marks = chain([first], map(first.begun_by, inserted), repeat(first._replace(begun=False)))
+        texts = [str(turn["content"]) for turn in self.turns if turn["role"] == "assistant"]
+        return list(zip(texts, marks, strict=False))
+
+
+def _joined(parts: Sequence[Tagged]) -> Tagged:
+    """Return the texts of several turns as one."""
+    moved = list[tuple[int, int]]()
+    length = 0  # of the model's own text
+    shift = 0
+    for part in parts:
+        moved += [(length + place, shift + own) for place, own in part.moved]
+        last = part.moved[-1][1] if part.moved else 0
+        length += len(part.text) - last
+        shift += last
+    return Tagged("".join(part.text for part in parts), moved)

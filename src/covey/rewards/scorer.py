@@ -19,7 +19,7 @@ import numpy as np
 from covey.rewards.contract import Context, Reward, verdict_of
 from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
-from covey.rewards.reading import CallReader
+from covey.rewards.reading import Reader
 from covey.rewards.serving import UserSetup
 from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
 from covey.types import Completion, Group, Problem
@@ -45,10 +45,8 @@ class Rewards:
         """Fraction of the labels that are flipped before training."""
         self.sandbox = sandbox
         """The sandbox that model code runs in, if any does; for the run's record."""
-        self.decode: Callable[[Sequence[int]], str] = lambda _: ""
-        """Decoder of the tokenizer, set when that is loaded, which is after the rewards."""
-        self.calls: CallReader = lambda *_: ()
-        """Reader of tool calls, set when the model is loaded, whose format it reads."""
+        self.reader = Reader()
+        """The reader of completions, set when the model is loaded, whose texts it knows."""
         self.executor = Executor()
         # Reward name -> the caller of its process; filled at the first call.
         self.apart: dict[str, Worker | Isolated] = {}
@@ -174,7 +172,7 @@ class Scorer:
 
     def __init__(self, rewards: Rewards, step: int = 0, strict: bool = False) -> None:
         self.rewards, self.strict = rewards, strict
-        self.context = Context(step, rewards.decode, rewards.calls)
+        self.context = Context(step, rewards.reader, strict)
         self.calls = self.completions = 0
         self.waited = 0.0
 

@@ -1,8 +1,8 @@
 """Workers: processes that run a user's reward function and can be killed.
 
 A worker imports the file once and keeps its state. A call that hangs, even in C code that never releases the
-interpreter, costs only its own completions: the process is killed and the next call starts a new one. An
-isolated function has a fresh process for each call, under `isolate: sandbox` a confined one.
+interpreter, costs only the completion whose text is to blame: the process is killed and the next call starts
+a new one. An isolated function has a fresh process for each call, under `isolate: sandbox` a confined one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MOST_LOST = 3
 """Number of machines that may be lost during one call."""
 ASYNC_CALLS = 256
 """Largest number of calls of an async function under way at once."""
-TEXTS = {"completion", "completions", "solution_str", "turns"}
-"""Arguments that hold sampled text."""
+TEXTS = {"completion", "completions", "solution_str", "turns", "completion_ids", "sampled_ids", "token_ends"}
+"""Arguments that hold sampled text, or its tokens."""
 PLAIN_TYPES = {
     type(None),
     bool,
@@ -130,11 +130,20 @@ class Worker:
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
     ) -> list[Score]:
-        """Return the function's scores of ``count`` completions.
+        """Return the function's scores of ``count`` completions; see ``blamed``.
 
-        Raises TimeoutError, Failed, or RewardError if the function breaks its contract.
+        Raises Failed, or RewardError if the function breaks its contract.
         """
-        message = request_of(self.reward, problem, arguments, count, context, seconds)
+
+        def asked(empty: Collection[int], wall: float = seconds) -> Outcome:
+            own = without_text(arguments, empty, self.reward.per_sample)
+            return self._outcome(request_of(self.reward, problem, own, count, context, wall))
+
+        return blamed(asked, count, context, seconds)
+
+    def _outcome(self, message: CallRequest) -> Outcome:
+        """Make a call and return its outcome, ``ok`` if there is any reply. Raises Lost or RewardError."""
+        seconds = message["seconds"]
         # Where calls overlap, another call may have ended the process, so a failed call is made once more.
         last, lost = not self.overlaps, 0
         while True:
@@ -144,17 +153,17 @@ class Worker:
                 reply = Call.begun(link.ask(message), seconds + GRACE * self.reward.is_async).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
-                raise TimeoutError(f"no answer within {seconds:g} s") from None
+                return Outcome("timeout", text=f"no answer within {seconds:g} s")
             except Lost:
                 lost += 1
                 if lost > MOST_LOST:
                     raise
-            except Failed:
+            except Failed as error:
                 if last:
-                    raise
+                    return Outcome("crashed", text=str(error))
                 last = True
             else:
-                return scores_of(reply, context, seconds)
+                return Outcome("ok", reply)
 
 
 class Isolated:
@@ -176,8 +185,7 @@ class Isolated:
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
     ) -> list[Score]:
-        """Return the function's scores of ``count`` completions; a text that hangs or ends the process gets
-        0.
+        """Return the function's scores of ``count`` completions; see ``blamed``.
 
         Raises Failed, or RewardError if the function breaks its contract.
         """
@@ -187,35 +195,48 @@ class Isolated:
             own = without_text(arguments, empty, self.reward.per_sample)
             request = request_of(self.reward, problem, own, count, context, wall)
             limits = Limits(wall=wall, cpu=math.ceil(wall), memory=8 << 30)
-            return self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+            found = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+            if found.kind in ("crashed", "flood"):
+                return Outcome("crashed", text=f"it ended its own process ({found.text})")
+            return found
 
-        found = asked(())
-        guilty = dict[int, Score]()
-        ended = _ended_by(found)
-        if ended is not None:
-            guilty = _guilty(ended, asked, count, seconds)
-            found = asked(guilty)
-            # Completions are to blame only if the same call without their texts ends well.
-            if not guilty or _ended_by(found) is not None:
-                raise Failed(ended.detail, found.value if isinstance(found.value, str) else "")
-            if len(guilty) == count:  # what it says about empty texts, if only an exception, is nobody's
-                return [guilty[i] for i in range(count)]
-        if found.kind != "ok":
-            raise Failed(found.text, found.value or "")
-        scores = scores_of(found.value, context, seconds)
-        return [guilty.get(i, score) for i, score in enumerate(scores)]
+        return blamed(asked, count, context, seconds)
+
+
+def blamed(
+    asked: Callable[[Collection[int], float], Outcome], count: int, context: Context, seconds: float
+) -> list[Score]:
+    """Return the scores of a call; a text that hangs it or ends its process gets 0.
+
+    ``asked(empty, seconds)`` makes the call with the texts of the completions in ``empty`` replaced by "". A
+    text is to blame if the call hangs or ends with it twice, and not without it. All else is the function's
+    fault or the machine's. Raises Failed for these, or RewardError if the function breaks its contract.
+    """
+    found = asked((), seconds)
+    ended = _ended_by(found)
+    guilty = dict[int, Score]()
+    if ended is not None:
+        # The texts of a rehearsal are known to be harmless.
+        guilty = {} if context.rehearsal else _guilty(asked, count, seconds)
+        if len(guilty) == count:  # what it says about empty texts, if only an exception, is nobody's
+            return [guilty[i] for i in range(count)]
+        found = found if context.rehearsal else asked(guilty, seconds)
+        if _ended_by(found) is not None:
+            raise Failed(ended.detail, found.value if isinstance(found.value, str) else "")
+    if found.kind != "ok":
+        raise Failed(found.text, found.value or "")
+    scores = scores_of(found.value, context)
+    return [guilty.get(i, score) for i, score in enumerate(scores)]
 
 
 def _guilty(
-    ended: Score, asked: Callable[[Collection[int], float], Outcome], count: int, seconds: float
+    asked: Callable[[Collection[int], float], Outcome], count: int, seconds: float
 ) -> dict[int, Score]:
     """Return the completions whose text alone, all others empty, hangs or ends a call, with their scores.
 
     A text alone has its share of the call's seconds, beside those that the call takes without any text. So
     the search takes little longer than the call, however many texts hang.
     """
-    if count == 1:
-        return {0: ended}
     begun = time.monotonic()
     if _ended_by(asked(range(count), seconds)) is not None:
         return {}
@@ -227,9 +248,9 @@ def _guilty(
 def _ended_by(found: Outcome) -> Score | None:
     """Return the score of a text that has hung or ended the process (an exit, a crash, memory), or None."""
     if found.kind == "timeout" or (found.kind == "ok" and "late" in found.value):
-        return Score(0.0, "timeout", detail=found.text)
-    if found.kind in ("crashed", "flood"):
-        return Score(0.0, "crashed", detail=f"it ended its own process ({found.text})")
+        return Score(0.0, "timeout", detail=found.text or "no answer in time")
+    if found.kind == "crashed":
+        return Score(0.0, "crashed", detail=found.text)
     raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
     own_end = raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt"))
     return Score(0.0, "crashed", detail=raised) if own_end else None
@@ -256,7 +277,8 @@ def without_text(
 def _silent(said: Any) -> object:
     if isinstance(said, str):
         return ""
-    return [{**turn, "content": ""} if turn.get("role") == "assistant" else turn for turn in said]
+    turns = [turn for turn in said if isinstance(turn, Mapping)]  # there are none among token ids
+    return [{**turn, "content": ""} if turn.get("role") == "assistant" else turn for turn in turns]
 
 
 def setup_of(reward: Reward) -> UserSetup:
@@ -299,15 +321,13 @@ def request_of(
     }
 
 
-def scores_of(reply: CallReply, context: Context, seconds: float) -> list[Score]:
-    """Return the scores of a reply, and log its metrics. Raises TimeoutError, Failed, or RewardError."""
+def scores_of(reply: CallReply, context: Context) -> list[Score]:
+    """Return the scores of a reply, and log its metrics. Raises Failed or RewardError."""
     for name, values in reply.get("logged", {}).items():
         for value in values:
             context.log_metric(name, value)
     # What was logged before a failure is kept.
     context.extra.update(reply.get("extra", {}))
-    if "late" in reply:
-        raise TimeoutError(f"no answer within {seconds:g} s")
     if "refused" in reply:
         error = RewardError(reply["refused"])
         error.code = reply["code"]

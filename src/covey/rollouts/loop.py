@@ -273,7 +273,9 @@ class Rollouts:
             return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
 
         score = partial(score_all, scorer=scorer, progress=progress)
-        return with_segments(groups, cutting, self.sampler, self.params, self.rewards.decode, stream, score)
+        return with_segments(
+            groups, cutting, self.sampler, self.params, self.rewards.reader.decode, stream, score
+        )
 
     def _request(self, choice: Choice, samples: int, *step: int) -> Request:
         """Return the request of a group, with a key for each completion.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 
 from covey.rewards.base import Reward, Rewards
-from covey.rewards.reading import said_in_tags
+from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.rollouts.groups import Progress, score_all
@@ -85,7 +85,7 @@ def majority(group: Group, rewards: Rewards) -> bool:
     """Whether the most frequent answer is correct. Ties go to the answer that was given first."""
     parameter = rewards.verdict.parameters.get("rule")
     rule = rewards.verdict.settings.get("rule", parameter.default if parameter else None)
-    answers = [_answer(c, group.problem, rule, rewards.decode) for c in group.completions]
+    answers = [_answer(c, group.problem, rule, rewards.reader) for c in group.completions]
     votes = Counter(a for a in answers if a is not None)
     if not votes:
         return False
@@ -94,15 +94,13 @@ def majority(group: Group, rewards: Rewards) -> bool:
     return bool(group.correct[answers.index(winner)])
 
 
-def _answer(
-    completion: Completion, problem: Problem, rule: object, decode: Callable[[Sequence[int]], str]
-) -> str | None:
+def _answer(completion: Completion, problem: Problem, rule: object, reader: Reader) -> str | None:
     """Return a completion's vote: its answer by the verdict's rule, else all text after its thoughts.
 
     None if there is no answer, as when the thoughts never end. Thoughts are found by the template's own
     marks, and are open from the first token on if the prompt opens them.
     """
-    said = said_in_tags(completion, problem.thoughts, decode)
+    reply = reader.read(problem, completion)
     # A verdict of the user's own may have a setting of that name with other values.
     chosen: Rule = next((known for known in get_args(Rule) if known == rule), "whole")
-    return extract(said.whole.text, chosen, said.turns or completion.transcript.turns)
+    return extract(reply.tagged.text, chosen, reply.tagged_turns)

@@ -27,7 +27,7 @@ from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import Prompted, dropped_rows, encode
-from covey.sampling.tools.forms import calls_by
+from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import untold, with_tools
 from covey.system.console import RunConsole
 from covey.system.integrity import sealed
@@ -97,9 +97,8 @@ def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Po
     source = task.source
     rewards = task.rewards
     policy, encode_learned = load_trained(loaded, source)
-    # Rewards were loaded before the model; they get its tokenizer's functions here.
-    rewards.decode = policy.decode
-    rewards.calls = calls_by(policy)
+    # Rewards were loaded before the model; they get the reader of its texts here.
+    rewards.reader = reader_by(policy)
     if config.rollout.sampler is not None or config.launch.samplers:
         # A server may draw any id that has an embedding, so the trainer allows the same ids.
         policy.draw_from_all()

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.sampling.tools.arguments import Misfit, fitting
-from covey.sampling.tools.calls import ToolCall, calls_in
+from covey.sampling.tools.reader import calls_in_text as calls_in
 from covey.sampling.tools.running import ERROR, Toolbox
 from covey.types import Problem
+from covey_verify.calls.arguments import Misfit, fitting
+from covey_verify.calls.call import ToolCall
 
 FILE = '''
 from typing import Any, Literal
@@ -103,7 +104,7 @@ def test_what_does_not_fit_is_said_to_the_model_and_never_called(
 
 
 def test_a_number_that_a_tokenizers_own_reader_lets_through_is_refused(box: Toolbox) -> None:
-    from covey.sampling.tools.calls import call_of
+    from covey_verify.calls.call import call_of
 
     for value in (float("inf"), float("nan"), [{"a": -float("inf")}], 10**400):
         call = call_of({"name": "walk", "arguments": {"step": 1, "free": value}})

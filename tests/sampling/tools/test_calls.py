@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.sampling.tools.builtin import calculate
-from covey.sampling.tools.calls import calls_in
+from covey.sampling.tools.reader import calls_in_text as calls_in
 
 
 def call(inside: str) -> str:
@@ -42,7 +42,7 @@ def test_arguments_may_be_json_in_a_text() -> None:
     ],
 )
 def test_what_does_not_end_with_a_call_is_answered_by_nobody(turn: str) -> None:
-    assert calls_in(turn) == []
+    assert calls_in(turn) == ()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler, Owner
 from covey.sampling.tools import running, turns
-from covey.sampling.tools.calls import ToolCall
 from covey.sampling.tools.environments import Episode
 from covey.sampling.tools.metrics import tool_metrics
 from covey.sampling.tools.offered import load_tools
@@ -41,6 +40,7 @@ from covey.sampling.tools.use import beginning, with_schemas
 from covey.system.signals import Stopped
 from covey.tasks.source import Source
 from covey.types import Completion, Group, Problem, Transcript
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, DataError, RewardError
 from covey_verify.sandbox.wire import Attributes, decode_value, encode_value
 from covey_verify.types import Score
@@ -395,7 +395,7 @@ def policy() -> Policy:
 def calling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model writes no call: here each turn that ends by itself with more than a token is one."""
     call = ToolCall("add", {"times": 2})
-    monkeypatch.setattr(turns, "calls_in", lambda text: [call] if len(text) > 1 else [])
+    monkeypatch.setattr(turns, "calls_in_text", lambda text: [call] if len(text) > 1 else [])
 
 
 def requests() -> list[Request]:

@@ -8,19 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.models.tiny import CHAT_TEMPLATE
 from covey.sampling.prompts import encode_examples
-from covey.sampling.tools.calls import ToolCall, calls_in
-from covey.sampling.tools.forms import CALL_FORMS, reader_of, turn_text
 from covey.sampling.tools.inserted import answer_tokens
+from covey.sampling.tools.reader import turn_reader
 from covey.sampling.tools.use import untold
 from covey.tasks.examples import Example
 from covey.types import Problem
+from covey_verify.calls.call import ToolCall
+from covey_verify.calls.forms import FORMS, TAGGED, CallForm
+from covey_verify.calls.turn import read_turn
 from covey_verify.errors import ConfigError, DataError
 from tests.conftest import policy_of
 
@@ -60,12 +62,19 @@ def read(policy: Policy, template: str, turn: str) -> list[tuple[str, dict[str, 
     """Names, arguments, and whether something is wrong."""
     policy.tokenizer.chat_template = "{# " + template + " #}"
     ids = np.array([*policy.tokenizer(turn, add_special_tokens=False)["input_ids"], 2])
-    return [(c.name, dict(c.arguments), bool(c.wrong)) for c in reader_of(policy, [SCHEMA])(ids, ids[:0])]
+    return [
+        (c.name, dict(c.arguments), bool(c.wrong)) for c in turn_reader(policy, [SCHEMA])(ids, ids[:0], None)
+    ]
 
 
-XML, GLM, MISTRAL, LLAMA, GEMMA, LFM2, HARMONY, DEEPSEEK, MUSE = CALL_FORMS
+XML, GLM, MISTRAL, LLAMA, GEMMA, LFM2, HARMONY, DEEPSEEK, MUSE = (form.shown for form in FORMS)
 ONE = ("look_up", {"word": "covey"}, False)
 WRONG = ("", {}, True)
+
+
+def form_of(shown: str) -> CallForm:
+    """The form with this part of a chat template."""
+    return next(form for form in FORMS if form.shown == shown)
 
 
 def word(text: str) -> tuple[str, dict[str, object], bool]:
@@ -190,7 +199,7 @@ WRITTEN = {
     ),
     "a text behind arguments": (MISTRAL, '[TOOL_CALLS]look_up[ARGS]{"word": "covey"} so be it', [ONE]),
     "a mark in a thought": (
-        MISTRAL,
+        MISTRAL + "[THINK][/THINK]",
         '[THINK][TOOL_CALLS]look_up{}[/THINK][TOOL_CALLS]look_up{"word": "covey"}',
         [ONE],
     ),
@@ -254,6 +263,94 @@ WRITTEN = {
         ),
         [ONE],
     ),
+    "Gemma 4, its marks in a text": (
+        GEMMA,
+        '<|tool_call>call:look_up{word:<|"|>a}<tool_call|>b<|tool_call>call:x{}<|"|>}<tool_call|>',
+        [word("a}<tool_call|>b<|tool_call>call:x{}")],
+    ),
+    "Gemma 4, in a thought": (
+        GEMMA + "<|channel>thought <channel|>",
+        (
+            "<|channel>thought\n<|tool_call>call:bad{}<tool_call|><channel|>"
+            "<|tool_call>call:look_up{}<tool_call|>"
+        ),
+        [("look_up", {}, False)],
+    ),
+    "Python, its marks in a text": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word='a<|tool_call_end|>\\'b')]<|tool_call_end|>",
+        [word("a<|tool_call_end|>'b")],
+    ),
+    "Python, a string that does not end": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word='it's')]<|tool_call_end|>",
+        [WRONG],
+    ),
+    "Python, a value twice": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word={'a': 1, 'a': 2})]<|tool_call_end|>",
+        [WRONG],
+    ),
+    "Python, in a thought": (
+        LFM2,
+        (
+            "<think><|tool_call_start|>[b()]<|tool_call_end|></think><|tool_call_start|>[look_up(word='covey')]"
+            "<|tool_call_end|>"
+        ),
+        [ONE],
+    ),
+    "a channel's marks in a text": (
+        HARMONY,
+        '<|channel|>commentary to=functions.look_up<|message|>{"word": "a<|start|>assistant<|message|>"}',
+        [word("a<|start|>assistant<|message|>")],
+    ),
+    "a call that an answer mentions": (
+        HARMONY,
+        '<|channel|>final<|message|>write to=functions.look_up<|message|>{"word": "covey"}',
+        [],
+    ),
+    "DeepSeek, its marks in a text": (
+        DEEPSEEK,
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"word": "a<｜tool▁call▁end｜>b"}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        [word("a<｜tool▁call▁end｜>b")],
+    ),
+    "a mark of thoughts in a text": (
+        LLAMA,
+        '{"name": "look_up", "parameters": {"word": "a</think>b"}}',
+        [word("a</think>b")],
+    ),
+    "elements in a value": (
+        MUSE,
+        (
+            '<atem:function_calls><atem:invoke name="look_up"><atem:parameter name="word">a</atem:parameter>b'
+            "</atem:invoke>c</atem:parameter></atem:invoke></atem:function_calls>"
+        ),
+        [word("a</atem:parameter>b</atem:invoke>c")],
+    ),
+    "an element twice": (
+        MUSE,
+        (
+            '<atem:function_calls><atem:invoke name="look_up"><atem:parameter name="word">a</atem:parameter>'
+            '<atem:parameter name="word">b</atem:parameter></atem:invoke></atem:function_calls>'
+        ),
+        [("look_up", {}, True)],
+    ),
+    "a call between two thoughts": (
+        "",
+        f"<think>a</think>{tagged('first')}<think>b</think>{tagged('covey')}",
+        [ONE],
+    ),
+    "a call in a thought that never ends": ("", f"<think>so {tagged('covey')}", []),
+    "a key twice": ("", '<tool_call>{"name": "look_up", "name": "b"}</tool_call>', [WRONG]),
+    "NaN": ("", '<tool_call>{"name": "look_up", "arguments": {"most": NaN}}</tool_call>', [WRONG]),
+    "another form's words": (
+        "",
+        tagged("[TOOL_CALLS]look_up{}<|tool_call>call:look_up{}<tool_call|><｜tool▁calls▁end｜>"),
+        [word("[TOOL_CALLS]look_up{}<|tool_call>call:look_up{}<tool_call|><｜tool▁calls▁end｜>")],
+    ),
     "elements": (
         MUSE,
         (
@@ -271,21 +368,57 @@ def test_calls_are_read_as_the_chat_template_teaches_them(name: str, policy: Pol
     assert read(policy, template, turn) == calls
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "7", "7"),
+        ({"type": ["string", "null"]}, "7", "7"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "7", 7),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["number", "null"]}, "None", None),
+        ({"type": "number"}, "inf", "inf"),
+        ({"type": "array", "items": {"type": "string"}}, '["1"]', ["1"]),
+        ({"type": "integer"}, "1.5", 1.5),
+        ({}, "True", True),
+        (None, "True", "True"),
+        (None, "7", 7),
+    ],
+)
+def test_a_value_between_marks_is_what_its_schema_says(schema: Any, text: str, value: object) -> None:
+    """A nullable text of digits was a number, which the schema then refused."""
+    types = {"look_up": {"word": schema}}
+    (call,) = read_turn(function(text), form=form_of(XML), types=types).calls
+    assert (call.arguments, type(call.arguments["word"])) == ({"word": value}, type(value))
+
+
+@settings(deadline=None)
 @given(st.text('<>/="abc{}[]\\\n', max_size=20))
 def test_any_text_arrives_as_it_was_written(text: str) -> None:
-    types = {"look_up": {"word": "string"}}
+    types = {"look_up": {"word": {"type": "string"}}}
     named = json.dumps({"name": "look_up", "parameters": {"word": text}})
     for form, turn in (
-        (CALL_FORMS[XML], function(text)),
+        (form_of(XML), function(text)),
         (
-            CALL_FORMS[GLM],
+            form_of(GLM),
             f"<tool_call>look_up<arg_key>word</arg_key><arg_value>{text}</arg_value></tool_call>",
         ),
-        (CALL_FORMS[MISTRAL], f"[TOOL_CALLS]look_up[ARGS]{json.dumps({'word': text})}"),
-        (CALL_FORMS[LLAMA], named),
-        (lambda turn, _: calls_in(turn), tagged(text)),
+        (form_of(MISTRAL), f"[TOOL_CALLS]look_up[ARGS]{json.dumps({'word': text})}"),
+        (form_of(LLAMA), named),
+        (TAGGED, tagged(text)),
+        (form_of(GEMMA), f'<|tool_call>call:look_up{{word:<|"|>{text}<|"|>}}<tool_call|>'),
+        (form_of(LFM2), f"<|tool_call_start|>[look_up(word={text!r})]<|tool_call_end|>"),
+        (form_of(HARMONY), f"to=functions.look_up<|message|>{json.dumps({'word': text})}"),
+        (
+            form_of(DEEPSEEK),
+            (
+                f"<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{json.dumps({'word': text})}<｜tool▁call▁end｜>"
+                "<｜tool▁calls▁end｜>"
+            ),
+        ),
     ):
-        assert form(turn, types) == [ToolCall("look_up", {"word": text})]
+        assert read_turn(turn, form=form, types=types).calls == (ToolCall("look_up", {"word": text}),)
 
 
 PIECES = [*'{}[]<>/=":, \n', '"name"', '"parameters"', "arg_key", "[ARGS]", "<function=f>", "</tool_call>"]
@@ -302,10 +435,11 @@ def wrapped(text: str) -> list[str]:
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_breaks_a_reader(text: str) -> None:
-    types = {"look_up": {"word": "string"}}
-    for form in CALL_FORMS.values():
+    types = {"look_up": {"word": {"type": "string"}}}
+    for form in (*FORMS, TAGGED):
         for turn in (
             text,
             f"<tool_call>{text}</tool_call>",
@@ -313,7 +447,14 @@ def test_no_text_breaks_a_reader(text: str) -> None:
             "{" + text,
             *wrapped(text),
         ):
-            assert all(isinstance(call, ToolCall) for call in form(turn, types))
+            assert all(isinstance(call, ToolCall) for call in read_turn(turn, form=form, types=types).written)
+
+
+def test_reading_takes_time_in_proportion_to_a_text() -> None:
+    """A text of 40,000 blanks or of calls that never end held the trainer for minutes."""
+    for text in (" ", "<|tool_call>call:f{", '<tool_call>{"a": "', "<|tool_call_start|>['", "[TOOL_CALLS]"):
+        for form in (*FORMS, TAGGED):
+            assert not read_turn(text * (40_000 // len(text)) + "4", form=form).calls or form.ends is None
 
 
 def test_a_tokenizer_may_say_how_its_calls_are_read(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,13 +487,7 @@ def test_the_tiny_models_template_writes_what_is_read_back(policy: Policy) -> No
         chat_tokens(policy.tokenizer, m, {}, b) for m, b in ((CHAT.prompt, True), (messages, False))
     )
     turn = np.array(whole[len(before) : 1 + max(n for n, t in enumerate(whole) if t in policy.end_ids)])
-    assert [(c.name, c.arguments) for c in reader_of(policy, [SCHEMA])(turn, turn)] == [ONE[:2]]
-
-
-def test_what_a_model_wrote_keeps_its_marks(policy: Policy) -> None:
-    ids = np.array([*policy.tokenizer("a<|im_start|>b")["input_ids"], 2])
-    assert turn_text(policy, ids) == "a<|im_start|>b"
-    assert turn_text(policy, ids[:-1]) == "a<|im_start|>b"
+    assert [(c.name, c.arguments) for c in turn_reader(policy, [SCHEMA])(turn, turn, None)] == [ONE[:2]]
 
 
 def test_an_answer_follows_a_turn_that_the_template_would_write_otherwise(policy: Policy) -> None:
@@ -432,7 +567,7 @@ def test_a_call_that_is_only_thought_of_is_none(policy: Policy) -> None:
 
     def read_behind(text: str) -> int:
         turn = np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return len(reader_of(policy, [SCHEMA])(turn, prompt))
+        return len(turn_reader(policy, [SCHEMA])(turn, prompt, None))
 
     assert [read_behind(text) for text in (call, f"so</think>{call}", f"{call}</think>It is 3.")] == [0, 1, 0]
 

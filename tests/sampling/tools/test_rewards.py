@@ -11,13 +11,14 @@ import pytest
 
 from covey.models.policy import Policy
 from covey.rewards.base import load_rewards
-from covey.sampling.tools.forms import CALL_FORMS, calls_by
-from covey.sampling.tools.texts import calls_by_text
+from covey.rewards.reading import Reader
+from covey.sampling.tools.reader import reader_by
 from covey.types import Completion, Group, Problem, Transcript
+from covey_verify.calls.forms import FORMS
 from tests.conftest import policy_of
 from tests.sampling.tools.test_forms import SCHEMA
 
-XML, GLM, MISTRAL, LLAMA, *_ = CALL_FORMS
+XML, GLM, MISTRAL, LLAMA, GEMMA, LFM2, HARMONY, DEEPSEEK, _ = (form.shown for form in FORMS)
 WANTED = [{"name": "look_up", "arguments": {"word": "covey", "most": 2}}]
 RIGHT = {
     "tags": ("", '<tool_call>{"name": "look_up", "arguments": {"word": "covey", "most": 2.0}}</tool_call>'),
@@ -33,6 +34,16 @@ RIGHT = {
 <arg_value>2</arg_value></tool_call>",
     ),
     "mistral": (MISTRAL, '[TOOL_CALLS]look_up[ARGS]{"word": "covey", "most": 2}'),
+    "gemma": (GEMMA, '<|tool_call>call:look_up{most:2,word:<|"|>covey<|"|>}<tool_call|>'),
+    "lfm2": (LFM2, "<|tool_call_start|>[look_up(word='covey', most=2.0)]<|tool_call_end|>"),
+    "harmony": (HARMONY, 'to=functions.look_up<|channel|>commentary<|message|>{"word": "covey", "most": 2}'),
+    "deepseek": (
+        DEEPSEEK,
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"word": "covey", "most": 2}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+    ),
     "llama": (LLAMA, '{"name": "look_up", "parameters": {"word": "covey", "most": 2}}'),
 }
 
@@ -46,7 +57,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 def judged(problem: Problem, texts: list[str], policy: Policy | None = None, turns: Any = ()) -> Group:
     rewards = load_rewards(["tool_calls"], Path())
-    rewards.calls = calls_by_text if policy is None else calls_by(policy)
+    rewards.reader = Reader() if policy is None else reader_by(policy)
     completions = []
     for text in texts:
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] if policy else [1]
@@ -103,6 +114,5 @@ def test_a_function_of_the_user_gets_the_calls(policy: Policy) -> None:
         return float(turns[0]["tool_calls"][0]["function"]["name"] == "look_up")
 
     rewards = load_rewards([called], Path())
-    rewards.calls = calls_by_text
     completion = Completion(np.array([1]), np.zeros(1, np.float32), RIGHT["tags"][1], "stop")
     assert rewards.score_group(Problem("p", "?"), np.array([1]), [completion]).rewards.tolist() == [1.0]

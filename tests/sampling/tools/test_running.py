@@ -9,12 +9,12 @@ import pytest
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.sampling.tools.calls import ToolCall
 from covey.sampling.tools.running import ERROR, Toolbox
 from covey.sampling.tools.use import with_schemas
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
 from covey.types import Problem
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, CoveyError, DataError
 from covey_verify.sandbox.base import Outcome
 

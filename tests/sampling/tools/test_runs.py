@@ -19,9 +19,9 @@ from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.tools import turns
-from covey.sampling.tools.calls import ToolCall
 from covey.system.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
@@ -32,8 +32,8 @@ from tests.train.test_runs import StopAt, fingerprint, metrics_of, start
 def calling(monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained model writes no call: here each turn that ends by itself is one."""
     call = ToolCall("calculate", {"expression": "6*7"})
-    monkeypatch.setattr(turns, "calls_in", lambda text: [call] if text else [])
-    monkeypatch.setattr(turns, "reader_of", lambda *_: lambda turn, _: [call] if len(turn) > 1 else [])
+    monkeypatch.setattr(turns, "calls_in_text", lambda text: [call] if text else [])
+    monkeypatch.setattr(turns, "turn_reader", lambda *_: lambda turn, *_: [call] if len(turn) > 1 else [])
     monkeypatch.setattr(turns, "answer_tokens", lambda *_: [40, 41, 42])
 
 

@@ -20,16 +20,17 @@ from covey.models.controls import ControlWords
 from covey.models.policy import Policy
 from covey.rewards.contract import Context, Reward
 from covey.rewards.ends import token_ends
+from covey.rewards.reading import Reader
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools import turns
-from covey.sampling.tools.calls import ToolCall
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
 from covey.sampling.tools.metrics import tool_metrics
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.turns import TurnSampler
 from covey.types import Completion, Group, Problem
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of, random_prompts
 
@@ -51,7 +52,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
 @pytest.fixture
 def calling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model writes no call: here each turn that ends by itself with more than a token is one."""
-    monkeypatch.setattr(turns, "calls_in", lambda text: [CALL] if len(text) > 1 else [])
+    monkeypatch.setattr(turns, "calls_in_text", lambda text: [CALL] if len(text) > 1 else [])
 
 
 def requests(problem: Problem, count: int = 6, size: int = 4) -> list[Request]:
@@ -354,7 +355,7 @@ def test_a_template_that_rewrites_is_refused(policy: Policy, monkeypatch: pytest
 def test_rewards_see_what_the_model_wrote(policy: Policy, box: Toolbox) -> None:
     """A tool that says the answer must not be paid as the model's."""
     whole, _ = talk(policy, box, CHAT, WRITTEN, "It is 42")
-    context = Context(decode=policy.decode)
+    context = Context(reader=Reader(policy.decode))
 
     def judge(completion: list, token_ends: list, turns: list) -> float: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and signs that are invisible in print."""
@@ -21,6 +21,25 @@ LONGEST = 50_000
 NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
 CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)
+
+
+class Thoughts(NamedTuple):
+    """The marks that a chat template puts around thoughts, and whether the prompt has opened some."""
+
+    open: str = THINK_OPEN
+    close: str = THINK_CLOSE
+    answer: tuple[str, ...] = ()
+    """Marks before an answer, in templates that have such marks (the channels of gpt-oss)."""
+    begun: bool = False
+    """Whether the prompt ends within thoughts, so that a completion begins inside them."""
+
+    def begun_by(self, header: str) -> Thoughts:
+        """Return the marks for a turn behind a text, which opens thoughts if it ends with their mark."""
+        return self._replace(begun=header.rstrip().endswith(self.open))
+
+
+TAGS = Thoughts()
+"""The marks of most models; the prompt has opened none."""
 
 
 def text_of(completion: TextOrMessages) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from covey.models.chat import chat_tokens
 from covey.models.controls import ControlWords, template_words
 from covey.models.policy import Policy
-from covey.sampling.tools.calls import ToolCall
 from covey.types import Problem
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, DataError
 
 RESULT_TAGS = "<tool_response>", "</tool_response>"

@@ -25,8 +25,8 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 
 from covey.config.algorithm import hint
 from covey.config.sampling import ToolUse
-from covey.sampling.tools.arguments import Misfit, fitting
 from covey.sampling.tools.builtin import BUILT_IN_TOOLS
+from covey_verify.calls.arguments import Misfit, fitting
 from covey_verify.errors import ConfigError
 from covey_verify.usercode import load_function
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covey.models.chat import chat_tokens
-from covey.sampling.tools.calls import ToolCall
-from covey.sampling.tools.forms import Speaker, reader_of
+from covey.sampling.tools.reader import Speaker, turn_reader
 from covey.types import Problem
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
@@ -52,7 +52,7 @@ def written_call(
         start = _shared(before, whole)
         turn = np.array(_turn(policy, before, whole))
         prompt = np.array(whole[:start])
-        found = reader_of(policy, schemas)(turn, prompt)
+        found = turn_reader(policy, schemas)(turn, prompt, None)
         right = [(c.name, dict(c.arguments), c.wrong) for c in found] == [(*call[:2], "")]
         return WrittenCall(call.name, text, right)
     return WrittenCall(call.name, "", right=False)

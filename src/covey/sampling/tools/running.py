@@ -13,12 +13,12 @@ from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.rewards.worker import PACKAGE
 from covey.sampling.tools.allowance import Allowance, Waiting
-from covey.sampling.tools.arguments import Misfit
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
-from covey.sampling.tools.calls import ToolCall
 from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, MEMORY, Environments, Episode
 from covey.sampling.tools.offered import Tool, load_environment, load_tools
 from covey.types import Problem
+from covey_verify.calls.arguments import Misfit
+from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, CoveyError, DataError
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.choice import choose

@@ -20,13 +20,13 @@ from covey.models.policy import Policy
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
 from covey.sampling.tools.allowance import Waiting
-from covey.sampling.tools.calls import ToolCall, as_message, calls_in, ends_inside
 from covey.sampling.tools.environments import Ending, Episode
-from covey.sampling.tools.forms import reader_of
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
+from covey.sampling.tools.reader import calls_in_text, turn_reader
 from covey.sampling.tools.running import Toolbox
 from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask, Transcript
-from covey_verify.texts.structured import CLOSE_CALL
+from covey_verify.calls.call import UNENDED, ToolCall, as_message
+from covey_verify.calls.forms import CLOSE_CALL
 from covey_verify.threads import Call
 
 MOST_ADDED = 8
@@ -49,7 +49,7 @@ class TurnSampler:
         self.sampler = sampler
         self.policy = policy
         self.toolbox = toolbox
-        self.read = reader_of(policy, toolbox.schemas)
+        self.read = turn_reader(policy, toolbox.schemas)
         self.words = result_words(policy)
         self.waited = 0.0
         """Seconds spent waiting for tools while nothing was sampled."""
@@ -161,15 +161,19 @@ class TurnSampler:
         ended = turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids
         if problem.chat or ended or length >= params.max_tokens or any(s in turn.text for s in params.stop):
             return False
-        return ends_inside(turn.text)
+        calls = calls_in_text(turn.text + CLOSE_CALL)
+        return bool(calls) and calls[-1].wrong == UNENDED
 
-    def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> list[ToolCall]:
+    def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> Sequence[ToolCall]:
         """Return a turn's calls; none if it was truncated, or no more turns may be answered."""
         tools = self.toolbox.tools
         answered = 0 if before is None else sum(not drawn for drawn, _ in before.parts)
         if turn.finish != "stop" or answered >= tools.max_calls:
             return []
-        return self.read(turn.tokens, asked.prompt) if asked.problem.chat else calls_in(turn.text)
+        if not asked.problem.chat:
+            return calls_in_text(turn.text)
+        begun = asked.problem.thoughts.begun if before is None else None
+        return self.read(turn.tokens, asked.prompt, begun)
 
     def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Sample the next turn of each. In plain text a call's end is a stop string, in chats it is not."""

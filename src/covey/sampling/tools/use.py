@@ -11,7 +11,6 @@ from covey.config.unread import reads
 from covey.models.policy import Policy
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import check_known
-from covey.sampling.tools.calls import ToolCall
 from covey.sampling.tools.inserted import answer_tokens
 from covey.sampling.tools.readable import prove_readable
 from covey.sampling.tools.running import Toolbox
@@ -19,8 +18,9 @@ from covey.sampling.tools.turns import TurnSampler
 from covey.tasks.gym import PREFIX
 from covey.tasks.source import Source
 from covey.types import Problem
+from covey_verify.calls.call import ToolCall
+from covey_verify.calls.forms import CLOSE_CALL, OPEN_CALL
 from covey_verify.errors import ConfigError, DataError
-from covey_verify.texts.structured import CLOSE_CALL, OPEN_CALL
 
 PROBE = "42"
 """A result that has to occur in what the template inserts."""

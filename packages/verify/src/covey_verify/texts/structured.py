@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from covey_verify.calls.call import ToolCall, as_message, call_of, canonical
+from covey_verify.calls.forms import CLOSE_CALL, OPEN_CALL, form_of_text
+from covey_verify.calls.turn import read_turn
 from covey_verify.contract import in_subprocess, reward, unfinished
 from covey_verify.extract import (
     TextOrMessages,
@@ -18,12 +21,9 @@ from covey_verify.extract import (
     tagged,
     text_of,
 )
-from covey_verify.isolated import after_blanks, strict_json, strict_json_at, unchecked_formats
+from covey_verify.isolated import unchecked_formats
 from covey_verify.mathematics.reader import plain_number as number
 from covey_verify.types import Check, Score
-
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
-
 
 UNUSABLE = ("ModuleNotFound", "UnknownType", "SchemaError", "_WrappedReferencingError")
 """Names of exceptions of a validator that blame the schema, not the document."""
@@ -102,11 +102,6 @@ def json_schema(
 
 
 Comparator = Literal["exact", "number", "text", "set", "any"]
-JsonCall = Mapping[str, Any]
-"""{name of a tool, arguments}."""
-ARGUMENTS = ("arguments", "parameters")
-BESIDE_ARGUMENTS = {"name", "id", "type", "index"}
-"""Fields that a call without arguments may have."""
 # Each gets the expected and the made argument.
 COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
     "exact": lambda a, b: canonical(a) == canonical(b),
@@ -128,7 +123,8 @@ COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
     verdict=True,
     check_references=lambda rows, **_: bad_calls(rows),
     example=lambda row, **_: "\n".join(
-        f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
+        f"{OPEN_CALL}{json.dumps(as_message(c)['function'])}{CLOSE_CALL}"
+        for c in _expected(row["tool_calls"])
     ),
     counterexample=lambda *_, **__: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',
 )
@@ -144,7 +140,7 @@ def tool_calls(
     """Return 1 if exactly the expected calls are made, else 0; with ``partial`` the fraction that matches.
 
     The calls are those that the run has parsed, in the form that its model writes; else those of the
-    messages, and `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning. ``compare`` names
+    messages, or of the text after the reasoning. ``compare`` names
     the comparator of an argument, by `tool.argument` or `argument`; 2.0 equals 2. Unexpected calls count
     against the completion.
     """
@@ -168,16 +164,20 @@ def tool_calls(
     most = max(len(expected), len(made))
     fraction = fits / most if most else 1.0
     value = fraction if partial else float(fraction == 1.0)
-    return Score(value, extracted=json.dumps(made)[:500], metrics={"calls": float(len(made))})
+    return Score(
+        value,
+        extracted=json.dumps([as_message(call)["function"] for call in made])[:500],
+        metrics={"calls": float(len(made))},
+    )
 
 
-def _expected(column: object) -> list[JsonCall]:
+def _expected(column: object) -> list[ToolCall]:
     try:
         calls = json.loads(column) if isinstance(column, str) else column
-        read = [named_call(_function_of(call)) for call in calls] if isinstance(calls, Sequence) else None
     except ValueError:
-        read = None
-    if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
+        calls = None
+    read = [call_of(_function_of(call)) for call in calls] if isinstance(calls, Sequence) else None
+    if read is None or any(call.wrong for call in read):
         raise ValueError("column 'tool_calls' must be a list of {name, arguments}")
     return read
 
@@ -200,75 +200,33 @@ def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | N
     return list(map(complaint, rows))
 
 
-def _made(completion: TextOrMessages, turns: Turns) -> list[JsonCall] | None:
+def _made(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None:
     """Return the calls of a completion; None if its reasoning never ended. Raises ValueError."""
     messages = completion if isinstance(completion, list) else ()
     own, read = ([c for turn in said for c in turn.get("tool_calls") or ()] for said in (messages, turns))
     told = [*own, *read]
-    if wrong := [call["error"] for call in told if isinstance(call, Mapping) and call.get("error")]:
-        raise ValueError(wrong[0])
     answer = extract(completion, "whole") if text_of(completion).strip() else ""
     answered = any(turn["role"] == "tool" for turn in turns)
     # Unfinished reasoning is no answer, unless a tool has answered calls made before it.
     if answer is None and not own and not (read and answered):
         return None
-    found = list(map(_function_of, told)) or _in_tags(answer or "")
-    return [named_call(call) for call in found]
+    made = [call_of(_function_of(call)) for call in told]
+    wrong = [call["error"] for call in told if isinstance(call, Mapping) and call.get("error")]
+    if not told:  # nobody has read any: those in the text, wherever they are
+        text = model_turns(completion, turns)[-1]
+        made = list(read_turn(text, form=form_of_text(text)).written)
+    if complaints := [*wrong, *(call.wrong for call in made if call.wrong)]:
+        raise ValueError(complaints[0])
+    return made
 
 
-def _in_tags(answer: str) -> list[object]:
-    """Return the JSON values between the tags of calls. Raises ValueError."""
-    found: list[object] = []
-    place = answer.find(OPEN_CALL)
-    while place >= 0:
-        one, end = strict_json_at(answer, after_blanks(answer, place + len(OPEN_CALL)))
-        if not answer.startswith(CLOSE_CALL, after_blanks(answer, end)):
-            raise ValueError("a call that is never closed")
-        # One block may hold a list of calls.
-        found += one if isinstance(one, list) and one else [one]
-        place = answer.find(OPEN_CALL, end)
-    return found
-
-
-def named_call(found: object) -> JsonCall:
-    """Return a call with its arguments, which may be called `parameters` and may be JSON in a text.
-
-    Raises ValueError, also for arguments under an unknown name.
-    """
-    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
-        raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
-    key = next((key for key in ARGUMENTS if key in found), None)
-    unread = [name for name in found if name not in BESIDE_ARGUMENTS]
-    if key is None and unread:
-        raise ValueError(f"a call without arguments, and with {unread[0]!r}")
-    given = {} if key is None else found[key]
-    return {"name": found["name"], "arguments": strict_json(given) if isinstance(given, str) else given}
-
-
-def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Comparator]) -> bool:
-    ours = expected.get("arguments", {})
-    theirs = made["arguments"]
-    if expected["name"] != made["name"] or not isinstance(theirs, Mapping) or set(ours) != set(theirs):
+def _same_call(expected: ToolCall, made: ToolCall, compare: Mapping[str, Comparator]) -> bool:
+    ours = expected.arguments
+    theirs = made.arguments
+    if expected.name != made.name or set(ours) != set(theirs):
         return False
-    how = {a: compare.get(f"{expected['name']}.{a}", compare.get(a, "exact")) for a in ours}
+    how = {a: compare.get(f"{expected.name}.{a}", compare.get(a, "exact")) for a in ours}
     return all(COMPARATORS[how[a]](ours[a], theirs[a]) for a in ours)
-
-
-def canonical(value: object) -> str:
-    """Return a JSON value as a text that is the same for equal values: 2 is 2.0, and true is not 1.
-
-    >>> canonical({"b": 1e2, "a": [2.0, True]})
-    '{"a": [2, true], "b": 100}'
-    """
-    return json.dumps(_plain(value), sort_keys=True, default=str)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return list(map(_plain, value))
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(value: object) -> Fraction | None:

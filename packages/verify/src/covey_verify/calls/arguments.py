@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from covey_verify.texts.structured import canonical
+from covey_verify.calls.call import canonical
 
 NOUNS = {
     "string": "a text",

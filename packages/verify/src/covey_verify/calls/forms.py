@@ -1,0 +1,280 @@
+"""Call forms, recognized by a chat template or by a text.
+
+    <tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>         Qwen, Hermes, SmolLM
+    <tool_call><function=look_up><parameter=word>covey</parameter></function></tool_call>      Qwen 3.5
+    <tool_call>look_up<arg_key>word</arg_key><arg_value>covey</arg_value></tool_call>  GLM
+    <atem:invoke name="look_up"><atem:parameter name="word">covey</atem:parameter>...  Muse
+    {"name": "look_up", "parameters": {"word": "covey"}}                               Llama 3
+    [TOOL_CALLS][{"name": "look_up", "arguments": {"word": "covey"}}]                  Mistral, or
+    [TOOL_CALLS]look_up[ARGS]{"word": "covey"}
+
+`families.py` has the forms of single families.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from covey_verify.calls.arguments import Misfit, fitting
+from covey_verify.calls.call import NO_JSON, UNCLOSED, ReadAt, ToolCall, Types, call_of, calls_of, no_json
+from covey_verify.calls.families import (
+    DEEPSEEK,
+    GEMMA,
+    HARMONY,
+    LFM2,
+    deepseek_calls,
+    gemma_calls,
+    harmony_calls,
+    python_calls,
+)
+from covey_verify.extract import THINK_CLOSE
+from covey_verify.isolated import after_blanks, strict_json, strict_json_at
+
+OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+TOOL_CALLS = "[TOOL_CALLS]"
+PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
+"""Python's words for JSON's constants, common in forms that write values as texts."""
+
+
+class ValueMarks(NamedTuple):
+    """Patterns of a form that writes each argument between marks; each is matched at a place of a text."""
+
+    name: re.Pattern[str]
+    """The call's beginning, up to and including the tool's name."""
+    opens: re.Pattern[str]
+    """The mark before a value, with the argument's name."""
+    opening: str
+    """The opening mark as text, to be formatted with an argument's name."""
+    closes: re.Pattern[str]
+    """The mark after a value; it counts only before another argument or the call's end."""
+    ends: re.Pattern[str]
+    """The call's end."""
+    value: Callable[[str], str]
+    """Remove from a value what the template writes around it."""
+    shown: str
+    """The expected form, in words for the model."""
+    begin: str = OPEN_CALL
+    """The beginning of a call."""
+    close: str = CLOSE_CALL
+    """The end of a call: twice before the next one begins, it could end at either."""
+
+
+FUNCTION_MARKS = ValueMarks(
+    re.compile(r"<tool_call>\s*<function=([\w.-]+)>"),
+    re.compile(r"\s*<parameter=([\w.-]+)>\n?"),
+    "<parameter={}>",
+    re.compile(r"</parameter>(?=\s*(?:<parameter=[\w.-]+>|</function>\s*</tool_call>))"),
+    re.compile(r"\s*</function>\s*</tool_call>"),
+    lambda value: value.removesuffix("\n"),
+    "<function=...> with its <parameter=...>, each closed",
+)
+PAIR_MARKS = ValueMarks(
+    re.compile(r"<tool_call>\s*([^<>\s]+)"),
+    re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    "<arg_key>{}</arg_key>",
+    re.compile(r"</arg_value>(?=\s*(?:<arg_key>[^<>]*</arg_key>\s*<arg_value>|</tool_call>))"),
+    re.compile(r"\s*</tool_call>"),
+    lambda value: value,
+    "name with its <arg_key> and <arg_value>, each closed",
+)
+ELEMENT_MARKS = ValueMarks(
+    re.compile(r'<atem:invoke name="([\w.-]+)">'),
+    re.compile(r'\s*<atem:parameter name="([\w.-]+)">'),
+    '<atem:parameter name="{}">',
+    re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter name=|</atem:invoke>))"),
+    re.compile(r"\s*</atem:invoke>"),
+    lambda value: value,
+    "<atem:invoke> with its <atem:parameter>, each closed",
+    "<atem:invoke name=",
+    "</atem:invoke>",
+)
+NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class CallForm(NamedTuple):
+    """The form in which a family of models writes calls."""
+
+    shown: str
+    """Part of a chat template that shows it."""
+    mark: re.Pattern[str]
+    """The beginning of a call."""
+    read: ReadAt
+    sign: re.Pattern[str]
+    """The beginning of a call in this form and no other."""
+    ends: re.Pattern[str] | None = None
+    """The end of a turn that ends with calls; None: any."""
+    first: bool = False
+    """Whether a call can only begin a turn, or its answer."""
+
+
+def _tagged(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+    """Read calls in JSON after a mark; other text ends where it began."""
+    place = after_blanks(text, place + len(OPEN_CALL))
+    try:
+        found, end = strict_json_at(text, place)
+    except ValueError as error:
+        return [no_json(error)], place
+    # After the JSON only the closing mark may follow, or the next call's mark.
+    closed = after_blanks(text, end)
+    if not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
+        return [ToolCall("", {}, NO_JSON if closed < len(text) else UNCLOSED)], end
+    return calls_of(found), closed
+
+
+def _marked(marks: ValueMarks, text: str, place: int, types: Types) -> tuple[list[ToolCall], int]:
+    """Read a call whose arguments are between marks. A mark that cannot end a value belongs to the value."""
+    call, end = _values(types, marks, text, place)
+    # Up to the next call, or the end of the text.
+    behind = text[end : _next(text, marks.begin, end)]
+    if not call.wrong and marks.close in behind:  # it could end at either of the two
+        call = ToolCall("", {}, f"{marks.close} stands twice behind a call: its values cannot be told apart")
+    return [call], end
+
+
+def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[ToolCall, int]:
+    named = marks.name.match(text, place)
+    if named is None:
+        return ToolCall("", {}, f"this is no {marks.shown}"), place + 1
+    name = named[1].strip()
+    place = named.end()
+    arguments = dict[str, str]()
+    # Each round reads one argument: its mark, its value, and the mark that closes it.
+    while (opened := marks.opens.match(text, place)) is not None:
+        closed = marks.closes.search(text, opened.end())
+        key = opened[1].strip()
+        start = opened.end()
+        if closed is None:
+            unclosed = ToolCall(name, {}, f"the value of {key[:40]!r} is never closed")
+            return unclosed, _next(text, THINK_CLOSE, start)
+        value = text[start : closed.start()]
+        thought = value.find(THINK_CLOSE)
+        if thought >= 0 and OPEN_CALL in value[thought:]:  # a call that was only thought of, and not finished
+            return ToolCall(name, {}, f"this is no {marks.shown}"), start + thought
+        # A value that holds the mark of one of the tool's arguments: its own closing mark is missing.
+        if any(marks.opening.format(other) in value for other in types.get(name, ())):
+            return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
+        if key in arguments:
+            return ToolCall(name, {}, f"{key[:40]!r} is given twice"), closed.end()
+        arguments[key] = marks.value(value)
+        place = closed.end()
+    ended = marks.ends.match(text, place)
+    if ended is None:
+        return ToolCall(name, {}, f"this is no {marks.shown}"), place
+    known = types.get(name, {})
+    return ToolCall(name, {key: _value(own, known.get(key)) for key, own in arguments.items()}), ended.end()
+
+
+def _value(text: str, schema: object) -> object:
+    """Return an argument that was written as a text: JSON if that fits its schema, else the text."""
+    try:
+        found = strict_json(text)
+    except ValueError:
+        found = PYTHON_WORDS.get(text.strip().capitalize(), text) if isinstance(schema, Mapping) else text
+    if isinstance(found, str) or (not _fits(found, schema) and _fits(text, schema)):
+        return text
+    return found
+
+
+def _fits(value: object, schema: object) -> bool:
+    try:
+        fitting(value, schema, "")
+    except Misfit:
+        return False
+    return True
+
+
+def _next(text: str, mark: str, place: int) -> int:
+    found = text.find(mark, place)
+    return len(text) if found < 0 else found
+
+
+def _bare(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+    """Read JSON objects with a name and parameters, if nothing else follows."""
+    start = text.index("{", place)
+    place = start
+    values = list[object]()
+    while text.startswith("{", place):
+        try:
+            value, place = strict_json_at(text, place)
+        except ValueError:
+            return [ToolCall("", {}, NO_JSON)] if '"parameters"' in text[start:] else [], place + 1
+        values.append(value)
+        place = after_blanks(text, place)
+        # Llama 3 separates several calls by semicolons; some models write commas.
+        if text.startswith((";", ","), place):
+            place = after_blanks(text, place + 1)
+    named = all(isinstance(value, Mapping) and {"name", "parameters"} <= set(value) for value in values)
+    return list(map(call_of, values)) if named and place == len(text) else [], place
+
+
+def _after_mark(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+    """Read a list of calls, or a name and its arguments, after Mistral's mark."""
+    place += len(TOOL_CALLS)
+    named = NAMED.match(text, place)
+    start = after_blanks(text, place) if named is None else named.end()
+    try:
+        found, end = strict_json_at(text, start)
+    except ValueError as error:
+        return [no_json(error)], start
+    if named is not None:
+        return [call_of({"name": named[1], "arguments": found})], end
+    return calls_of(found), end
+
+
+TAG = re.compile(re.escape(OPEN_CALL))
+TAG_END = re.compile(rf"{CLOSE_CALL}\s*\Z")
+MISTRAL = re.compile(re.escape(TOOL_CALLS))
+BARE = re.compile(r"\s*+(?:<\|python_tag\|>)?+\s*+(?=\{)")
+BARE_SIGN = re.compile(rf'(?:\A|{THINK_CLOSE}){BARE.pattern}\{{\s*"name"')
+PYTHON = re.compile(re.escape(LFM2))
+GEMMA_END = re.compile(r"<tool_call\|>\s*(?:<\|tool_response>\s*)?\Z")
+DEEPSEEK_END = re.compile(r"<｜tool▁calls?▁end｜>\s*\Z")
+ELEMENT = re.compile("<atem:invoke name=")
+ELEMENT_END = re.compile(r"</atem:function_calls>\s*(?:<\|eom\|>\s*)?\Z")
+FORMS = (
+    CallForm(
+        "<function=", TAG, partial(_marked, FUNCTION_MARKS), re.compile(r"<tool_call>\s*<function="), TAG_END
+    ),
+    CallForm(
+        "<arg_key>", TAG, partial(_marked, PAIR_MARKS), re.compile(r"<tool_call>\s*[\w.-]+\s*<"), TAG_END
+    ),
+    CallForm(TOOL_CALLS, MISTRAL, _after_mark, MISTRAL),
+    CallForm('{"name": function name, "parameters"', BARE, _bare, BARE_SIGN, first=True),
+    CallForm("<|tool_call>call:", re.compile(r"<\|tool_call>call:"), gemma_calls, GEMMA, GEMMA_END),
+    CallForm(LFM2, PYTHON, python_calls, PYTHON),
+    CallForm("<|channel|>commentary", HARMONY, harmony_calls, HARMONY),
+    CallForm(
+        "<｜tool▁call▁begin｜>", re.compile("<｜tool▁call▁begin｜>"), deepseek_calls, DEEPSEEK, DEEPSEEK_END
+    ),
+    CallForm("<atem:invoke", ELEMENT, partial(_marked, ELEMENT_MARKS), ELEMENT, ELEMENT_END),
+)
+"""The forms that a chat template shows; all others have JSON between tags."""
+TAGGED = CallForm(OPEN_CALL, TAG, _tagged, TAG, TAG_END)
+
+
+def form_of_template(template: str) -> CallForm:
+    """Return the form of a chat template: the first whose mark it contains, as most show the model a call."""
+    return next((form for form in FORMS if form.shown in template), TAGGED)
+
+
+def form_of_text(text: str) -> CallForm:
+    """Return the form of the first call in a text of an unknown model."""
+    begun = ((form.sign.search(text), form) for form in (*FORMS, TAGGED))
+    found = [(mark.start(), form) for mark, form in begun if mark is not None]
+    return min(found, key=lambda one: one[0], default=(0, TAGGED))[1]
+
+
+def types_of(schemas: Sequence[object]) -> Types:
+    """Return the schemas of arguments in tools' schemas, which may be a row's own and so of any structure."""
+    types = {}
+    for schema in schemas:
+        # Both OpenAI's form, {"type": "function", "function": {...}}, and the inner object alone.
+        function = schema.get("function", schema) if isinstance(schema, Mapping) else None
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        known = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(known, Mapping):
+            types[str(function.get("name"))] = known
+    return types

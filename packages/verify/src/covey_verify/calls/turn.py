@@ -1,0 +1,77 @@
+"""A turn of a model, read: where its thoughts end, what it answers, and the calls that it ends with.
+
+Everything that reads a model's text takes it from here. One pass finds the marks of thoughts and of calls in
+their order. A call is read as a whole, so that a mark within a text of its arguments is part of that text.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from covey_verify.calls.call import ToolCall, Types
+from covey_verify.calls.forms import TAGGED, CallForm
+from covey_verify.extract import TAGS, Thoughts
+
+
+class Turn(NamedTuple):
+    """A turn of a model."""
+
+    answer: str | None
+    """The text after its thoughts, calls included; None if they never end."""
+    written: tuple[ToolCall, ...]
+    """The calls after its thoughts, wherever they are."""
+    ended: bool
+    """Whether it ends as a turn with calls does."""
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that it ends with, which are made."""
+        return self.written if self.ended else ()
+
+
+def read_turn(
+    text: str, thoughts: Thoughts = TAGS, form: CallForm = TAGGED, types: Types | None = None
+) -> Turn:
+    """Read a turn. ``thoughts`` are its marks, and whether it begins within thoughts.
+
+    >>> read_turn('<think>so</think>I look. <tool_call>{"name": "now"}</tool_call>').calls
+    (ToolCall(name='now', arguments={}, wrong=''),)
+    >>> read_turn('<tool_call>{"name": "now"}</tool_call> so</think>3', Thoughts(begun=True))
+    Turn(answer='3', written=(), ended=False)
+    >>> read_turn("<think>so").answer is None, read_turn("<tool_call>now</tool_call>").calls[0].wrong
+    (True, 'this is no JSON object with "name" and "arguments"')
+    """
+    marks = _marks(form, thoughts.open, thoughts.close)
+    inside = thoughts.begun
+    start = 0  # of the answer
+    calls = list[ToolCall]()
+    mark = marks.search(text)
+    while mark is not None:
+        place = mark.end()
+        kind = mark.lastgroup
+        if kind == "close":
+            # All calls up to here were within thoughts.
+            inside = False
+            start = place
+            calls = []
+        elif kind == "open":
+            inside = True
+        else:
+            made, place = form.read(text, mark.start("call"), types or {})
+            calls += made if not inside else []
+        mark = marks.search(text, place)
+    ended = form.ends is None or form.ends.search(text) is not None
+    return Turn(None if inside else text[start:], () if inside else tuple(calls), ended)
+
+
+@lru_cache(64)
+def _marks(form: CallForm, opening: str, closing: str) -> re.Pattern[str]:
+    """Return the pattern of a call's beginning and of the marks of thoughts, where there are such marks."""
+    begin = rf"(?:\A|(?<={re.escape(closing)}))" if form.first else ""
+    named = {"open": opening, "close": closing}
+    # The call first: at the same place it is the longer one.
+    kinds = [f"{begin}(?P<call>{form.mark.pattern})"]
+    kinds += [f"(?P<{name}>{re.escape(mark)})" for name, mark in named.items() if mark]
+    return re.compile("|".join(kinds), re.DOTALL)
