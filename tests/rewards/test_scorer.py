@@ -389,8 +389,9 @@ def test_of_a_group_only_the_text_that_hangs_is_zero(tmp_path: Path) -> None:
 
 
 BOXED = """
-import os, socket
+import importlib, os, socket, sys
 from pathlib import Path
+import covey
 from covey import Score, reward
 
 def can(call):
@@ -399,6 +400,16 @@ def can(call):
     except OSError:
         return 0.0
     return 1.0
+
+def imports(name):
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        assert "(sandbox.packages)" in str(error), error
+        return 0.0
+    return 1.0
+
+site = next(folder for folder in sys.path if folder.endswith("site-packages"))
 
 @reward(isolate="sandbox")
 def runs(completion, answer):
@@ -409,6 +420,11 @@ def runs(completion, answer):
         "connects": can(lambda: socket.socket().connect(("127.0.0.1", 1))),
         "starts": can(lambda: os.posix_spawn("/bin/true", ["true"], {})),
         "keys": float("COVEY_TEST_KEY" in os.environ),
+        "covey's source": can(Path(covey.__file__).read_text),
+        "others' source": can(Path(site, "jinja2", "__init__.py").read_text),
+        "others": imports("jinja2"),
+        "the rest of covey": can(lambda: importlib.import_module("covey.training.run")),
+        "its own": 1 - imports("numpy") * imports("sympy") * imports("statistics") * imports("beside"),
     }
     return Score(float(eval(completion) == int(answer)), metrics=found)
 
@@ -421,6 +437,7 @@ def test_a_users_function_in_the_sandbox_reaches_nothing(tmp_path: Path, monkeyp
     """It may run what a model wrote, which under `process` has the user's files and network."""
     monkeypatch.setenv("COVEY_TEST_KEY", "secret")
     (tmp_path / "mine.py").write_text(BOXED)
+    (tmp_path / "beside.py").touch()
     (tmp_path / "key.txt").write_text("secret")
     rewards = load_rewards(["mine.py:runs"], tmp_path)
     scores = judged(rewards, "2+2", "5", "os._exit(0)").components["runs"].scores

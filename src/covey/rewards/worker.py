@@ -179,8 +179,7 @@ class Isolated:
         if reward.box is None:
             self.server = ForkServer(preload=preload, landlock=False, syscalls=False, path=path)
         else:
-            code = [PACKAGE, code_folder(module)]
-            self.server = reward.box.host(preload, code, path)
+            self.server = reward.box.host(preload, PACKAGE, [code_folder(module)], path)
 
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float

@@ -312,8 +312,8 @@ WRITTEN = {
     "DeepSeek, its marks in a text": (
         DEEPSEEK,
         (
-            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"word": "a<｜tool▁call▁end｜>b"}'
-            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>"
+            '{"word": "a<｜tool▁call▁end｜>b"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
         ),
         [word("a<｜tool▁call▁end｜>b")],
     ),

@@ -71,8 +71,8 @@ class Toolbox:
         preload = [CHILD, *places]
         path = [*files, str(self.folder), *sys.path]
         if self.tools.isolate == "sandbox":
-            code = [PACKAGE, *map(code_folder, places)]
-            return self._box().host(preload, code, path, CALLS_AT_ONCE)
+            code = list(map(code_folder, places))
+            return self._box().host(preload, PACKAGE, code, path, CALLS_AT_ONCE)
         return ForkServer(
             preload=preload,
             confined=False,

@@ -93,22 +93,25 @@ class ForkServer:
         roots: Sequence[str] = (),
         place: str = "",
         packages: Sequence[str] | None = None,
+        importable: Sequence[str] | None = None,
     ) -> None:
         """Prepare a server, which starts at the first request.
 
         ``confined=False`` is for trusted code, which keeps this user's rights and environment. ``at_once``
         limits the children of ``call`` that run at the same time; None: one for each CPU. ``folder`` is the
         working directory of all children. ``packages`` names the packages that a model's programs may
-        import; the other settings are those of ``Confinement``.
+        import, ``importable`` those of a user's functions; with either of them children read ``readable``
+        alone, not all that is installed. The other settings are those of ``Confinement``.
         """
         self.at_once = at_once or available_cpus()
         self.options = {
             "preload": list(preload),
-            "readable": [*python_folders(), *readable] if packages is None else list(readable),
+            "readable": [*(python_folders() if packages is importable is None else []), *readable],
             "listed": list(listed),
             "roots": list(roots),
             "place": place,
             "packages": None if packages is None else list(packages),
+            "importable": None if importable is None else list(importable),
             "landlock": landlock,
             "syscalls": syscalls,
             "exec_too": exec_too,

@@ -63,15 +63,35 @@ class ProcessSandbox:
         return self._verifiers[preload]
 
     def host(
-        self, preload: Sequence[str], code: Sequence[Path], path: Sequence[str], at_once: int | None = None
+        self,
+        preload: Sequence[str],
+        own: Path,
+        code: Sequence[Path],
+        path: Sequence[str],
+        at_once: int | None = None,
     ) -> ForkServer:
         """Return a server for a user's functions: as confined, but it imports and reads their code.
 
-        ``code``: folders of it. A package is readable as a whole, of others only Python files and packages.
+        ``own``: the package of the modules that it imports for us. ``code``: folders of the user's code. A
+        package is readable as a whole, of others only Python files and packages. The server reads all that is
+        installed while it imports; a function reads the standard library, ``packages`` and the user's code.
         """
+        confined = self.name != "unsafe_local"
         parts = (_code_in(folder) for folder in dict.fromkeys(code))
-        more = [str(part) for own in parts for part in own]
-        return self._start(preload=preload, more=more, path=path, at_once=at_once)
+        theirs = [str(part) for folder in parts for part in folder]
+        allowed = package_paths(self.packages)
+        readable, listed = without(libraries(), hidden_folders())
+        return ForkServer(
+            prefix=_bwrap([str(own), *theirs]) if self.name == "bwrap" else [],
+            preload=preload,
+            readable=[*readable, *allowed, *theirs],
+            listed=listed,
+            landlock=confined,
+            syscalls=confined,
+            path=path,
+            at_once=at_once,
+            importable=_modules([*allowed, *theirs]),
+        )
 
     def _start(
         self,
@@ -79,8 +99,6 @@ class ProcessSandbox:
         preload: Sequence[str] = (),
         more: Sequence[str] = (),
         writable: str = "",
-        path: Sequence[str] = (),
-        at_once: int | None = None,
     ) -> ForkServer:
         confined = self.name != "unsafe_local"
         seen = [*(PROGRAMS if exec_too else []), *more]
@@ -91,8 +109,6 @@ class ProcessSandbox:
             landlock=confined,
             syscalls=confined,
             exec_too=exec_too,
-            path=path,
-            at_once=at_once,
         )
 
     def _start_candidates(self) -> ForkServer:
@@ -101,15 +117,13 @@ class ProcessSandbox:
         allowed = package_paths(self.packages)
         hidden = hidden_folders()
         readable, listed = without(libraries(), hidden)
-        # Names as imported: `numpy` for a folder, `six` for six.py, `_x` for _x.cpython-312.so.
-        tops = {Path(path).name.removesuffix(".py").partition(".")[0] for path in allowed}
         return ForkServer(
             prefix=_bwrap([], self.place, (hidden, allowed)) if self.name == "bwrap" else [],
             readable=[*readable, *allowed],
             listed=listed,
             roots=[*libraries(), *allowed],
             place=self.place,
-            packages=sorted(tops),
+            packages=_modules(allowed),
             landlock=confined,
             syscalls=confined,
         )
@@ -290,6 +304,11 @@ def _with_input(
             child.send(setup)
             output = child.output().decode("utf-8", "surrogateescape")
             return child.ended()._replace(value=output)
+
+
+def _modules(paths: Sequence[str]) -> list[str]:
+    """Return names as imported: `numpy` for a folder, `six` for six.py, `_x` for _x.cpython-312.so."""
+    return sorted({Path(path).name.removesuffix(".py").partition(".")[0] for path in paths})
 
 
 def _code_in(folder: Path) -> list[Path]:

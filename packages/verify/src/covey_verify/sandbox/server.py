@@ -255,6 +255,8 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
         names = ("readable", "landlock", "syscalls", "exec_too", "confined", "listed", "roots", "place")
         confinement = Confinement(*(options[name] for name in names))
         driver.PACKAGES = options["packages"]
+        if options["importable"] is not None:  # what the user's file has imported so far stays
+            sys.meta_path.insert(0, driver.Importable(options["importable"]))
         if confinement.ruleset is not None:
             confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, ABOVE)
         report: dict[str, object] = {"layers": confinement.layers}
