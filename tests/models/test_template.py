@@ -15,6 +15,7 @@ from covey.models.template import template_facts, thoughts_of
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards
 from covey.rewards.reading import Reader
+from covey.rewards.scorer import completion_of
 from covey.sampling.prompts import encode, encode_examples
 from covey.tasks.examples import Example
 from covey.types import Completion, Problem
@@ -229,6 +230,19 @@ def test_places_of_tokens_follow_the_text_that_a_reward_reads() -> None:
     assert (read.text, read.places([1, 10, 12])) == ("<think>ab</think>cd", [8, 17, 19])
     read = in_tags("ab</reasoning>cd", Thoughts("<reasoning>", "</reasoning>", begun=True))
     assert read.text[read.places([14])[0] :] == "cd"
+
+
+@pytest.mark.parametrize("close", ["</think>", "</reasoning>", "<channel|>", "</Think>"])
+def test_only_a_models_own_mark_ends_its_thoughts(close: str) -> None:
+    """A model that thinks in [THINK] closed them by writing `</think>`, and was paid in their midst."""
+    rewards = load_rewards([{"math_answer": {"rule": "boxed"}}], Path.cwd())
+    for begun in (True, False):
+        marks = Thoughts("[THINK]", "[/THINK]", begun=begun)
+        problem = Problem("p", CHAT.prompt, {"answer": "3"}, thoughts=marks)
+        text = ("" if begun else "[THINK]") + f"so{close}" + r"\boxed{3}"
+        texts = [text, text.replace("so", "so[/THINK]")]
+        group = rewards.score_group(problem, np.array([1]), [completion_of(t) for t in texts])
+        assert group.rewards.tolist() == [0.0, 1.0], "outside of them it is a word of the answer"
 
 
 def test_a_correct_canary_is_not_refused_where_the_prompt_opens_thoughts() -> None:

@@ -53,10 +53,15 @@ def in_tags(text: str, thoughts: Thoughts) -> Tagged:
     moved = [(0, len(begun))]
     read = 0
     shift = len(begun)
+    inside = thoughts.begun
     # Longest first: one mark may be the beginning of another.
-    for mark in re.finditer("|".join(re.escape(m) for m in sorted(marks, key=len, reverse=True)), text):
-        shift += len(marks[mark[0]]) - len(mark[0])
-        parts += [text[read : mark.start()], marks[mark[0]]]
+    words = sorted({*marks, THINK_OPEN, THINK_CLOSE}, key=len, reverse=True)
+    for mark in re.finditer("|".join(map(re.escape, words)), text):
+        # Tags that are not the model's marks end no thoughts of its own.
+        tag = marks.get(mark[0], "" if inside else mark[0])
+        inside = {thoughts.open: True, thoughts.close: False}.get(mark[0], inside)
+        shift += len(tag) - len(mark[0])
+        parts += [text[read : mark.start()], tag]
         moved.append((mark.end(), shift))
         read = mark.end()
     return Tagged("".join([*parts, text[read:]]), moved)

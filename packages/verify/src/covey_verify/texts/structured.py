@@ -101,6 +101,7 @@ def json_schema(
     return Score(float(result.value is None), extracted=found[:500], detail=result.value or "")
 
 
+NOT_LAST = "a call before the end of a turn is not made"
 Comparator = Literal["exact", "number", "text", "set", "any"]
 # Each gets the expected and the made argument.
 COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
@@ -212,9 +213,11 @@ def _made(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None
         return None
     made = [call_of(_function_of(call)) for call in told]
     wrong = [call["error"] for call in told if isinstance(call, Mapping) and call.get("error")]
-    if not told:  # nobody has read any: those in the text, wherever they are
+    if not told:  # nobody has read any
         text = model_turns(completion, turns)[-1]
-        made = list(read_turn(text, form=form_of_text(text)).written)
+        turn = read_turn(text, form=form_of_text(text))
+        made = list(turn.written)
+        wrong = [NOT_LAST] if made and not turn.ended else []
     if complaints := [*wrong, *(call.wrong for call in made if call.wrong)]:
         raise ValueError(complaints[0])
     return made
