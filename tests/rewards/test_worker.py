@@ -86,6 +86,12 @@ def flickers(completion):
         time.sleep(60)
     return 1.0
 
+def helps(number):
+    return number["a"]
+
+def evaluates(completion):
+    return float(completion and eval(completion) == 4)
+
 def of_ids(completions, completion_ids):
     if any(len(ids) == 2 for ids in completion_ids): os._exit(3)
     return [1.0] * len(completions)
@@ -193,6 +199,13 @@ def test_only_texts_that_are_to_blame_get_0(project: Path, capsys) -> None:
         count_failures([], [always], max_infra=0.2)
     once = judged(load(project, "flickers", timeout=2.0), "a")
     assert once.components["flickers"].scores[0].value == 1.0
+    texts = judged(load(project, "evaluates"), "2+2", "1/0", "2 +", "helps(3)").components["evaluates"].scores
+    assert [(s.value, s.status) for s in texts] == [
+        (1.0, "ok"),
+        (0.0, "crashed"),
+        (0.0, "crashed"),
+        (0.0, "crashed"),
+    ]
     three = [completion("a"), completion("b", length=2), completion("c")]
     group = load(project, "of_ids", timeout=2.0).score_group(PROBLEM, np.array([1]), three)
     assert [s.value for s in group.components["of_ids"].scores] == [1.0, 0.0, 1.0]

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -67,6 +68,8 @@ class CallReply(TypedDict, total=False):
     code: int
     raised: str
     trace: str
+    by_text: bool
+    """Whether it was raised in code that the function had from a text."""
 
 
 def serve_user(setup: UserSetup) -> None:
@@ -184,4 +187,17 @@ def _scores(reward: Reward, request: CallRequest, returned: object) -> list[dict
 def _failure(reward: Reward, error: BaseException) -> CallReply:
     if isinstance(error, CoveyError):
         return {"refused": str(error), "code": error.code}
-    return {"raised": described(error, reward.file), "trace": trace_of(error)}
+    return {
+        "raised": described(error, reward.file),
+        "trace": trace_of(error),
+        "by_text": _by_text(error),
+    }
+
+
+def _by_text(error: BaseException) -> bool:
+    """Return whether an exception comes from code without a file, as `eval` and `exec` make it of a text."""
+    if isinstance(error, SyntaxError) and str(error.filename).startswith("<"):
+        return True
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # The methods of a dataclass have no file either, but they are no module.
+    return any(code.co_name == "<module>" and code.co_filename.startswith("<") for code in codes)

@@ -245,14 +245,15 @@ def _guilty(
 
 
 def _ended_by(found: Outcome) -> Score | None:
-    """Return the score of a text that has hung or ended the process (an exit, a crash, memory), or None."""
+    """Return the score of a text that hung, ended the process (an exit, a crash, memory) or raised itself."""
     if found.kind == "timeout" or (found.kind == "ok" and "late" in found.value):
         return Score(0.0, "timeout", detail=found.text or "no answer in time")
     if found.kind == "crashed":
         return Score(0.0, "crashed", detail=found.text)
-    raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
+    reply = found.value if found.kind == "ok" else {"raised": found.text}
+    raised = str(reply.get("raised", ""))
     own_end = raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt"))
-    return Score(0.0, "crashed", detail=raised) if own_end else None
+    return Score(0.0, "crashed", detail=raised) if own_end or reply.get("by_text") else None
 
 
 def without_text(
