@@ -539,10 +539,10 @@ OWN_FORM = (
 )
 
 
-def untold_of(policy: Policy, template: str) -> list[str]:
+def untold_of(policy: Policy, template: str, *schemas: Any) -> list[str]:
     policy.tokenizer.chat_template = template
     source = SimpleNamespace(train=[CHAT], test=[])
-    toolbox: Any = SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA])
+    toolbox: Any = SimpleNamespace(functions={"look_up": None}, schemas=schemas or [SCHEMA])
     return list(untold(policy, source, toolbox))
 
 
@@ -551,6 +551,10 @@ def test_calls_that_would_not_be_read_are_refused_with_their_text(policy: Policy
     with pytest.raises(ConfigError, match=r"as '<\|call\|>\[look_up\(word=covey .*cannot read"):
         untold_of(policy, OWN_FORM)
     assert untold_of(policy, CHAT_TEMPLATE) == []
+    only_one = "{{ '<tool_call>' if c.function.name == 'look_up' else '<call>' }}"
+    other = {"type": "function", "function": {**SCHEMA["function"], "name": "other"}}
+    with pytest.raises(ConfigError, match="writes a call of other"):
+        untold_of(policy, CHAT_TEMPLATE.replace("<tool_call>", only_one), SCHEMA, other)
 
 
 def test_a_template_that_shows_no_calls_is_named(policy: Policy) -> None:

@@ -62,18 +62,21 @@ def prove_readable(
     policy: Speaker, problem: Problem, schemas: Sequence[Mapping[str, object]]
 ) -> Iterator[str]:
     """Yield a note if a chat template shows no calls. Raises ConfigError if calls it shows cannot be read."""
-    written = written_call(policy, problem.template, schemas)
-    if not written.text:
-        yield (
-            f"{problem.id}: the model's chat template does not show the calls of an assistant (tool_calls), "
-            "so nobody knows whether those of the model are read; see docs/tools.md for the forms that are"
-        )
-    elif not written.right:
-        raise ConfigError(
-            f"rollout.tools: the chat template writes a call of {written.name} as {written.text!r}, which "
-            "covey cannot read, so no call would be answered. Use a model whose form is known "
-            "(docs/tools.md), a tokenizer with a response_template, or plain-text prompts"
-        )
+    for schema in schemas:
+        written = written_call(policy, problem.template, [schema, *schemas])
+        if not written.text:
+            yield (
+                f"{problem.id}: the model's chat template does not show the calls of an assistant "
+                "(tool_calls), so nobody knows whether those of the model are read; see docs/tools.md for "
+                "the forms that are"
+            )
+            return
+        if not written.right:
+            raise ConfigError(
+                f"rollout.tools: the chat template writes a call of {written.name} as {written.text!r}, "
+                "which covey cannot read, so no call would be answered. Use a model whose form is known "
+                "(docs/tools.md), a tokenizer with a response_template, or plain-text prompts"
+            )
 
 
 def _made_up(schema: Mapping[str, Any]) -> ToolCall:
