@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey.rewards.scorer import completion_of
-from covey.types import Completion, Problem, Transcript
+from covey.types import Completion, Problem
 from covey_verify.calls.call import ToolCall, as_message
 from covey_verify.errors import CoveyError
 from covey_verify.extract import TAGS, Thoughts
@@ -82,9 +82,7 @@ def _said(*parts: object) -> Completion:
         else:
             role = "tool" if turns and "tool_calls" in turns[-1] else "assistant"
             turns.append({"role": role, "content": part})
-    written = "".join(str(turn["content"]) for turn in turns if turn["role"] == "assistant")
-    transcript = Transcript(tuple(turns) if len(turns) > 1 else ())
-    return replace(completion_of(written, tokens=0), transcript=transcript)
+    return completion_of(turns, tokens=0)
 
 
 def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:

@@ -56,20 +56,28 @@ def score_file(
             )
         problem = _problem(file, line, row, data, wording)
         check_columns([problem], functions)
-        text = row["completion"]
-        if not isinstance(text, str):
-            last = text[-1]
-            text = text[-1]["content"]
-            if any(last.get(name) for name in THOUGHTS):  # they are apart, so these words begin behind them
-                problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
+        said = row["completion"]
+        if not (isinstance(said, str) or _is_reply(said)):
+            raise DataError(
+                f"{file}:{line}: 'completion' must be a text, or messages of an assistant and its tools"
+            )
+        if not isinstance(said, str) and any(turn.get(name) for turn in said for name in THOUGHTS):
+            # They are apart, so these words begin behind them.
+            problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
-        begun.append((row, scorer.text(problem, text)))
+        begun.append((row, scorer.text(problem, said)))
     if not begun:
         raise DataError(f"{file}: the file has no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
     names = [f.name for f in functions]
     means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
     return scored, means | {"reward": mean([r["reward"] for r in scored])}
+
+
+def _is_reply(said: object) -> bool:
+    turns = said if isinstance(said, list) else ()
+    roles = [turn.get("role") if isinstance(turn, Mapping) else None for turn in turns]
+    return "assistant" in roles and set(roles) <= {"assistant", "tool"}
 
 
 def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: Wording) -> Problem:

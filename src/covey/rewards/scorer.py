@@ -22,11 +22,12 @@ from covey.rewards.groups import assemble
 from covey.rewards.reading import Reader
 from covey.rewards.serving import UserSetup
 from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
+from covey_verify.extract import text_of
 from covey_verify.texts.judge import JudgeFailed
 from covey_verify.threads import SHARED_SIZE, Call, Executor
-from covey_verify.types import Score
+from covey_verify.types import Messages, Score
 
 
 class Rewards:
@@ -193,10 +194,10 @@ class Scorer:
         """Begin a group, to which completions are added as they end."""
         return GroupScoring(self, problem, prompt, size)
 
-    def text(self, problem: Problem, text: str) -> GroupScoring:
-        """Begin a group of one completion, of which only the text is known."""
+    def text(self, problem: Problem, said: str | Messages) -> GroupScoring:
+        """Begin a group of one completion, of which only the text or the turns are known."""
         group = self.group(problem, np.zeros(0, np.int64), 1)
-        group.add(0, completion_of(text, tokens=0))
+        group.add(0, completion_of(said, tokens=0))
         return group
 
     def score(self, reward: Reward, problem: Problem, text: str) -> Score:
@@ -269,9 +270,23 @@ class GroupScoring:
         return assemble(self.problem, self.prompt, completions, rewards, found)
 
 
-def completion_of(text: str, tokens: int = 1) -> Completion:
-    """Return a completion of a text that was not sampled, with ``tokens`` zero ids."""
-    return Completion(np.zeros(tokens, np.int64), np.zeros(tokens, np.float32), text, "stop")
+def completion_of(said: str | Messages, tokens: int = 1) -> Completion:
+    """Return a completion of a text or of turns that were not sampled, with ``tokens`` zero ids."""
+    turns = () if isinstance(said, str) else tuple(map(_as_text, said))
+    text = said if isinstance(said, str) else text_of([dict(turn) for turn in turns])
+    # One turn without calls is a text, whose calls are still to be read.
+    called = len(turns) > 1 or any(turn.get("tool_calls") for turn in turns)
+    transcript = Transcript(turns if called else ())
+    ids = np.zeros(tokens, np.int64)
+    return Completion(ids, np.zeros(tokens, np.float32), text, "stop", transcript=transcript)
+
+
+def _as_text(turn: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a message with its content as a text, which may be null or a list of parts."""
+    content = turn.get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return {**turn, "content": "".join(str(text) for text in texts if text is not None)}
 
 
 def _in_words(reward: Reward, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covey.commands.scoring import score_file
 from covey.models.policy import Policy
 from covey.rewards.base import load_rewards
 from covey.rewards.reading import Reader
 from covey.sampling.tools.reader import reader_by
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.calls.forms import FORMS
+from covey_verify.errors import DataError
 from tests.conftest import policy_of
 from tests.sampling.tools.test_forms import SCHEMA
 
@@ -116,3 +119,25 @@ def test_a_function_of_the_user_gets_the_calls(policy: Policy) -> None:
     rewards = load_rewards([called], Path())
     completion = Completion(np.array([1]), np.zeros(1, np.float32), RIGHT["tags"][1], "stop")
     assert rewards.score_group(Problem("p", "?"), np.array([1]), [completion]).rewards.tolist() == [1.0]
+
+
+def test_a_file_may_have_completions_as_messages_with_calls(tmp_path: Path) -> None:
+    """A message whose content is null, as servers return calls, ended in a traceback."""
+    call = {
+        "type": "function",
+        "function": {"name": "look_up", "arguments": json.dumps(WANTED[0]["arguments"])},
+    }
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    rows = [[said], [said, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "It is 3."}]]
+    file = tmp_path / "said.jsonl"
+
+    def written(*completions: object) -> Path:
+        made = ({"prompt": ASKED, "completion": c, "tool_calls": WANTED} for c in completions)
+        file.write_text("".join(json.dumps(row) + "\n" for row in made))
+        return file
+
+    _, means = score_file(written(*rows, "no call"), ["tool_calls"])
+    assert means["tool_calls"] == pytest.approx(2 / 3)
+    for wrong in (None, [], [3], [{"role": "tool", "content": "3"}]):
+        with pytest.raises(DataError, match=r"said\.jsonl:1: 'completion' must be"):
+            score_file(written(wrong), ["tool_calls"])
