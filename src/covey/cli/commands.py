@@ -33,6 +33,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
+app.register_install_completion_command(help="Complete commands and options in this shell.", group=OPTIONS)
 
 Settings = Annotated[
     str,
