@@ -6,8 +6,9 @@ from concurrent.futures import Future
 from functools import partial
 
 from covey.cluster.connect import connect_ray, end, keep, node_lost, said
+from covey.rewards.blame import Failed, Lost
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
-from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Failed, Link, Lost
+from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Link
 from covey_verify.errors import RewardError
 
 PLACINGS = 3

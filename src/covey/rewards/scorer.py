@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from covey.rewards.blame import Failed
 from covey.rewards.contract import Context, Reward, verdict_of
 from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
 from covey.rewards.reading import Reader
 from covey.rewards.serving import UserSetup
-from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
+from covey.rewards.worker import ASYNC_CALLS, Isolated, Link, Worker, WorkerLink, sent
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
 from covey_verify.extract import text_of
