@@ -90,7 +90,10 @@ def helps(number):
     return number["a"]
 
 def evaluates(completion):
-    return float(completion and eval(completion) == 4)
+    return float(eval(completion) == 4)
+
+def evaluates_all(completions):
+    return [float(eval(c) == 4) for c in completions]
 
 def of_ids(completions, completion_ids):
     if any(len(ids) == 2 for ids in completion_ids): os._exit(3)
@@ -206,6 +209,8 @@ def test_only_texts_that_are_to_blame_get_0(project: Path, capsys) -> None:
         (0.0, "crashed"),
         (0.0, "crashed"),
     ]
+    of_group = judged(load(project, "evaluates_all"), "2+2", "1/0", "5").components["evaluates_all"].scores
+    assert [s.value for s in of_group] == [1.0, 0.0, 0.0] and of_group[1].status == "crashed"
     three = [completion("a"), completion("b", length=2), completion("c")]
     group = load(project, "of_ids", timeout=2.0).score_group(PROBLEM, np.array([1]), three)
     assert [s.value for s in group.components["of_ids"].scores] == [1.0, 0.0, 1.0]

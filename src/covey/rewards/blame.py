@@ -6,8 +6,8 @@ A text's own fault costs its completion. The function's fault, or the machine's,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
 from covey.rewards.contract import Context
 from covey.rewards.serving import CallReply
@@ -31,48 +31,71 @@ class Lost(Failed):
     """The machine that a worker ran on is gone; the function did not cause it, so the call is made again."""
 
 
-def blamed(
-    asked: Callable[[Collection[int], float], Outcome], count: int, context: Context, seconds: float
-) -> list[Score]:
-    """Return the scores of a call; a text that hangs it or ends its process gets 0.
-
-    ``asked(empty, seconds)`` makes the call with the texts of the completions in ``empty`` replaced by "". A
-    text is to blame if the call hangs or ends with it twice, and not without it. All else is the function's
-    fault or the machine's. Raises Failed for these, or RewardError if the function breaks its contract.
+class Ask(Protocol):
+    """Makes a call within ``wall`` seconds. The texts of the completions in ``left_out`` are replaced by that
+    of ``instead``, or by "".
     """
-    found = asked((), seconds)
+
+    def __call__(self, left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
+        """Return how the call ended, ``ok`` if there is any reply."""
+
+
+def blamed(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
+    """Return the scores of a call; a text that hangs it, ends its process or raises in its own code gets 0.
+
+    A text is to blame if that happens with it twice, and no hang or end without it. All else is the
+    function's fault or the machine's. Raises Failed for these, or RewardError if the function breaks its
+    contract.
+    """
+    found = ask((), seconds)
     ended = _ended_by(found)
-    guilty: Mapping[int, Score] | None = {}
-    if ended is not None:
-        # The texts of a rehearsal are known to be harmless.
-        guilty = None if context.rehearsal else _guilty(asked, count, seconds)
-        if guilty is not None and len(guilty) == count:
-            return [guilty[i] for i in range(count)]  # what it says about empty texts is nobody's
-        found = found if guilty is None else asked(guilty, seconds)
-        if guilty is None or _ended_by(found) is not None:
-            raise Failed(ended.detail, found.value if isinstance(found.value, str) else "")
+    if ended is None:
+        return _scores(found, context)
+    # The texts of a rehearsal are known to be harmless.
+    guilty = None if context.rehearsal else _guilty(ask, count, seconds)
+    if guilty is None:
+        raise Failed(ended.detail, _trace(found))
+    if len(guilty) == count:
+        return [guilty[i] for i in range(count)]
+    # A function of a group may not take an empty text: in place of the guilty ones it gets an innocent one.
+    found = ask(guilty, seconds, next(i for i in range(count) if i not in guilty))
+    if _ended_by(found) is not None:
+        raise Failed(ended.detail, _trace(found))
+    return [guilty.get(i, score) for i, score in enumerate(_scores(found, context))]
+
+
+def _scores(found: Outcome, context: Context) -> list[Score]:
     if found.kind != "ok":
         raise Failed(found.text, found.value or "")
-    scores = scores_of(found.value, context)
-    return [guilty.get(i, score) for i, score in enumerate(scores)]
+    return scores_of(found.value, context)
 
 
-def _guilty(
-    asked: Callable[[Collection[int], float], Outcome], count: int, seconds: float
-) -> dict[int, Score] | None:
+def _trace(found: Outcome) -> str:
+    return found.value if isinstance(found.value, str) else str((found.value or {}).get("trace", ""))
+
+
+def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
     """Return the completions whose text alone, all others empty, hangs or ends a call, with their scores.
 
-    None if the call does not even end well without any text.
-
-    A text alone has its share of the call's seconds, beside those that the call takes without any text. So
-    the search takes little longer than the call, however many texts hang.
+    None if the call hangs or ends without any text too. A text alone has its share of the call's seconds,
+    beside those that the call takes without any text. So the search takes little longer than the call,
+    however many texts hang. A function that evaluates texts may take no empty one: it gets one text in the
+    place of all, in the time of a whole call.
     """
     begun = time.monotonic()
-    if _ended_by(asked(range(count), seconds)) is not None:
+    bare = ask(range(count), seconds)
+    refused = _by_text(bare)
+    if _ended_by(bare) is not None and not refused:
         return None
-    share = min(seconds, max(1.0, seconds / count) + 2 * (time.monotonic() - begun))
-    alone = {i: _ended_by(asked([j for j in range(count) if j != i], share)) for i in range(count)}
+    share = max(1.0, seconds / count) + 2 * (time.monotonic() - begun)
+    share = seconds if refused else min(seconds, share)
+    others = {i: [j for j in range(count) if j != i] for i in range(count)}
+    alone = {i: _ended_by(ask(others[i], share, i if refused else None)) for i in range(count)}
     return {i: score for i, score in alone.items() if score is not None}
+
+
+def _by_text(found: Outcome) -> bool:
+    return found.kind == "ok" and bool(found.value.get("by_text"))
 
 
 def _ended_by(found: Outcome) -> Score | None:
@@ -81,27 +104,28 @@ def _ended_by(found: Outcome) -> Score | None:
         return Score(0.0, "timeout", detail=found.text or "no answer in time")
     if found.kind == "crashed":
         return Score(0.0, "crashed", detail=found.text)
-    reply = found.value if found.kind == "ok" else {"raised": found.text}
-    raised = str(reply.get("raised", ""))
+    raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
     own_end = raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt"))
-    return Score(0.0, "crashed", detail=raised) if own_end or reply.get("by_text") else None
+    return Score(0.0, "crashed", detail=raised) if own_end or _by_text(found) else None
 
 
-def without_text(
-    arguments: Mapping[str, object], empty: Collection[int], per_sample: bool
+def with_texts(
+    arguments: Mapping[str, object], left_out: Collection[int], instead: int | None, per_sample: bool
 ) -> dict[str, object]:
-    """Return the arguments of a call with the text of some completions replaced by "".
+    """Return the arguments of a call with the text of some completions replaced by another's, or by "".
 
-    >>> without_text({"completions": ["a", "b"], "answer": ["1", "1"]}, [1], False)
+    >>> with_texts({"completions": ["a", "b"], "answer": ["1", "1"]}, [1], None, False)
     {'completions': ['a', ''], 'answer': ['1', '1']}
     """
     found = dict(arguments)
-    for name in TEXTS & found.keys() if empty else ():
+    for name in TEXTS & found.keys() if left_out else ():
         value: Any = found[name]
         if per_sample:
             found[name] = _silent(value)
         else:
-            found[name] = [_silent(v) if i in empty else v for i, v in enumerate(value)]
+            stand_ins = map(_silent, value) if instead is None else [value[instead]] * len(value)
+            pairs = zip(value, stand_ins, strict=True)
+            found[name] = [other if i in left_out else own for i, (own, other) in enumerate(pairs)]
     return found
 
 

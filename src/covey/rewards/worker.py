@@ -22,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from covey.rewards.blame import Failed, Lost, blamed, without_text
+from covey.rewards.blame import Failed, Lost, blamed, with_texts
 from covey.rewards.contract import SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.types import Problem
@@ -121,11 +121,11 @@ class Worker:
         Raises Failed, or RewardError if the function breaks its contract.
         """
 
-        def asked(empty: Collection[int], wall: float = seconds) -> Outcome:
-            own = without_text(arguments, empty, self.reward.per_sample)
+        def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
+            own = with_texts(arguments, left_out, instead, self.reward.per_sample)
             return self._outcome(request_of(self.reward, problem, own, count, context, wall))
 
-        return blamed(asked, count, context, seconds)
+        return blamed(ask, count, context, seconds)
 
     def _outcome(self, message: CallRequest) -> Outcome:
         """Make a call and return its outcome, ``ok`` if there is any reply. Raises Lost or RewardError."""
@@ -175,9 +175,8 @@ class Isolated:
         Raises Failed, or RewardError if the function breaks its contract.
         """
 
-        # One call in a fresh process, with the texts of the completions in ``empty`` replaced by "".
-        def asked(empty: Collection[int], wall: float = seconds) -> Outcome:
-            own = without_text(arguments, empty, self.reward.per_sample)
+        def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
+            own = with_texts(arguments, left_out, instead, self.reward.per_sample)
             request = request_of(self.reward, problem, own, count, context, wall)
             limits = Limits(wall=wall, cpu=math.ceil(wall), memory=8 << 30)
             found = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
@@ -185,7 +184,7 @@ class Isolated:
                 return Outcome("crashed", text=f"it ended its own process ({found.text})")
             return found
 
-        return blamed(asked, count, context, seconds)
+        return blamed(ask, count, context, seconds)
 
 
 def setup_of(reward: Reward) -> UserSetup:
