@@ -128,7 +128,7 @@ def test_one_that_is_held_by_an_attack_is_a_finding(tmp_path: Path, monkeypatch)
     )
     report = attack_rewards(PROBLEMS[:1], load_rewards(["held.py:held"], tmp_path))
     held = [f for f in report.findings if f.attack.startswith("junk")]
-    assert [f.status for f in held] == ["infra_error"]
+    assert [f.status for f in held] == ["timeout"]
 
 
 def test_json_is_printed_whatever_an_attack_does(tmp_path: Path, capsys, monkeypatch) -> None:
