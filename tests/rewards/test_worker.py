@@ -150,6 +150,7 @@ def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -
     assert [s.value for s in scores] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     assert {scores[i].status for i in (1, 3, 4, 5)} == {"crashed"}
     assert scores[1].detail == "it ended its own process (exit code 0)"
+    assert capsys.readouterr().err.count("reward leaves on problem p failed") == 1
     assert scores[3].detail == "it ended its own process (killed by SIGSEGV (Segmentation fault))"
     assert scores[4].detail.startswith("SystemExit: 0") and scores[5].detail.startswith("KeyboardInterrupt")
     count_failures([], [judged(rewards, "exit", "exit")], max_infra=0.2)
@@ -202,6 +203,7 @@ def test_only_texts_that_are_to_blame_get_0(project: Path, capsys) -> None:
         count_failures([], [always], max_infra=0.2)
     once = judged(load(project, "flickers", timeout=2.0), "a")
     assert once.components["flickers"].scores[0].value == 1.0
+    assert "no answer within 2 s; it was called again, and answered" in capsys.readouterr().err
     texts = judged(load(project, "evaluates"), "2+2", "1/0", "2 +", "helps(3)").components["evaluates"].scores
     assert [(s.value, s.status) for s in texts] == [
         (1.0, "ok"),

@@ -18,6 +18,9 @@ from covey_verify.types import Score
 TEXTS = {"completion", "completions", "solution_str", "turns", "completion_ids", "sampled_ids", "token_ends"}
 """Arguments that hold sampled text, or its tokens."""
 
+TO_BLAME = "a text is to blame, and gets 0"
+TRANSIENT = "it was called again, and answered"
+
 
 class Failed(Exception):
     """A reward function raised an exception, or ended its process."""
@@ -55,6 +58,7 @@ def blamed(ask: Ask, count: int, context: Context, seconds: float) -> list[Score
     guilty = None if context.rehearsal else _guilty(ask, count, seconds)
     if guilty is None:
         raise Failed(ended.detail, _trace(found))
+    context.faults.append(f"{ended.detail}; {TO_BLAME if guilty else TRANSIENT}")
     if len(guilty) == count:
         return [guilty[i] for i in range(count)]
     # A function of a group may not take an empty text: in place of the guilty ones it gets an innocent one.

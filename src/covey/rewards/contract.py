@@ -40,10 +40,12 @@ class Context:
     logged: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[str, list[str]] = field(default_factory=dict)
     """Logged texts of one call: column -> a text for each completion."""
+    faults: list[str] = field(default_factory=list)
+    """Ends of one call that were not its last, in words."""
 
     def of_call(self) -> Context:
-        """Return a context for one call: metrics are shared, logged columns are the call's own."""
-        return replace(self, extra={})
+        """Return a context for one call: metrics are shared, logged columns and faults are the call's own."""
+        return replace(self, extra={}, faults=[])
 
     def log_extra(self, column: object, values: Sequence[object]) -> None:
         """Log a value for each completion of the call, as TRL's ``log_extra`` does."""

@@ -133,14 +133,18 @@ class Rewards:
                 self.apart[reward.name] = worker
         return self.apart[reward.name]
 
+    def show_first(self, reward: Reward, problem: Problem, why: str) -> None:
+        """Print why a call failed, the first time for each function."""
+        if reward.name not in self.shown:
+            self.shown.add(reward.name)
+            print(f"reward {reward.name} on problem {problem.id} failed: {why}", file=sys.stderr)
+
     def failed(self, reward: Reward, problem: Problem, error: Exception) -> Score:
         """Return the score of a failed call (raised or hung); print a function's first failure."""
         words = _in_words(reward, error)
-        if reward.name not in self.shown:
-            self.shown.add(reward.name)
-            told = isinstance(error, TimeoutError | JudgeFailed)  # their traces show the waiter only
-            trace = error.trace if isinstance(error, Failed) else "" if told else trace_of(error)
-            print(f"reward {reward.name} on problem {problem.id} failed: {words}\n{trace}", file=sys.stderr)
+        told = isinstance(error, TimeoutError | JudgeFailed)  # their traces show the waiter only
+        trace = error.trace if isinstance(error, Failed) else "" if told else trace_of(error)
+        self.show_first(reward, problem, f"{words}\n{trace}")
         return Score(None, "infra_error", detail=words[:300])
 
 
@@ -262,6 +266,8 @@ class GroupScoring:
         found = {r.name: [Score(None)] * self.size for r in rewards}
         for reward, samples, context, call in self.calls:
             scores = context.with_extra(self.scorer.scores(reward, self.problem, call, len(samples)))
+            for fault in context.faults:
+                self.scorer.rewards.show_first(reward, self.problem, fault)
             for sample, score in zip(samples, scores, strict=True):
                 found[reward.name][sample] = score
         for reward, sample in self.lost:
