@@ -1,0 +1,300 @@
+"""Checks of log-probs: the sampler's, the trainer's, those before the updates and the reference's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from covey.audit.check import Check, Trouble
+from covey.audit.record import AuditRecord, Numbers, Use
+from covey.audit.tokens import FEWEST, place
+
+APART = 0.02
+"""Nats a token: rounding to bfloat16 stays below."""
+CLOSER = 0.2
+"""An explanation leaves at most this part of a difference."""
+Select = Callable[[Use], Sequence[float | None] | None]
+
+
+def trainer(use: Use) -> Numbers | None:
+    """The trainer's log-probs."""
+    return use.row.logprobs
+
+
+def old(use: Use) -> Numbers | None:
+    """The log-probs that the ratio divides by."""
+    return use.row.old_logprobs
+
+
+def sampler(use: Use) -> Numbers | None:
+    """The sampler's log-probs."""
+    return use.sample.sampler_logprobs
+
+
+def own(use: Use) -> Numbers | None:
+    """Log-probs that the writer has computed once more at the sampling temperature."""
+    return use.sample.model_logprobs
+
+
+def at_1(use: Use) -> Numbers | None:
+    """The same at temperature 1."""
+    return use.sample.model_logprobs_at_1
+
+
+def later(use: Use) -> Numbers | None:
+    """The same, one place late: what a shifted trainer has."""
+    values = use.sample.model_logprobs
+    return None if values is None else [*values[1:], None]
+
+
+def reference(use: Use) -> Numbers | None:
+    """The reference's log-probs."""
+    return use.row.ref_logprobs
+
+
+def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
+    """Yield (token, value, value) where a token is trained, sampled, and both have a number."""
+    first, second = a(use), b(use)
+    if first is None or second is None:
+        return
+    mask = use.row.mask or [True] * len(first)
+    inserted = use.sample.inserted or [False] * len(mask)
+    for token, (x, y, on, off) in enumerate(zip(first, second, mask, inserted, strict=False)):
+        if on and not off and x is not None and y is not None and math.isfinite(x) and math.isfinite(y):
+            yield token, x, y
+
+
+def distance(uses: Sequence[Use], a: Select, b: Select) -> float:
+    """Return the median distance over all tokens, in nats; NaN without any."""
+    return median([abs(x - y) for use in uses for _, x, y in pairs(use, a, b)] or [math.nan])
+
+
+def _fresh(record: AuditRecord) -> list[Use]:
+    """Return the completions of each rollout's first update: the weights are those that sampled them."""
+    return [use for use in record.uses if use.first]
+
+
+def _worst(uses: Sequence[Use], a: Select, b: Select) -> tuple[Use, int]:
+    every = [(abs(x - y), n, token) for n, use in enumerate(uses) for token, x, y in pairs(use, a, b)]
+    _, n, token = max(every)
+    return uses[n], token
+
+
+def _apart(record: AuditRecord, a: Select, b: Select, words: str, explained_by: Select | None = None) -> Trouble | None:
+    """Return trouble if two log-probs differ on the first update, and a third explains it if one is given."""
+    uses = _fresh(record)
+    off = distance(uses, a, b)
+    if not off > APART or (explained_by and not distance(uses, a, explained_by) < CLOSER * off):
+        return None
+    use, token = _worst(uses, a, b)
+    return Trouble(f"{words} by {off:.2g} nats a token", use.update.step, {**place(use, token), "nats": round(off, 6)})
+
+
+def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
+    """A log-prob of a trained token, a loss or a gradient norm is NaN or infinite."""
+    for use in record.uses:
+        for token, (value, on) in enumerate(zip(trainer(use) or (), use.row.mask or (), strict=False)):
+            if on and value is not None and not math.isfinite(value):
+                return Trouble(f"a log-prob is {value}", use.update.step, place(use, token))
+    for update in record.updates:
+        for name, value in (("loss", update.loss), ("gradient norm", update.grad_norm)):
+            if value is not None and not math.isfinite(value):
+                return Trouble(f"the {name} is {value}", update.step)
+    return None
+
+
+def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
+    """The trainer's log-probs differ from the model's own and equal those of the next token."""
+    return _apart(record, trainer, own, "the trainer's log-probs are those of the next token: they differ", later)
+
+
+def temperature_is_missing(record: AuditRecord) -> Trouble | None:
+    """The trainer's log-probs are those at temperature 1, and completions were sampled at another."""
+    temperature = record.number("temperature", 1.0)
+    words = f"the trainer's log-probs are at temperature 1, tokens were sampled at {temperature:g}: they differ"
+    return _apart(record, trainer, own, words, at_1)
+
+
+def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
+    """The trainer's log-probs differ from those of a plain forward pass by more than .02 nats a token."""
+    return _apart(record, trainer, own, "the trainer's log-probs differ from those of its own model")
+
+
+def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
+    """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
+    the trainer's by more than .02 nats a token.
+    """
+    return _apart(record, old, trainer, "no update came between, and old log-probs differ from the present ones")
+
+
+def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
+    """In updates after the first on a rollout, the log-probs have moved, but the old ones are missing or equal
+    the present ones bit for bit.
+    """
+    uses = [use for use in record.uses if not use.first and trainer(use) and own(use)]
+    moved = [use for use in uses if distance([use], trainer, own) > 1e-5]
+    stuck = [use for use in moved if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
+    if len(stuck) < FEWEST or len(stuck) < len(moved):
+        return None
+    said = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
+    return Trouble(said, stuck[0].update.step, place(stuck[0]))
+
+
+def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
+    """The sampler's log-probs are those at temperature 1, and it sampled at another."""
+    return _apart(record, sampler, own, "the sampler's log-probs are at temperature 1: they differ", at_1)
+
+
+def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
+    """The sampler's log-probs agree with the trainer's in the first rollout and differ more and more."""
+    by_rollout: dict[int, list[Use]] = {}
+    for use in _fresh(record):
+        by_rollout.setdefault(use.row.rollout, []).append(use)
+    off = [distance(uses, sampler, trainer) for uses in by_rollout.values()]
+    off = [value for value in off if not math.isnan(value)]
+    if len(off) < 2 or not (off[0] < CLOSER * off[-1] and off[-1] > max(0.002, *off[:-1][1:], 0.0)):
+        return None
+    last = list(by_rollout.values())[-1]
+    use, token = _worst(last, sampler, trainer)
+    said = f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
+    return Trouble(f"{said}: the sampler keeps its first weights", use.update.step, place(use, token))
+
+
+def sampler_differs(record: AuditRecord) -> Trouble | None:
+    """Sampler and trainer differ by more than .02 nats a token at the same weights."""
+    return _apart(record, sampler, trainer, "sampler and trainer differ at the same weights")
+
+
+def reference_moves(record: AuditRecord) -> Trouble | None:
+    """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit."""
+    if record.setting("sync_ref_model") is True:
+        return None
+    first = record.updates[0].step if record.updates else 0
+    uses = [use for use in record.uses if use.update.step > first and reference(use)]
+    rates = [u.learning_rate for u in record.updates]
+    same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
+    if len(uses) < FEWEST or len(same) < len(uses) or not any(rates) or record.number("beta", 1.0) == 0:
+        return None
+    return Trouble("the reference equals the policy after updates: the KL is 0", same[0].update.step, place(same[0]))
+
+
+def ratios_are_wide(record: AuditRecord) -> Trouble | None:
+    """A hundredth of the ratios of an update or more is above 2."""
+    for update in record.updates:
+        uses = [use for use in record.uses if use.update is update]
+        ratios = sorted(x - y for use in uses for _, x, y in pairs(use, trainer, old))
+        high = ratios[int(0.99 * len(ratios))] if len(ratios) >= 64 else 0.0
+        if high > math.log(2):
+            return Trouble(f"the 99 % quantile of the ratio is {math.exp(min(high, 50)):.3g}", update.step)
+    return None
+
+
+CHECKS = (
+    Check(
+        "not_finite",
+        numbers_are_not_finite,
+        ("logprobs or loss or grad_norm",),
+        "an update with such a number makes all weights NaN",
+        {"trl": "max_grad_norm=1.0, a tenth of learning_rate, bf16 instead of fp16", "any": "a tenth of the learning rate"},
+    ),
+    Check(
+        "logprobs_shifted",
+        logprobs_are_shifted,
+        ("logprobs", "model_logprobs"),
+        "the logits at t - 1 belong to token t",
+        {"trl": "logits = logits[:, :-1] and ids = input_ids[:, -logits_to_keep:]", "any": "logits[:, :-1], ids[:, 1:]"},
+        silences=("temperature_missing", "logprobs_differ", "sampler_differs", "old_stale", "wrong_way"),
+    ),
+    Check(
+        "temperature_missing",
+        temperature_is_missing,
+        ("logprobs", "model_logprobs", "model_logprobs_at_1", "settings.temperature"),
+        "TRL, verl, OpenRLHF and covey divide logits by the sampling temperature in training too",
+        {
+            "trl": "logits = logits / self.temperature in _get_per_token_logps_and_entropies",
+            "verl": "actor.ppo: pass meta_info['temperature'] to compute_log_prob",
+            "any": "logits / temperature before log_softmax",
+        },
+        silences=("logprobs_differ", "sampler_differs", "old_stale"),
+    ),
+    Check(
+        "old_stale",
+        old_logprobs_are_stale,
+        ("logprobs", "old_logprobs"),
+        "old log-probs are those of the weights that sampled, so the first ratio is 1",
+        {
+            "trl": "old_per_token_logps: compute them in _generate_and_score_completions, before the first update",
+            "any": "compute old log-probs before the first update on a rollout, from the same weights, without dropout",
+        },
+        silences=("ratio_wide", "loss_differs"),
+    ),
+    Check(
+        "logprobs_differ",
+        trainer_differs_from_the_model,
+        ("logprobs", "model_logprobs"),
+        "a padded batch gives the log-probs of single completions: same positions, no dropout",
+        {
+            "trl": "padding_side='left' for prompts, position_ids from the attention mask, disable_dropout=True",
+            "any": "check padding side, position ids, dropout and adapters in the trainer's forward pass",
+        },
+        silences=("sampler_differs",),
+    ),
+    Check(
+        "ratio_stuck",
+        ratio_is_always_1,
+        ("logprobs", "model_logprobs", "mask"),
+        "old log-probs stay those before the first update on a rollout",
+        {
+            "trl": "keep old_per_token_logps in the batch when num_iterations > 1",
+            "verl": "compute old_log_probs once per rollout, not per mini-batch",
+            "any": "store old log-probs with the rollout",
+        },
+    ),
+    Check(
+        "sampler_temperature",
+        sampler_reports_another_temperature,
+        ("sampler_logprobs", "model_logprobs", "model_logprobs_at_1", "logprobs"),
+        "TRL asks vLLM for processed log-probs",
+        {"trl": "vLLM: logprobs_mode='processed_logprobs'", "any": "log-probs after temperature"},
+        silences=("sampler_differs", "sampler_behind"),
+    ),
+    Check(
+        "sampler_behind",
+        sampler_is_left_behind,
+        ("sampler_logprobs", "logprobs"),
+        "the sampler gets the new weights before each rollout",
+        {
+            "trl": "trainer.vllm_generation.sync_weights() before sampling (for LoRA: with the adapter merged)",
+            "verl": "check the weight update of the rollout workers (for LoRA: with adapters merged)",
+            "any": "send the weights after each update, adapters included",
+        },
+        silences=("sampler_differs",),
+    ),
+    Check(
+        "sampler_differs",
+        sampler_differs,
+        ("sampler_logprobs", "logprobs"),
+        "the ratio then measures the sampler and not the policy's motion",
+        {"trl": "vllm_importance_sampling_correction=True", "any": "one precision, one temperature, one template"},
+        severity="warning",
+    ),
+    Check(
+        "reference_moves",
+        reference_moves,
+        ("ref_logprobs", "logprobs", "learning_rate"),
+        "the reference is the policy before the first update",
+        {
+            "trl": "ref_model: a copy (create_reference_model), not the model itself",
+            "any": "a frozen copy, or the adapter switched off",
+        },
+    ),
+    Check(
+        "ratio_wide",
+        ratios_are_wide,
+        ("logprobs", "old_logprobs"),
+        "the loss is valid near the policy that sampled, and every clip bound in use is below 2",
+        {"trl": "a tenth of learning_rate, or fewer num_iterations", "any": "a lower learning rate, fewer updates"},
+        severity="warning",
+    ),
+)
