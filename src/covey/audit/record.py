@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from covey.system.opening import load_json, read_regular, stream_bytes
 from covey_verify.errors import DataError
+
+if TYPE_CHECKING:
+    from covey.objective.algorithms import Algorithm
 
 FORMAT = "covey-audit"
 VERSION = 1
@@ -155,13 +158,15 @@ class Use:
     """Whether the weights are still those that the completion was sampled with: no update came between."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AuditRecord:
     """A run as it was written down."""
 
     header: Header
     lines: tuple[Rollout | Update, ...]
     """In the order in which they happened."""
+    algorithm: Algorithm | None = None
+    """The run's own, where its reader knows it."""
     notes: list[str] = field(default_factory=list)
     """Remarks of the reader."""
 
@@ -217,6 +222,7 @@ class AuditRecord:
         found |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
         for update in self.updates:
             found |= _given(update)
+            found |= {f"metrics.{name}" for name in update.metrics}
             for row in update.rows:
                 found |= _given(row)
         for _, _, sample in self.samples:
@@ -247,7 +253,7 @@ def read_record(path: Path) -> AuditRecord:
     header = _header(path, lines[0])
     found = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
     _check_order(path, found)
-    return AuditRecord(header, tuple(line for _, line in found), notes)
+    return AuditRecord(header, tuple(line for _, line in found), notes=notes)
 
 
 def _is_json(text: bytes) -> bool:
