@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT = "covey-audit"
 VERSION = 1
+MOTION = 0.01
+"""Fraction of changed weights from which an update counts as one that moved the policy."""
 
 Bit = Annotated[bool, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]
 """1 or true; 0 or false."""
@@ -155,7 +157,11 @@ class Use:
     row: Row
     sample: Sample
     first: bool
-    """Whether the weights are still those that the completion was sampled with: no update came between."""
+    """Whether no update came between its sampling and this one."""
+    moved: bool
+    """Whether updates between them are known to have changed the weights."""
+    left: bool
+    """Whether any update before this one is known to have changed the weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,17 +198,22 @@ class AuditRecord:
 
     def _uses(self) -> Iterator[Use]:
         known: dict[int, Rollout] = {}
-        fresh = set[int]()
+        # Number of updates, and of those that changed the weights, by the time of each rollout.
+        updates_at: dict[int, tuple[int, int]] = {}
+        updates = changes = 0
         for line in self.lines:
             if isinstance(line, Rollout):
                 known[line.step] = line
-                fresh.add(line.step)
+                updates_at[line.step] = (updates, changes)
                 continue
             for row in line.rows:
                 rollout = known.get(row.rollout)
                 if rollout is not None and 0 <= row.completion < len(rollout.completions):
-                    yield Use(line, row, rollout.completions[row.completion], row.rollout in fresh)
-            fresh.clear()
+                    then = updates_at[row.rollout]
+                    times = (then[0] == updates, then[1] < changes, changes > 0)
+                    yield Use(line, row, rollout.completions[row.completion], *times)
+            updates += 1
+            changes += (line.weights_changed or 0.0) > MOTION
 
     def setting(self, name: str, default: object = None) -> object:
         """Return a setting of the framework, by its own name."""

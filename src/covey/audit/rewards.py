@@ -84,12 +84,15 @@ def _sum(record: AuditRecord, scores: dict[str, float | None]) -> float:
 
 
 def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
-    """In more than nine rows of ten an empty text gets as much as the best completion of the run."""
+    """In more than nine rows of ten an empty text gets as much as the best completion of the run, and not all
+    completions get that.
+    """
     sums = [total for r in record.rollouts for total in totals(record, r.completions)[0].tolist()]
-    best = max((s for s in sums if not math.isnan(s)), default=math.nan)
+    known = [s for s in sums if not math.isnan(s)]
+    best = max(known, default=math.nan)
     empty = [(step, n, _sum(record, s.empty)) for step, n, s in record.samples if s.empty]
     paid = [e for e in empty if e[2] >= best]
-    if len(empty) < FEWEST or len(paid) <= 0.9 * len(empty):
+    if len(empty) < FEWEST or len(paid) <= 0.9 * len(empty) or min(known) == best:
         return None
     return Trouble(f"an empty text is paid {paid[0][2]:g}, the most that any completion got", paid[0][0], {"completion": paid[0][1]})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from covey.audit.check import Check, Trouble
 from covey.audit.record import AuditRecord, Use
@@ -11,7 +12,7 @@ FEWEST = 4
 """Completions that a check needs before it speaks."""
 IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
-LOGPROBS = ("padding", "logprobs_shifted", "temperature_missing", "logprobs_differ", "old_stale")
+CONSEQUENCES = ("logprobs_shifted", "temperature_missing", "logprobs_differ", "old_stale", "loss_differs")
 CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around what a tool has said, in the templates of Qwen and Mistral."""
 
@@ -103,25 +104,35 @@ def padding_is_trained(record: AuditRecord) -> Trouble | None:
 
 
 def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
-    """Tokens that a tool wrote are trained: tokens declared as inserted, runs of two or more without a
-    sampler's log-prob (null or exactly 0), or those between a template's marks of a tool's answer.
+    """Tokens that a tool wrote are trained: those declared as inserted, or two in a row whose log-prob the
+    sampler gives as 0 or not at all and the trainer as less than -1.
     """
-    names = {int(i): text for i, text in record.header.tokens.names.items()}
-    marks = [(opening, closing) for opening, closing in CALLS if {opening, closing} <= set(names.values())]
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
-        inserted = use.sample.inserted
-        known = use.sample.sampler_logprobs
-        texts = [names.get(i, "") for i in ids]
-        spans = [range(texts.index(a) + 1, texts.index(b)) for a, b in marks if a in texts and b in texts]
-        spans += [range(n, n + 2) for n in range(len(ids) - 1) if known and not known[n] and not known[n + 1]]
-        places = [n for span in spans for n in span]
-        places += [n for n, wrote in enumerate(inserted or ()) if wrote]
-        if not places:
+        sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
+        strange = [
+            not known and own is not None and own < -1
+            for known, own in zip(sampler or (), trainer or (), strict=False)
+        ]
+        foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair)}
+        foreign |= {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
+        if not foreign:
             return None
-        return next((n for n in sorted(places) if n < len(mask) and mask[n]), -1)
+        return next((n for n in sorted(foreign) if n < len(mask) and mask[n]), -1)
 
     return _most(record, shows, "what a tool wrote is trained as if the model had written it", 0.1)
+
+
+def tools_answers_are_written_by_the_model(record: AuditRecord) -> Trouble | None:
+    """Most completions have what stands between a template's marks of a tool's answer, and it is trained."""
+    names = {int(i): text for i, text in record.header.tokens.names.items()}
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        texts = [names.get(i, "") for i in ids]
+        spans = [(texts.index(a), texts.index(b)) for a, b in CALLS if a in texts and b in texts]
+        return next((n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1)
+
+    return _most(record, shows, "a tool's answer, by its marks, is trained", 0.5)
 
 
 def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
@@ -187,12 +198,23 @@ def update_trains_no_token(record: AuditRecord) -> Trouble | None:
 USED = ("ids", "mask")
 CHECKS = (
     Check(
+        "nothing_trained",
+        update_trains_no_token,
+        ("mask",),
+        "",
+        {
+            "trl": "mask_truncated_completions=False, or a higher max_completion_length",
+            "any": "look at what the mask leaves out",
+        },
+        silences=("never_ends", "gradient_zero", "no_motion"),
+    ),
+    Check(
         "tokens_replaced",
         other_tokens_are_trained,
         ("ids", "mask"),
         "gradients are of the sampled ids, which are never decoded and tokenized again",
         {"any": "pass the sampler's ids to the trainer"},
-        silences=LOGPROBS,
+        silences=CONSEQUENCES,
     ),
     Check(
         "mask_shifted",
@@ -204,7 +226,7 @@ CHECKS = (
             "verl": "response_mask = attention_mask[:, -response_length:]",
             "any": "shift logits, not the mask",
         },
-        silences=(*LOGPROBS, "padding_trained", "loss_differs"),
+        silences=(*CONSEQUENCES, "padding_trained"),
     ),
     Check(
         "end_untrained",
@@ -215,7 +237,7 @@ CHECKS = (
             "trl": "build the mask up to and with the first EOS, not as ids != pad_token_id (pad is often EOS)",
             "any": "mask up to and with the first end token, not by comparison with the pad id",
         },
-        silences=LOGPROBS,
+        silences=CONSEQUENCES,
     ),
     Check(
         "padding_trained",
@@ -223,7 +245,7 @@ CHECKS = (
         USED,
         "what lies behind a completion's end has mask 0",
         {"any": "mask = positions < length of the completion"},
-        silences=LOGPROBS,
+        silences=CONSEQUENCES,
     ),
     Check(
         "tool_trained",
@@ -235,7 +257,15 @@ CHECKS = (
             "verl": "set response_mask to 0 for the tool's tokens in the agent loop",
             "any": "mask 0 for inserted tokens",
         },
-        silences=LOGPROBS,
+        silences=(*CONSEQUENCES, "sampler_differs", "sampler_behind", "tool_marks_trained"),
+    ),
+    Check(
+        "tool_marks_trained",
+        tools_answers_are_written_by_the_model,
+        (*USED, "tokens.names"),
+        "what a tool answers is inserted and has mask 0; if the model writes it itself, sampling has to stop before",
+        {"trl": "tools=[...], or 'env_mask' from rollout_func", "any": "mask 0 between the marks"},
+        severity="warning",
     ),
     Check(
         "prompt_trained",
@@ -257,6 +287,7 @@ CHECKS = (
             "trl": "keep EOS in completion_ids of rollout_func",
             "any": "do not strip end tokens from sampled ids (skip_special_tokens is for texts)",
         },
+        severity="warning",
     ),
     Check(
         "never_ends",
@@ -265,6 +296,7 @@ CHECKS = (
         "a model that is always cut never samples an end token, so it cannot learn to stop",
         {"trl": "max_completion_length: twice as much", "any": "a higher limit, or examples that end first"},
         severity="warning",
+        silences=("end_lost",),
     ),
     Check(
         "bos_doubled",
@@ -274,16 +306,6 @@ CHECKS = (
         {
             "trl": "give conversational prompts instead of apply_chat_template(...) texts",
             "any": "tokenize templated texts with add_special_tokens=False",
-        },
-    ),
-    Check(
-        "nothing_trained",
-        update_trains_no_token,
-        ("mask",),
-        "",
-        {
-            "trl": "mask_truncated_completions=False, or a higher max_completion_length",
-            "any": "look at what the mask leaves out",
         },
     ),
 )

@@ -27,7 +27,7 @@ PLAIN = str | int | float | list | None
 def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = True) -> None:
     """Record what a trainer does into a file, a line for each rollout and update.
 
-    ``looks``: completions of each rollout and update whose log-probs are computed once more. ``probes``: call
+    ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates. ``probes``: call
     the reward functions three more times for each completion of the first rollout.
     """
     if not trainer.accelerator.is_main_process:
@@ -124,7 +124,7 @@ class _TrlRecorder:
         functions = {name: f for name, f in named if not hasattr(f, "state_dict")}
         columns = {name: [row.get(name) for row in rows] for name in rows[0]}
         columns |= {"prompts": prompts, "completions": texts, "completion_ids": ids}
-        extra = {"trainer_state": self.trainer.state, "log_extra": print, "log_metric": print}
+        extra = {"trainer_state": self.trainer.state, "log_extra": _ignore, "log_metric": _ignore}
         return probe(functions, columns, prompts, extra)
 
     def _get_per_token_logps_and_entropies(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,9 +165,15 @@ class _TrlRecorder:
 
     def after_step(self, _callback: Any, *_: Any, **__: Any) -> None:
         """Write the update's line."""
-        for row in self.update["rows"][: self.looks]:
-            row["after_logprobs"] = self._looked(self.samples[row["rollout"], row["completion"]])[0]
+        for row in self.update["rows"]:
+            sample = self.samples[row["rollout"], row["completion"]]
+            if "model_logprobs" in sample:
+                row["after_logprobs"] = self._looked(sample)[0]
         changed = self.file.weights_changed(self.trainer.model.parameters())
         step = self.trainer.state.global_step - 1
         self.file.write(kind="update", step=step, weights_changed=changed, **self.update)
         self.update = {"rows": [], "loss": 0.0}
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Take what a reward function logs while it is probed."""
