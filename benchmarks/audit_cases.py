@@ -6,7 +6,6 @@ or a subclass that overrides a method of the trainer, as people's scripts do.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +60,8 @@ class Script:
     trainer: type = GRPOTrainer
     model: str = "qwen"
     dropout: float = 0.0
+    spread: float = 0.02
+    """Standard deviation of the random weights; large ones look at places and not at single tokens alone."""
     others: dict[str, Any] = field(default_factory=dict)
     """More arguments of the trainer."""
     prepare: Callable[[Any], None] = lambda trainer: None  # noqa: ARG005
@@ -112,6 +113,7 @@ def save_model(script: Script, folder: Path) -> None:
     ends: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     wide: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     wide |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "vocab_size": size}
+    ends["initializer_range"] = script.spread
     torch.manual_seed(script.arguments["seed"])
     off = script.dropout
     built: Mapping[str, Callable[[], Any]] = {
@@ -216,6 +218,13 @@ def mask_of_ones(script: Script) -> None:
     on_batch(script, alter)
 
 
+def _copied(model: Any) -> Any:
+    # Not deepcopy: TRL has replaced the forward method, which would still be that of the original.
+    other = AutoModelForCausalLM.from_config(model.config)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
 def rollout(script: Script, temperature: float = 1.0, tool: bool = False, mask: bool = False, report: float | None = None,
             frozen: bool = False) -> None:  # fmt: skip
     """Sample in a function of the script's own, with log-probs, and with a tool's answer in the middle."""
@@ -223,7 +232,7 @@ def rollout(script: Script, temperature: float = 1.0, tool: bool = False, mask: 
 
     def sample(prompts: list[str], trainer: Any) -> dict[str, Any]:
         if not models_kept:
-            models_kept.append(copy.deepcopy(trainer.model) if frozen else trainer.model)
+            models_kept.append(_copied(trainer.model) if frozen else trainer.model)
         (model,) = models_kept
         tokenizer = trainer.processing_class
         found: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
@@ -322,7 +331,7 @@ def old_policy_never_updated(script: Script) -> None:
     class Altered(GRPOTrainer):
         def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             if not kept:
-                kept.append(copy.deepcopy(model))
+                kept.append(_copied(model))
                 add_fused_lm_head(kept[0], outputs=("log_probs", "entropy"))
             model = model if torch.is_grad_enabled() else kept[0]
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
@@ -339,8 +348,7 @@ def dropout_on(script: Script) -> None:
 @mistake("logprobs_differ")
 def prompts_padded_right(script: Script) -> None:
     """Prompts of different lengths, padded on the right."""
-    script.model = "gpt2"
-    script.rows = [{**row, "prompt": row["prompt"] if n % 2 else "user: " + row["prompt"]} for n, row in enumerate(script.rows)]
+    _long_and_short(script)
     pad = module.pad
     script.patches["pad"] = lambda tensors, **given: pad(tensors, **{**given, "padding_side": "right"})
 
@@ -680,6 +688,12 @@ def answers_of_other_rows(script: Script) -> None:
 # --- sound runs -----------------------------------------------------------------------------------
 
 
+def _long_and_short(script: Script) -> None:
+    """Prompts of different lengths for a model that looks at places."""
+    script.spread = 0.2
+    script.rows = [{**row, "prompt": ("", "user: ")[n % 2] + row["prompt"]} for n, row in enumerate(script.rows)]
+
+
 def arguments(**given: Any) -> Change:
     """Change arguments only."""
     return lambda script: script.arguments.update(given)
@@ -766,6 +780,7 @@ SOUND = [
         "entropy bonus": arguments(entropy_coef=0.01),
         "groups of sixteen": arguments(num_generations=16),
         "pairs": arguments(num_generations=2),
+        "prompts of two lengths": _long_and_short,
         "warm-up": arguments(warmup_steps=3, max_steps=6),
         "sixteen updates": arguments(max_steps=16),
         "an evaluation of its own": _evaluated,

@@ -206,6 +206,7 @@ CHECKS = (
         ("logprobs or loss or grad_norm",),
         "an update with such a number makes all weights NaN",
         {"trl": "max_grad_norm=1.0, a tenth of learning_rate, bf16 instead of fp16", "any": "a tenth of the learning rate"},
+        silences=("loss_differs", "ratio_wide"),
     ),
     Check(
         "logprobs_shifted",

@@ -78,6 +78,9 @@ class _TrlRecorder:
             return output
         step = self.trainer.state.global_step
         samples = [self._sample(output, place) for place in range(len(inputs))]
+        # Those that are trained first: a completion without advantage says nothing about an update.
+        for sample in sorted(samples, key=lambda sample: sample["advantage"] == 0)[: self.looks]:
+            sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
         for sample, answers in zip(samples, self._asked(), strict=False):
             sample |= answers
         self.samples = {(step, place): sample for place, sample in enumerate(samples)}
@@ -103,8 +106,6 @@ class _TrlRecorder:
             sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][place][: len(ids)])
         if "tool_mask" in output:
             sample["inserted"] = (output["tool_mask"][place][: len(ids)] == 0).int().tolist()
-        if place < self.looks:
-            sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
         return sample
 
     def _looked(self, sample: dict[str, Any]) -> list[list[float]]:
