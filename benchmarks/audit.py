@@ -32,11 +32,11 @@ except ImportError:
 
 import torch
 import trl.trainer.grpo_trainer as module
-from audit_cases import MISTAKES, SOUND, Case, Script, base, save_model
 from datasets import Dataset
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from audit_cases import MISTAKES, SOUND, Case, Script, base, save_model
 from covey.audit.table import CHECKS, audit
 from covey.audit.trl_writer import record_run
 from covey.insight.findings.finding import Finding
@@ -102,7 +102,7 @@ def outcomes(cases: Sequence[Case], seeds: Sequence[int], loud: bool) -> Iterato
                 with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                     found = audit(run(script, folder))[1].findings
                 yield Outcome(case, seed, found)
-            except Exception as error:  # noqa: BLE001 - a script that TRL refuses is a result as well
+            except Exception as error:
                 if loud:
                     raise
                 yield Outcome(case, seed, [], f"{type(error).__name__}: {error}"[:80])
@@ -122,17 +122,21 @@ def table(results: Sequence[Outcome], seeds: int) -> list[str]:
     seen = [r for r in planted if r.case.expected in r.names]
     first = [r for r in planted if r.first]
     alarms = [r for r in sound if r.found]
+    version = torch.__version__.partition("+")[0]
+    made = f"TRL {trl.__version__}, torch {version}, {dt.date.today():%Y-%m-%d};"
+    made += f" `python benchmarks/audit.py --seeds {seeds} --write`."
+    sizes = (
+        f"{len(MISTAKES)} mistakes and {len(SOUND)} sound scripts, {seeds} seeds each; {len(CHECKS)} checks."
+    )
+    counts = f"Named first: {len(first)} of {len(planted)}. Named: {len(seen)} of {len(planted)}."
     lines = [
         "# What `covey audit` finds in TRL scripts",
         "",
-        f"TRL {trl.__version__}, torch {torch.__version__.partition('+')[0]}, {dt.date.today():%Y-%m-%d}; "
-        f"`python benchmarks/audit.py --write`. {len(MISTAKES)} mistakes and {len(SOUND)} sound scripts, "
-        f"{seeds} seeds each, {len(CHECKS)} checks.",
+        f"{made} {sizes}",
         "",
-        f"**Named first: {len(first)} of {len(planted)}. Named: {len(seen)} of {len(planted)}. "
-        f"False alarms: {len(alarms)} of {len(sound)} sound runs.**",
+        f"**{counts} False alarms: {len(alarms)} of {len(sound)} sound runs.**",
         "",
-        "The mistakes and the rules have the same author. Both kinds of script use small models of random weights.",
+        "Mistakes and rules have the same author. All models are small, with random weights.",
         "",
         "| mistake | finding | named first | also said |",
         "|---|---|---|---|",
@@ -168,7 +172,10 @@ def main() -> None:
     results = []
     for outcome in outcomes(cases, range(given.seeds), bool(given.only)):
         results.append(outcome)
-        print(f"{outcome.case.name}: {outcome.case.expected or 'sound'} -> {outcome.names} {outcome.problem}", flush=True)
+        print(
+            f"{outcome.case.name}: {outcome.case.expected or 'sound'} -> {outcome.names} {outcome.problem}",
+            flush=True,
+        )
         if given.only:
             print(*outcome.found, sep="\n")
     if not given.only:

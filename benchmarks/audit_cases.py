@@ -1,7 +1,7 @@
 """Scripts for TRL's GRPOTrainer: mistakes that people make, and sound runs of many kinds; see audit.py.
 
-Each is a base script of ten lines (`Script`) and a function that changes it: an argument, the data, the reward,
-or a subclass that overrides a method of the trainer, as people's scripts do.
+Each is a base script of ten lines (`Script`) and a function that changes it: an argument, the data, the
+reward, or a subclass that overrides a method of the trainer, as people's scripts do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 TEXTS = ["<pad>", "<bos>", "<eos>", "<tool_response>", "</tool_response>", *"0123456789+= :qauser\n"]
 PAD, BOS, EOS, CALL, BACK = range(5)
-CHAT = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+CHAT = (
+    "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
 
 
 def right(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
@@ -112,23 +115,30 @@ def save_model(script: Script, folder: Path) -> None:
     size = len(TEXTS)
     ends: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     wide: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    wide |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "vocab_size": size}
+    wide |= {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "vocab_size": size,
+    }
     ends["initializer_range"] = script.spread
     torch.manual_seed(script.arguments["seed"])
     off = script.dropout
+    small: dict[str, Any] = {"vocab_size": size, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
     built: Mapping[str, Callable[[], Any]] = {
         "qwen": lambda: Qwen3ForCausalLM(Qwen3Config(**wide, **ends, head_dim=16, attention_dropout=off)),
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**wide, **ends, head_dim=16)),
         "gpt2": lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=128, **ends,
-                       resid_pdrop=off, embd_pdrop=off, attn_pdrop=off)  # fmt: skip
+            GPT2Config(**small, **ends, resid_pdrop=off, embd_pdrop=off, attn_pdrop=off)
         ),
     }
     tokenizer = Tokenizer(models.WordLevel({text: i for i, text in enumerate(TEXTS)}, unk_token="<pad>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     if script.adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
     special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
     extra = {"additional_special_tokens": ["<tool_response>", "</tool_response>"]}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **extra)
@@ -225,8 +235,14 @@ def _copied(model: Any) -> Any:
     return other
 
 
-def rollout(script: Script, temperature: float = 1.0, tool: bool = False, mask: bool = False, report: float | None = None,
-            frozen: bool = False) -> None:  # fmt: skip
+def rollout(
+    script: Script,
+    temperature: float = 1.0,
+    tool: bool = False,
+    mask: bool = False,
+    report: float | None = None,
+    frozen: bool = False,
+) -> None:
     """Sample in a function of the script's own, with log-probs, and with a tool's answer in the middle."""
     models_kept: list[Any] = []
 
@@ -307,7 +323,9 @@ def all_truncated_masked(script: Script) -> None:
 def trained_at_temperature_1(script: Script) -> None:
     """The logits of training are not divided."""
     script.arguments["temperature"] = 0.5
-    script.prepare = lambda trainer: add_fused_lm_head(trainer.model, temperature=1.0, outputs=("log_probs", "entropy"))
+    script.prepare = lambda trainer: add_fused_lm_head(
+        trainer.model, temperature=1.0, outputs=("log_probs", "entropy")
+    )
 
 
 @mistake("logprobs_shifted")
@@ -523,7 +541,11 @@ def random_reward(script: Script) -> None:
 @mistake("pays_empty")
 def empty_passes(script: Script) -> None:
     """all(...) over no words is true."""
-    script.rewards = [lambda completions, answer, **_: [float(all(x in a for x in c)) for c, a in zip(completions, answer, strict=True)]]
+    script.rewards = [
+        lambda completions, answer, **_: [
+            float(all(x in a for x in c)) for c, a in zip(completions, answer, strict=True)
+        ]
+    ]
 
 
 @mistake("rewards_constant")
@@ -642,7 +664,7 @@ def loss_negated(script: Script) -> None:
 
 @mistake("wrong_way")
 def loss_negated_where_it_is_zero(script: Script) -> None:
-    """The minus sign is missing from a loss whose value is 0, as of every first update under loss_type grpo."""
+    """The minus sign is missing from a loss whose value is 0, as under loss_type grpo."""
     script.arguments |= {"loss_type": "grpo", "max_steps": 8}
     on_loss(script, lambda _, loss: -loss)
 
@@ -691,7 +713,9 @@ def answers_of_other_rows(script: Script) -> None:
 def _long_and_short(script: Script) -> None:
     """Prompts of different lengths for a model that looks at places."""
     script.spread = 0.2
-    script.rows = [{**row, "prompt": ("", "user: ")[n % 2] + row["prompt"]} for n, row in enumerate(script.rows)]
+    script.rows = [
+        {**row, "prompt": ("", "user: ")[n % 2] + row["prompt"]} for n, row in enumerate(script.rows)
+    ]
 
 
 def arguments(**given: Any) -> Change:
@@ -753,12 +777,16 @@ SOUND = [
         "sapo": arguments(loss_type="sapo"),
         "luspo": arguments(loss_type="luspo", importance_sampling_level="sequence"),
         "vespo": arguments(loss_type="vespo"),
-        "gspo": arguments(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
+        "gspo": arguments(
+            loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4
+        ),
         "std over the batch, asked for": arguments(scale_rewards="batch"),
         "three iterations": arguments(num_iterations=3, max_steps=9),
         "minibatches": arguments(per_device_train_batch_size=8, steps_per_generation=4, max_steps=8),
         "accumulation": arguments(per_device_train_batch_size=8, gradient_accumulation_steps=4),
-        "accumulation, grpo": arguments(per_device_train_batch_size=8, gradient_accumulation_steps=4, loss_type="grpo"),
+        "accumulation, grpo": arguments(
+            per_device_train_batch_size=8, gradient_accumulation_steps=4, loss_type="grpo"
+        ),
         "KL": arguments(beta=0.04, num_iterations=2),
         "KL with its correction": arguments(beta=0.04, use_bias_correction_kl=True, num_iterations=2),
         "reference refreshed": arguments(beta=0.04, sync_ref_model=True, ref_model_sync_steps=2),
@@ -778,6 +806,9 @@ SOUND = [
         "upper clip and delta": arguments(epsilon_high=0.28, delta=1.5, num_iterations=2),
         "high-entropy tokens": arguments(top_entropy_quantile=0.5),
         "entropy bonus": arguments(entropy_coef=0.01),
+        "two rollouts an update": arguments(
+            per_device_train_batch_size=8, gradient_accumulation_steps=8, steps_per_generation=4
+        ),
         "groups of sixteen": arguments(num_generations=16),
         "pairs": arguments(num_generations=2),
         "prompts of two lengths": _long_and_short,

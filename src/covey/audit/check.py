@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
 
 from covey.audit.record import AuditRecord
 from covey.insight.findings.finding import Finding, Severity
+
+FRAMEWORKS = ("trl", "verl", "openrlhf")
 
 
 class Trouble(NamedTuple):
@@ -20,6 +23,26 @@ class Trouble(NamedTuple):
     """The group, completion and token that show it; numbers by name."""
 
 
+class Words(BaseModel):
+    """What a row of `checks.yaml` says of a check."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    severity: Severity
+    needs: tuple[str, ...]
+    """Fields without which it cannot be judged; `a or b`: either of them."""
+    convention: str = ""
+    """What is done instead, and by whom."""
+    any: str = ""
+    """What helps, in everybody's words."""
+    trl: str = ""
+    """The line to change, in a framework's words."""
+    verl: str = ""
+    openrlhf: str = ""
+    silences: tuple[str, ...] = ()
+    """Checks that would report its consequences."""
+
+
 @dataclass(frozen=True)
 class Check:
     """A mistake that a record can show."""
@@ -27,24 +50,11 @@ class Check:
     name: str
     predicate: Callable[[AuditRecord], Trouble | None]
     """Its docstring is the condition."""
-    needs: tuple[str, ...]
-    """Fields without which it cannot be judged; `a or b`: either of them."""
-    convention: str
-    """What is done instead, and by whom."""
-    remedies: Mapping[str, str] = field(default_factory=dict)
-    """Framework -> the line to change, in its words; `any`: in everybody's."""
-    severity: Severity = "severe"
-    silences: tuple[str, ...] = ()
-    """Checks that would report its consequences."""
-
-    @property
-    def condition(self) -> str:
-        """When it is found, in a sentence."""
-        return " ".join((inspect.getdoc(self.predicate) or "").split())
+    words: Words
 
     def lacking(self, record: AuditRecord) -> list[str]:
         """Return the fields that it needs and the record lacks."""
-        return [need for need in self.needs if not record.fields & set(need.split(" or "))]
+        return [need for need in self.words.needs if not record.fields & set(need.split(" or "))]
 
 
 class Report(NamedTuple):
@@ -72,14 +82,15 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
         trouble = None if check.name in silent else check.predicate(record)
         if trouble is not None:
             findings.append(_finding(check, trouble, record.header.framework))
-            silent |= set(check.silences)
+            silent |= set(check.words.silences)
     return Report(findings, unjudged, judged)
 
 
 def _finding(check: Check, trouble: Trouble, framework: str) -> Finding:
-    sentence = f"{trouble.sentence}; {check.convention}" if check.convention else trouble.sentence
+    words = check.words
+    sentence = f"{trouble.sentence}; {words.convention}" if words.convention else trouble.sentence
     evidence = {"step": trouble.step, **trouble.evidence}
-    remedy = check.remedies.get(framework, "")
-    return Finding(
-        check.name, trouble.step, check.severity, sentence, remedy, check.remedies.get("any", ""), evidence
-    )
+    # One line is enough: the framework's own, else everybody's.
+    remedy = str(getattr(words, framework, "")) if framework in FRAMEWORKS else ""
+    advice = "" if remedy else words.any
+    return Finding(check.name, trouble.step, words.severity, sentence, remedy, advice, evidence)

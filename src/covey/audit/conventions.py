@@ -13,14 +13,26 @@ from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
 
 ESTIMATORS = {
-    "verl": ("algorithm.adv_estimator", "verl-0.9.1", {"grpo": "grpo", "rloo": "rloo", "opo": "opo", "gpg": "gpg"}),
+    "verl": (
+        "algorithm.adv_estimator",
+        "verl-0.9.1",
+        {"grpo": "grpo", "rloo": "rloo", "opo": "opo", "gpg": "gpg"},
+    ),
     "openrlhf": (
         "advantage_estimator",
         "openrlhf-0.11",
-        {"group_norm": "grpo", "dr_grpo": "dr_grpo", "rloo": "rloo", "reinforce_baseline": "reinforce_pp_baseline"},
+        {
+            "group_norm": "grpo",
+            "dr_grpo": "dr_grpo",
+            "rloo": "rloo",
+            "reinforce_baseline": "reinforce_pp_baseline",
+        },
     ),
 }
 """Framework -> the setting that names its estimator, its dialect here, and the preset of each value."""
+
+ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
+"""TRL's arguments that decide about advantages alone."""
 
 
 @lru_cache(maxsize=8)
@@ -41,13 +53,17 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
 
 
 def _trl(record: AuditRecord) -> Algorithm | None:
-    given = {name: record.header.settings[name] for name in LOSS if name in record.header.settings}
+    settings = record.header.settings
+    given: dict[str, object] = {name: settings[name] for name in LOSS if name in settings}
     # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
     if given.get("loss_type") == "bnpo":
         given["loss_type"] = "dapo"
     # TRL's arguments have values for every loss_type; algorithm_of refuses those that have no effect.
     given = {name: value for name, value in given.items() if value != LOSS[name]}
-    for kept in (given, {n: given[n] for n in ("scale_rewards", "multi_objective_aggregation") if n in given}):
+    for kept in (
+        given,
+        {n: given[n] for n in ("scale_rewards", "multi_objective_aggregation") if n in given},
+    ):
         try:
             return build_algorithm(algorithm_of(kept))
         except ConfigError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from covey.audit.check import Check, Trouble
+from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Numbers, Use
 from covey.audit.tokens import FEWEST, place
 
@@ -87,14 +87,18 @@ def _worst(uses: Sequence[Use], a: Select, b: Select) -> tuple[Use, int]:
     return uses[n], token
 
 
-def _apart(record: AuditRecord, a: Select, b: Select, words: str, explained_by: Select | None = None) -> Trouble | None:
+def _apart(
+    record: AuditRecord, a: Select, b: Select, words: str, explained_by: Select | None = None
+) -> Trouble | None:
     """Return trouble if two log-probs differ on the first update, and a third explains it if one is given."""
     uses = _fresh(record)
     off = distance(uses, a, b)
     if not off > APART or (explained_by and not distance(uses, a, explained_by) < CLOSER * off):
         return None
     use, token = _worst(uses, a, b)
-    return Trouble(f"{words} by {off:.2g} nats a token", use.update.step, {**place(use, token), "nats": round(off, 6)})
+    return Trouble(
+        f"{words} by {off:.2g} nats a token", use.update.step, {**place(use, token), "nats": round(off, 6)}
+    )
 
 
 def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
@@ -112,13 +116,17 @@ def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
 
 def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
     """The trainer's log-probs differ from the model's own and equal those of the next token."""
-    return _apart(record, trainer, own, "the trainer's log-probs are those of the next token: they differ", later)
+    return _apart(
+        record, trainer, own, "the trainer's log-probs are those of the next token: they differ", later
+    )
 
 
 def temperature_is_missing(record: AuditRecord) -> Trouble | None:
     """The trainer's log-probs are those at temperature 1, and completions were sampled at another."""
     temperature = record.number("temperature", 1.0)
-    words = f"the trainer's log-probs are at temperature 1, tokens were sampled at {temperature:g}: they differ"
+    words = (
+        f"the trainer's log-probs are at temperature 1, tokens were sampled at {temperature:g}: they differ"
+    )
     return _apart(record, trainer, own, words, at_1)
 
 
@@ -131,7 +139,9 @@ def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
     """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
     the trainer's by more than .02 nats a token.
     """
-    return _apart(record, old, trainer, "no update came between, and old log-probs differ from the present ones")
+    return _apart(
+        record, old, trainer, "no update came between, and old log-probs differ from the present ones"
+    )
 
 
 def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
@@ -185,7 +195,9 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
     same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
     if len(uses) < FEWEST or len(same) < len(uses):
         return None
-    return Trouble("the reference equals the policy after updates: the KL is 0", same[0].update.step, place(same[0]))
+    return Trouble(
+        "the reference equals the policy after updates: the KL is 0", same[0].update.step, place(same[0])
+    )
 
 
 def ratios_are_wide(record: AuditRecord) -> Trouble | None:
@@ -199,112 +211,16 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     return None
 
 
-CHECKS = (
-    Check(
-        "not_finite",
-        numbers_are_not_finite,
-        ("logprobs or loss or grad_norm",),
-        "an update with such a number makes all weights NaN",
-        {"trl": "max_grad_norm=1.0, a tenth of learning_rate, bf16 instead of fp16", "any": "a tenth of the learning rate"},
-        silences=("loss_differs", "ratio_wide"),
-    ),
-    Check(
-        "logprobs_shifted",
-        logprobs_are_shifted,
-        ("logprobs", "model_logprobs"),
-        "the logits at t - 1 belong to token t",
-        {"trl": "logits = logits[:, :-1] and ids = input_ids[:, -logits_to_keep:]", "any": "logits[:, :-1], ids[:, 1:]"},
-        silences=("temperature_missing", "logprobs_differ", "sampler_differs", "old_stale", "wrong_way"),
-    ),
-    Check(
-        "temperature_missing",
-        temperature_is_missing,
-        ("logprobs", "model_logprobs", "model_logprobs_at_1", "settings.temperature"),
-        "TRL, verl, OpenRLHF and covey divide logits by the sampling temperature in training too",
-        {
-            "trl": "logits = logits / self.temperature in _get_per_token_logps_and_entropies",
-            "verl": "actor.ppo: pass meta_info['temperature'] to compute_log_prob",
-            "any": "logits / temperature before log_softmax",
-        },
-        silences=("logprobs_differ", "sampler_differs", "old_stale"),
-    ),
-    Check(
-        "old_stale",
-        old_logprobs_are_stale,
-        ("logprobs", "old_logprobs"),
-        "old log-probs are those of the weights that sampled, so the first ratio is 1",
-        {
-            "trl": "old_per_token_logps: compute them in _generate_and_score_completions, before the first update",
-            "any": "compute old log-probs before the first update on a rollout, from the same weights, without dropout",
-        },
-        silences=("ratio_wide", "loss_differs"),
-    ),
-    Check(
-        "logprobs_differ",
-        trainer_differs_from_the_model,
-        ("logprobs", "model_logprobs"),
-        "a padded batch gives the log-probs of single completions: same positions, no dropout",
-        {
-            "trl": "padding_side='left' for prompts, position_ids from the attention mask, disable_dropout=True",
-            "any": "check padding side, position ids, dropout and adapters in the trainer's forward pass",
-        },
-        silences=("sampler_differs",),
-    ),
-    Check(
-        "ratio_stuck",
-        ratio_is_always_1,
-        ("logprobs", "weights_changed", "mask"),
-        "old log-probs stay those before the first update on a rollout",
-        {
-            "trl": "keep old_per_token_logps in the batch when num_iterations > 1",
-            "verl": "compute old_log_probs once per rollout, not per mini-batch",
-            "any": "store old log-probs with the rollout",
-        },
-    ),
-    Check(
-        "sampler_temperature",
-        sampler_reports_another_temperature,
-        ("sampler_logprobs", "model_logprobs", "model_logprobs_at_1", "logprobs"),
-        "TRL asks vLLM for processed log-probs",
-        {"trl": "vLLM: logprobs_mode='processed_logprobs'", "any": "log-probs after temperature"},
-        silences=("sampler_differs", "sampler_behind"),
-    ),
-    Check(
-        "sampler_behind",
-        sampler_is_left_behind,
-        ("sampler_logprobs", "logprobs"),
-        "the sampler gets the new weights before each rollout",
-        {
-            "trl": "trainer.vllm_generation.sync_weights() before sampling (for LoRA: with the adapter merged)",
-            "verl": "check the weight update of the rollout workers (for LoRA: with adapters merged)",
-            "any": "send the weights after each update, adapters included",
-        },
-        silences=("sampler_differs",),
-    ),
-    Check(
-        "sampler_differs",
-        sampler_differs,
-        ("sampler_logprobs", "logprobs"),
-        "the ratio then measures the sampler and not the policy's motion",
-        {"trl": "vllm_importance_sampling_correction=True", "any": "one precision, one temperature, one template"},
-        severity="warning",
-    ),
-    Check(
-        "reference_moves",
-        reference_moves,
-        ("ref_logprobs", "logprobs", "weights_changed"),
-        "the reference is the policy before the first update",
-        {
-            "trl": "ref_model: a copy (create_reference_model), not the model itself",
-            "any": "a frozen copy, or the adapter switched off",
-        },
-    ),
-    Check(
-        "ratio_wide",
-        ratios_are_wide,
-        ("logprobs", "old_logprobs"),
-        "the loss is valid near the policy that sampled, and every clip bound in use is below 2",
-        {"trl": "a tenth of learning_rate, or fewer num_iterations", "any": "a lower learning rate, fewer updates"},
-        severity="warning",
-    ),
-)
+CHECKS = {
+    "not_finite": numbers_are_not_finite,
+    "logprobs_shifted": logprobs_are_shifted,
+    "temperature_missing": temperature_is_missing,
+    "old_stale": old_logprobs_are_stale,
+    "logprobs_differ": trainer_differs_from_the_model,
+    "ratio_stuck": ratio_is_always_1,
+    "sampler_temperature": sampler_reports_another_temperature,
+    "sampler_behind": sampler_is_left_behind,
+    "sampler_differs": sampler_differs,
+    "reference_moves": reference_moves,
+    "ratio_wide": ratios_are_wide,
+}

@@ -14,12 +14,15 @@ Score = Callable[..., Sequence[float | None]]
 
 
 def probe(
-    functions: Mapping[str, Score], columns: Mapping[str, Sequence[Any]], prompts: Sequence[Any], extra: Mapping[str, Any]
+    functions: Mapping[str, Score],
+    columns: Mapping[str, Sequence[Any]],
+    prompts: Sequence[Any],
+    extra: Mapping[str, Any],
 ) -> list[dict[str, dict[str, float | None]]]:
     """Return `alone`, `elsewhere` and `empty` of each completion: values by reward function.
 
-    ``columns`` have the completions and the data rows, a value each; ``extra`` is handed on as it is. A function
-    that fails on one completion has no value for it.
+    ``columns`` have the completions and the data rows, a value each; ``extra`` is handed on as it is. A
+    function that fails on one completion has no value for it.
     """
     found = []
     for i, prompt in enumerate(prompts):
@@ -44,5 +47,5 @@ def _value(function: Score, row: Mapping[str, Any], extra: Mapping[str, Any]) ->
     try:
         (value,) = function(**{name: [v] for name, v in row.items()}, **extra)
         return None if value is None else float(value)
-    except Exception:  # noqa: BLE001 - the training must not end because of a question that only we asked
+    except Exception:
         return None

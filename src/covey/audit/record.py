@@ -106,7 +106,7 @@ class Row(_Part):
     """One completion as an update trains on it."""
 
     rollout: int
-    """``step`` of the line of its rollout."""
+    """``number`` of the line of its rollout."""
     completion: int
     """Its place in that line, from 0."""
     ids: list[int] | None = None
@@ -126,7 +126,9 @@ class Rollout(_Part):
     """A line: completions that were sampled and scored together."""
 
     kind: Literal["rollout"]
+    number: int
     step: int
+    """Number of the update that comes next."""
     completions: list[Sample]
 
 
@@ -203,8 +205,8 @@ class AuditRecord:
         updates = changes = 0
         for line in self.lines:
             if isinstance(line, Rollout):
-                known[line.step] = line
-                updates_at[line.step] = (updates, changes)
+                known[line.number] = line
+                updates_at[line.number] = (updates, changes)
                 continue
             for row in line.rows:
                 rollout = known.get(row.rollout)
@@ -329,7 +331,7 @@ def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
     sizes: dict[int, int] = {}
     for number, line in lines:
         if isinstance(line, Rollout):
-            sizes[line.step] = len(line.completions)
+            sizes[line.number] = len(line.completions)
             continue
         for place, row in enumerate(line.rows):
             # A record may begin in the middle of a run, so a rollout before the first is unknown, not wrong.

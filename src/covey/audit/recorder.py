@@ -1,4 +1,7 @@
-"""Write a record, from any trainer: what `trl_writer.py` and writers of your own share. torch is loaded late."""
+"""Write a record from any trainer: what `trl_writer.py` and writers of your own share.
+
+torch is imported late: a writer can be imported without it.
+"""
 
 from __future__ import annotations
 

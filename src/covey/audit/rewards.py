@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from covey.audit.advantages import groups_of, totals, weights_of
-from covey.audit.check import Check, Trouble
+from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Rollout, Sample
 
 FEWEST = 8
 """Completions or rows that a check needs before it speaks."""
 ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "expected", "reference_answer")
 """Columns that are usually a row's answer."""
-NO_SIGNAL = ("dead_groups", "no_motion")
 
 
 def _functions(record: AuditRecord) -> list[str]:
@@ -37,10 +36,14 @@ def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
     for name in _functions(record):
         asked = _asked(record, name)
         moved = [a for a in asked if abs(a[2] - a[3]) > 1e-5]
-        same = all(math.isclose(a, b, abs_tol=1e-5) for a, b in zip(sorted(a[2] for a in asked), sorted(a[3] for a in asked), strict=True))
+        same = all(
+            math.isclose(a, b, abs_tol=1e-5)
+            for a, b in zip(sorted(a[2] for a in asked), sorted(a[3] for a in asked), strict=True)
+        )
         if len(asked) >= FEWEST and moved and same:
             step, n, paid, alone = moved[0]
-            said = f"{name} pays {len(moved)} of {len(asked)} completions what others have earned ({paid:g} for {alone:g})"
+            said = f"{name} pays {len(moved)} of {len(asked)} completions what others have earned"
+            said += f" ({paid:g} for {alone:g})"
             return Trouble(said, step, {"completion": n})
     return None
 
@@ -52,7 +55,9 @@ def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
         moved = [a for a in asked if abs(a[2] - a[3]) > 1e-5]
         if len(asked) >= FEWEST and len(moved) > 0.1 * len(asked):
             step, n, paid, alone = moved[0]
-            said = f"{name} pays {len(moved)} of {len(asked)} completions otherwise when they are scored alone"
+            said = (
+                f"{name} pays {len(moved)} of {len(asked)} completions otherwise when they are scored alone"
+            )
             return Trouble(f"{said} ({paid:g} in its batch, {alone:g} alone)", step, {"completion": n})
     return None
 
@@ -74,7 +79,11 @@ def copies_are_paid_differently(record: AuditRecord) -> Trouble | None:
                 unlike.append((rollout.step, n))
     if copies < FEWEST or len(unlike) <= 0.1 * copies:
         return None
-    return Trouble(f"{len(unlike)} of {copies} copies of a completion are paid differently", unlike[0][0], {"completion": unlike[0][1]})
+    return Trouble(
+        f"{len(unlike)} of {copies} copies of a completion are paid differently",
+        unlike[0][0],
+        {"completion": unlike[0][1]},
+    )
 
 
 def _sum(record: AuditRecord, scores: dict[str, float | None]) -> float:
@@ -94,7 +103,11 @@ def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
     paid = [e for e in empty if e[2] >= best]
     if len(empty) < FEWEST or len(paid) <= 0.9 * len(empty) or min(known) == best:
         return None
-    return Trouble(f"an empty text is paid {paid[0][2]:g}, the most that any completion got", paid[0][0], {"completion": paid[0][1]})
+    return Trouble(
+        f"an empty text is paid {paid[0][2]:g}, the most that any completion got",
+        paid[0][0],
+        {"completion": paid[0][1]},
+    )
 
 
 def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
@@ -113,7 +126,9 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
 
 def rewards_are_constant(record: AuditRecord) -> Trouble | None:
     """Every completion of the run, of at least 16, got the same reward."""
-    values = [v for r in record.rollouts for v in totals(record, r.completions)[0].tolist() if not math.isnan(v)]
+    values = [
+        v for r in record.rollouts for v in totals(record, r.completions)[0].tolist() if not math.isnan(v)
+    ]
     if len(values) < 2 * FEWEST or len(set(values)) > 1:
         return None
     return Trouble(f"all {len(values)} completions got the reward {values[0]:g}")
@@ -125,7 +140,11 @@ def rewards_are_missing(record: AuditRecord) -> Trouble | None:
         scores = [s.rewards.get(name) for _, _, s in record.samples if s.rewards]
         lacking = sum(score is None or math.isnan(score) for score in scores)
         everywhere = lacking == len(scores)
-        if len(scores) >= FEWEST and lacking > 0.05 * len(scores) and (everywhere or len(_functions(record)) == 1):
+        if (
+            len(scores) >= FEWEST
+            and lacking > 0.05 * len(scores)
+            and (everywhere or len(_functions(record)) == 1)
+        ):
             return Trouble(f"{name} gave {lacking} of {len(scores)} completions no number")
     return None
 
@@ -151,18 +170,26 @@ def _groups(record: AuditRecord) -> Iterator[tuple[Rollout, int, list[Sample], l
 
 def siblings_are_copies(record: AuditRecord) -> Trouble | None:
     """In more than three quarters of the groups, of at least 4, all completions are the same tokens."""
-    groups = [(r.step, g, [str(s.ids) for s in samples]) for r, g, samples, _ in _groups(record) if samples[0].ids]
+    groups = [
+        (r.step, g, [str(s.ids) for s in samples]) for r, g, samples, _ in _groups(record) if samples[0].ids
+    ]
     copies = [(step, g) for step, g, ids in groups if len(set(ids)) == 1]
     if len(groups) < 4 or len(copies) <= 0.75 * len(groups):
         return None
-    return Trouble(f"in {len(copies)} of {len(groups)} groups all completions are one text", copies[0][0], {"group": copies[0][1]})
+    return Trouble(
+        f"in {len(copies)} of {len(groups)} groups all completions are one text",
+        copies[0][0],
+        {"group": copies[0][1]},
+    )
 
 
 def groups_are_dead(record: AuditRecord) -> Trouble | None:
     """In more than nine of ten groups, of at least 8, all completions got the same reward; or TRL's metric
     says so of every step, of at least 8.
     """
-    logged = [u.metrics["frac_reward_zero_std"] for u in record.updates if "frac_reward_zero_std" in u.metrics]
+    logged = [
+        u.metrics["frac_reward_zero_std"] for u in record.updates if "frac_reward_zero_std" in u.metrics
+    ]
     shares = [share for share in logged if share is not None]
     if not record.rollouts and len(shares) >= FEWEST and min(shares) > 0.9:
         return Trouble(f"in every step {100 * min(shares):.0f} % of the groups or more have equal rewards")
@@ -171,8 +198,16 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
     if len(groups) < FEWEST or len(dead) <= 0.9 * len(groups):
         return None
     several = len({rewards[0] for _, _, rewards in groups}) > 1
-    why = " and differ between groups: they do not depend on the completion" if several and len(dead) == len(groups) else ""
-    return Trouble(f"in {len(dead)} of {len(groups)} groups all rewards are equal{why}", dead[0][0], {"group": dead[0][1]})
+    why = (
+        " and differ between groups: they do not depend on the completion"
+        if several and len(dead) == len(groups)
+        else ""
+    )
+    return Trouble(
+        f"in {len(dead)} of {len(groups)} groups all rewards are equal{why}",
+        dead[0][0],
+        {"group": dead[0][1]},
+    )
 
 
 def rows_are_duplicated(record: AuditRecord) -> Trouble | None:
@@ -200,9 +235,14 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
     rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
     for column in (name for name in ANSWERS if any(name in s.row for s in rows)):
         answers = [str(s.row.get(column, "")).strip() for s in rows]
-        told = [bool(answer) and _contains(str(s.prompt), answer) for s, answer in zip(rows, answers, strict=True)]
+        told = [
+            bool(answer) and _contains(str(s.prompt), answer) for s, answer in zip(rows, answers, strict=True)
+        ]
         # The next row with another answer, for what chance comes to.
-        others = [next((a for a in [*answers[n:], *answers[:n]] if a and a != answers[n]), "") for n in range(len(rows))]
+        others = [
+            next((a for a in [*answers[n:], *answers[:n]] if a and a != answers[n]), "")
+            for n in range(len(rows))
+        ]
         chance = [bool(o) and _contains(str(s.prompt), o) for s, o in zip(rows, others, strict=True)]
         if len(rows) >= FEWEST and sum(told) > 0.9 * len(rows) and sum(chance) < 0.5 * sum(told):
             return Trouble(f"the {column} is in {sum(told)} of {len(rows)} prompts")
@@ -216,142 +256,33 @@ def _contains(text: str, answer: str) -> bool:
 def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
     """A rollout has the same prompt and row in more than one group, in more than a tenth of its groups."""
     for rollout in record.rollouts:
-        first = {g: s for s, g in reversed(list(zip(rollout.completions, groups_of(rollout.completions), strict=True)))}
+        first = {
+            g: s
+            for s, g in reversed(list(zip(rollout.completions, groups_of(rollout.completions), strict=True)))
+        }
         count = Counter(f"{s.prompt} {s.prompt_ids}" for s in first.values())
         again = sum(n - 1 for n in count.values())
         rows = record.header.data.rows or 0
         if len(first) >= 4 and again > 0.1 * len(first) and rows > len(first):
-            return Trouble(f"{again} of {len(first)} groups of a rollout have the prompt of another one", rollout.step)
+            return Trouble(
+                f"{again} of {len(first)} groups of a rollout have the prompt of another one", rollout.step
+            )
     return None
 
 
-CHECKS = (
-    Check(
-        "rewards_order",
-        rewards_are_in_another_order,
-        ("rewards", "alone"),
-        "value i of a reward function belongs to completion i",
-        {
-            "trl": "return rewards in the order of `completions` (no sorting, no set, no as_completed)",
-            "any": "return rewards in the order of the completions",
-        },
-        silences=("rewards_in_batch", "copies_paid"),
-    ),
-    Check(
-        "rewards_in_batch",
-        rewards_depend_on_the_batch,
-        ("rewards", "alone"),
-        "a completion's reward depends on itself and its own row",
-        {
-            "trl": "zip(completions, answer): columns are lists, one value per completion",
-            "verl": "read data_source, ground_truth and extra_info of the item that is scored",
-            "any": "read the columns of the completion's own row; remove randomness",
-        },
-        severity="warning",
-        silences=("copies_paid",),
-    ),
-    Check(
-        "copies_paid",
-        copies_are_paid_differently,
-        ("rewards", "ids"),
-        "the same tokens for the same prompt deserve the same reward",
-        {"any": "remove randomness from the reward, or look for rewards of other rows"},
-        severity="warning",
-    ),
-    Check(
-        "weights_zero",
-        weight_is_zero,
-        ("settings.reward_weights", "rewards"),
-        "a weight of 0 leaves a reward out",
-        {"trl": "reward_weights=None", "any": "weights other than 0"},
-        silences=("rewards_constant", "pays_empty", *NO_SIGNAL),
-    ),
-    Check(
-        "rewards_missing",
-        rewards_are_missing,
-        ("rewards",),
-        "a completion without a score is not trained",
-        {"trl": "return a float for each completion; None means that the function does not apply", "any": "find the exception"},
-        silences=("rewards_constant", *NO_SIGNAL),
-    ),
-    Check(
-        "pays_empty",
-        empty_text_is_paid_most,
-        ("empty", "rewards or reward"),
-        "an empty text deserves nothing",
-        {"any": "let the verifier fail where it finds no answer, not pass"},
-        silences=("pays_any_row", "rewards_constant", *NO_SIGNAL),
-    ),
-    Check(
-        "rewards_constant",
-        rewards_are_constant,
-        ("rewards or reward",),
-        "rewards that are all equal have no gradient",
-        {
-            "trl": "print one completion and its columns in the reward function: is the answer parsed? does it catch exceptions?",
-            "any": "score a known answer by hand",
-        },
-        silences=NO_SIGNAL,
-    ),
-    Check(
-        "pays_any_row",
-        other_rows_are_paid_alike,
-        ("alone", "elsewhere"),
-        "a verifier compares a completion with its own row",
-        {"trl": "def reward(completions, answer, **kwargs): compare with answer[i]", "any": "compare with the row's answer"},
-        severity="warning",
-    ),
-    Check(
-        "copies",
-        siblings_are_copies,
-        ("ids",),
-        "a group is compared with itself, and copies are all equal",
-        {
-            "trl": "temperature=1.0, no do_sample=False in generation_kwargs",
-            "verl": "actor_rollout_ref.rollout.temperature=1.0, do_sample=True",
-            "any": "sample at temperature 1, with another seed for each sibling",
-        },
-        silences=NO_SIGNAL,
-    ),
-    Check(
-        "dead_groups",
-        groups_are_dead,
-        ("rewards or reward or metrics.frac_reward_zero_std",),
-        "a group without a difference has no gradient",
-        {"any": "problems that are neither always nor never solved; a reward that reads the completion"},
-        severity="warning",
-    ),
-    Check(
-        "rows_duplicated",
-        rows_are_duplicated,
-        ("data.rows", "data.distinct"),
-        "",
-        {"trl": "train_dataset: one row per prompt; num_generations repeats it", "any": "remove duplicates"},
-        severity="warning",
-        silences=("prompt_twice",),
-    ),
-    Check(
-        "prompt_twice",
-        one_prompt_is_sampled_twice,
-        ("data.rows", "prompt or prompt_ids"),
-        "",
-        {"any": "one row per prompt: the group size repeats it"},
-        severity="warning",
-    ),
-    Check(
-        "eval_is_train",
-        evaluated_on_training_rows,
-        ("data.eval_in_train",),
-        "held-out rows are not trained on",
-        {"trl": "dataset.train_test_split(test_size=..., seed=...)", "any": "split by prompt"},
-        severity="warning",
-    ),
-    Check(
-        "answer_told",
-        answer_is_in_the_prompt,
-        ("prompt", "row"),
-        "a prompt asks and does not answer",
-        {"any": "build the prompt from the question's column alone"},
-        severity="warning",
-    ),
-)
+CHECKS = {
+    "rewards_order": rewards_are_in_another_order,
+    "rewards_in_batch": rewards_depend_on_the_batch,
+    "copies_paid": copies_are_paid_differently,
+    "weights_zero": weight_is_zero,
+    "rewards_missing": rewards_are_missing,
+    "pays_empty": empty_text_is_paid_most,
+    "rewards_constant": rewards_are_constant,
+    "pays_any_row": other_rows_are_paid_alike,
+    "copies": siblings_are_copies,
+    "dead_groups": groups_are_dead,
+    "rows_duplicated": rows_are_duplicated,
+    "prompt_twice": one_prompt_is_sampled_twice,
+    "eval_is_train": evaluated_on_training_rows,
+    "answer_told": answer_is_in_the_prompt,
+}

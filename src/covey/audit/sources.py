@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
+from covey.audit.record import AuditRecord, Header, Rollout, Row, Sample, Update, read_record
 from covey.runs.folder import read_numbers
 from covey.runs.reader import last_stage, look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
@@ -58,10 +58,10 @@ def covey_run(folder: Path) -> AuditRecord:
         "temperature": config.rollout.temperature,
         "max_completion_length": config.rollout.max_tokens,
         "num_generations": config.rollout.group_size,
-        "max_grad_norm": config.train.max_grad_norm,
+        "max_grad_norm": config.train.grad_clip,
         "beta": loaded.algorithm.kl.coef if loaded.algorithm.kl is not None else 0.0,
     }
-    header = Header(format=FORMAT, version=VERSION, framework="covey", settings=settings)
+    header = Header(format="covey-audit", version=1, framework="covey", settings=settings)
     steps = recorded_steps(stage)
     shown = sorted({*steps[: MOST_STEPS // 4], *steps[-MOST_STEPS:]})
     notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps are looked at"]
@@ -96,7 +96,7 @@ def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
                 inserted=None if sampled is None else (~sampled.astype(bool)).tolist(),
             )
         )
-    return Rollout(kind="rollout", step=step, completions=samples)
+    return Rollout(kind="rollout", number=step, step=step, completions=samples)
 
 
 def _covey_update(log: RolloutLog | None, metrics: Mapping[str, float], step: int) -> Update:
@@ -136,10 +136,14 @@ def trl_state(path: Path) -> AuditRecord:
         logged = [entry for entry in history if "loss" in entry and "step" in entry]
         lines = [_logged(entry) for entry in logged]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: no state of a trainer: log_history is missing or damaged ({error})") from None
+        raise DataError(
+            f"{path}: no state of a trainer: log_history is missing or damaged ({error})"
+        ) from None
     if not lines:
-        raise DataError(f"{path}: its history has no step with a loss; set logging_steps below the steps done")
-    header = Header(format=FORMAT, version=VERSION, framework="trl")
+        raise DataError(
+            f"{path}: its history has no step with a loss; set logging_steps below the steps done"
+        )
+    header = Header(format="covey-audit", version=1, framework="trl")
     return AuditRecord(header, tuple(lines), None, [f"{path}: metrics only, no completions"])
 
 
@@ -163,7 +167,10 @@ def _is_verl(line: bytes) -> bool:
 
 
 def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
-    """Read what verl writes into trainer.rollout_data_dir: a file a step. Raises DataError with file, line."""
+    """Read what verl writes into trainer.rollout_data_dir, a file a step.
+
+    Raises DataError with file and line.
+    """
     lines = []
     for number, path in enumerate(paths):
         samples = []
@@ -178,6 +185,6 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
                 raise DataError(f"{path}:{n}: no row of a verl dump ({error})") from None
             samples.append(sample)
         step = int(path.stem) if path.stem.isdecimal() else number
-        lines.append(Rollout(kind="rollout", step=step, completions=samples))
-    header = Header(format=FORMAT, version=VERSION, framework="verl")
+        lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
+    header = Header(format="covey-audit", version=1, framework="verl")
     return AuditRecord(header, tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])

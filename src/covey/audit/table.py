@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+from pydantic import TypeAdapter
+
 from covey.audit import advantages, logprobs, rewards, tokens, updates
-from covey.audit.check import Check, Report, apply
+from covey.audit.check import Check, Report, Trouble, Words, apply
 from covey.audit.record import AuditRecord
 from covey.audit.sources import open_run
 from covey.insight.show import finding_lines
 
-_BY_NAME = {
-    check.name: check
-    for family in (tokens, logprobs, advantages, rewards, updates)
-    for check in family.CHECKS
+PREDICATES: Mapping[str, Callable[[AuditRecord], Trouble | None]] = {
+    **tokens.CHECKS,
+    **logprobs.CHECKS,
+    **advantages.CHECKS,
+    **rewards.CHECKS,
+    **updates.CHECKS,
 }
-CHECKS: tuple[Check, ...] = tuple(_BY_NAME.values())
+
+
+def _checks() -> tuple[Check, ...]:
+    text = (files("covey") / "audit" / "checks.yaml").read_text(encoding="utf-8")
+    words = TypeAdapter(dict[str, Words]).validate_python(yaml.safe_load(text))
+    return tuple(Check(name, PREDICATES[name], row) for name, row in words.items())
+
+
+CHECKS = _checks()
 """The most certain first: what is read off ids and masks, then what is computed again, then settings."""
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from covey.audit.check import Check, Trouble
+from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Use
 
 FEWEST = 4
 """Completions that a check needs before it speaks."""
 IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
-CONSEQUENCES = ("logprobs_shifted", "temperature_missing", "logprobs_differ", "old_stale", "loss_differs")
 CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around what a tool has said, in the templates of Qwen and Mistral."""
 
@@ -59,7 +58,8 @@ def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
             continue
         first = next((n for n, (a, b) in enumerate(zip(own, sampled, strict=False)) if a != b), None)
         if first is not None:
-            said = f"token {first} of a completion was sampled as {sampled[first]} and is trained as {own[first]}"
+            pair = f"was sampled as {sampled[first]} and is trained as {own[first]}"
+            said = f"token {first} of a completion {pair}"
             return Trouble(said, use.update.step, place(use, first))
     return None
 
@@ -108,7 +108,7 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
     sampler gives as 0 or not at all and the trainer as less than -1.
     """
 
-    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+    def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
         sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
         strange = [
             not known and own is not None and own < -1
@@ -130,7 +130,9 @@ def tools_answers_are_written_by_the_model(record: AuditRecord) -> Trouble | Non
     def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
         texts = [names.get(i, "") for i in ids]
         spans = [(texts.index(a), texts.index(b)) for a, b in CALLS if a in texts and b in texts]
-        return next((n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1)
+        return next(
+            (n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1
+        )
 
     return _most(record, shows, "a tool's answer, by its marks, is trained", 0.5)
 
@@ -195,117 +197,16 @@ def update_trains_no_token(record: AuditRecord) -> Trouble | None:
     return None
 
 
-USED = ("ids", "mask")
-CHECKS = (
-    Check(
-        "nothing_trained",
-        update_trains_no_token,
-        ("mask",),
-        "",
-        {
-            "trl": "mask_truncated_completions=False, or a higher max_completion_length",
-            "any": "look at what the mask leaves out",
-        },
-        silences=("never_ends", "gradient_zero", "no_motion"),
-    ),
-    Check(
-        "tokens_replaced",
-        other_tokens_are_trained,
-        ("ids", "mask"),
-        "gradients are of the sampled ids, which are never decoded and tokenized again",
-        {"any": "pass the sampler's ids to the trainer"},
-        silences=CONSEQUENCES,
-    ),
-    Check(
-        "mask_shifted",
-        mask_is_shifted,
-        USED,
-        "the mask of completion token t is at t, where its log-prob is; only logits are one place ahead",
-        {
-            "trl": "completion_mask: leave it as _generate_and_score_completions returns it",
-            "verl": "response_mask = attention_mask[:, -response_length:]",
-            "any": "shift logits, not the mask",
-        },
-        silences=(*CONSEQUENCES, "padding_trained"),
-    ),
-    Check(
-        "end_untrained",
-        end_is_untrained,
-        USED,
-        "TRL, verl, OpenRLHF and covey train the end token, or a model never learns to stop",
-        {
-            "trl": "build the mask up to and with the first EOS, not as ids != pad_token_id (pad is often EOS)",
-            "any": "mask up to and with the first end token, not by comparison with the pad id",
-        },
-        silences=CONSEQUENCES,
-    ),
-    Check(
-        "padding_trained",
-        padding_is_trained,
-        USED,
-        "what lies behind a completion's end has mask 0",
-        {"any": "mask = positions < length of the completion"},
-        silences=CONSEQUENCES,
-    ),
-    Check(
-        "tool_trained",
-        inserted_tokens_are_trained,
-        USED,
-        "tokens that a tool or an environment wrote are read and not trained",
-        {
-            "trl": "return 'env_mask' from rollout_func, 0 for the environment's tokens (or use tools=)",
-            "verl": "set response_mask to 0 for the tool's tokens in the agent loop",
-            "any": "mask 0 for inserted tokens",
-        },
-        silences=(*CONSEQUENCES, "sampler_differs", "sampler_behind", "tool_marks_trained"),
-    ),
-    Check(
-        "tool_marks_trained",
-        tools_answers_are_written_by_the_model,
-        (*USED, "tokens.names"),
-        "what a tool answers is inserted and has mask 0; if the model writes it itself, sampling has to stop before",
-        {"trl": "tools=[...], or 'env_mask' from rollout_func", "any": "mask 0 between the marks"},
-        severity="warning",
-    ),
-    Check(
-        "prompt_trained",
-        completions_begin_with_their_prompt,
-        ("ids", "prompt_ids", "model_logprobs or logprobs"),
-        "completion ids begin behind the prompt, whose tokens are never in the loss",
-        {
-            "trl": "completion_ids = prompt_completion_ids[:, prompt_length:]",
-            "any": "cut at the padded width of the prompts, which are padded on the left",
-        },
-        silences=("end_lost",),
-    ),
-    Check(
-        "end_lost",
-        end_is_lost,
-        ("ids", "tokens.eos", "settings.max_completion_length"),
-        "the end token that was sampled is the last id of its completion and is trained",
-        {
-            "trl": "keep EOS in completion_ids of rollout_func",
-            "any": "do not strip end tokens from sampled ids (skip_special_tokens is for texts)",
-        },
-        severity="warning",
-    ),
-    Check(
-        "never_ends",
-        nothing_ends,
-        ("ids", "tokens.eos", "settings.max_completion_length"),
-        "a model that is always cut never samples an end token, so it cannot learn to stop",
-        {"trl": "max_completion_length: twice as much", "any": "a higher limit, or examples that end first"},
-        severity="warning",
-        silences=("end_lost",),
-    ),
-    Check(
-        "bos_doubled",
-        begin_is_doubled,
-        ("prompt_ids", "tokens.bos"),
-        "models have seen one; a chat template writes it already",
-        {
-            "trl": "give conversational prompts instead of apply_chat_template(...) texts",
-            "any": "tokenize templated texts with add_special_tokens=False",
-        },
-    ),
-)
+CHECKS = {
+    "nothing_trained": update_trains_no_token,
+    "tokens_replaced": other_tokens_are_trained,
+    "mask_shifted": mask_is_shifted,
+    "end_untrained": end_is_untrained,
+    "padding_trained": padding_is_trained,
+    "tool_trained": inserted_tokens_are_trained,
+    "tool_marks_trained": tools_answers_are_written_by_the_model,
+    "prompt_trained": completions_begin_with_their_prompt,
+    "end_lost": end_is_lost,
+    "never_ends": nothing_ends,
+    "bos_doubled": begin_is_doubled,
+}

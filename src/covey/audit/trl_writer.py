@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from importlib.metadata import version
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ WRAPPED = (
     "_get_per_token_logps_and_entropies",
     "_get_grad_norm",
 )
-PLAIN = str | int | float | list | None
+PLAIN = (str, int, float, list, type(None))
+KEPT = 8
+"""Rollouts whose completions are kept in memory."""
 
 
 def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = True) -> None:
     """Record what a trainer does into a file, a line for each rollout and update.
 
-    ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates. ``probes``: call
-    the reward functions three more times for each completion of the first rollout.
+    ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates.
+    ``probes``: call the reward functions three more times for each completion of the first rollout.
     """
     if not trainer.accelerator.is_main_process:
         return
@@ -44,11 +47,11 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
 
 class _TrlRecorder:
     def __init__(self, trainer: Any, path: Path, looks: int, probes: bool) -> None:
-        tokenizer = trainer._tokenizer
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         names = {str(i): token.content for i, token in tokenizer.added_tokens_decoder.items()}
         ends = list(getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]))
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
-        prompts = [[row.get("prompt") for row in data] if data is not None else [] for data in datasets]
+        prompts = [_prompts(data) for data in datasets]
         settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN)}
         settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         tokens = {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
@@ -62,6 +65,7 @@ class _TrlRecorder:
         )
         self.trainer, self.looks, self.probes = trainer, looks, probes
         self.scored: tuple[Any, ...] = ()
+        self.count = -1
         self.logprobs: Any = None
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
@@ -76,17 +80,20 @@ class _TrlRecorder:
         output = inner(inputs)
         if not self.trainer.model.training:
             return output
-        step = self.trainer.state.global_step
+        # An update may use several rollouts, and a rollout several updates: the last ones are kept.
+        number = self.count = self.count + 1
         samples = [self._sample(output, place) for place in range(len(inputs))]
         # Those that are trained first: a completion without advantage says nothing about an update.
         for sample in sorted(samples, key=lambda sample: sample["advantage"] == 0)[: self.looks]:
             sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
         for sample, answers in zip(samples, self._asked(), strict=False):
-            sample |= answers
-        self.samples = {(step, place): sample for place, sample in enumerate(samples)}
-        self.file.write(kind="rollout", step=step, completions=samples)
+            sample.update(answers)
+        self.samples = {at: sample for at, sample in self.samples.items() if at[0] > number - KEPT}
+        self.samples |= {(number, place): sample for place, sample in enumerate(samples)}
+        step = self.trainer.state.global_step
+        self.file.write(kind="rollout", number=number, step=step, completions=samples)
         # TRL shuffles and splits all tensors of its batch alike: these numbers say where each row came from.
-        places = [[step, place] for place in range(len(inputs))]
+        places = [[number, place] for place in range(len(inputs))]
         return {**output, "covey_origin": output["prompt_ids"].new_tensor(places)}
 
     def _sample(self, output: Any, place: int) -> dict[str, Any]:
@@ -99,7 +106,7 @@ class _TrlRecorder:
             "ids": list(ids),
             "group": place // self.trainer.num_generations,
             "row": rows,
-            "rewards": {n: None if v != v else v for n, v in zip(names, rewards, strict=True)},
+            "rewards": {n: None if isnan(v) else v for n, v in zip(names, rewards, strict=True)},
             "advantage": float(output["advantages"][place].flatten()[0]),
         }
         if "sampling_per_token_logps" in output:
@@ -143,15 +150,18 @@ class _TrlRecorder:
                 for name in ("old_logprobs", "ref_logprobs")
                 if f"{name.removesuffix('logprobs')}per_token_logps" in inputs
             }
-            for n, (step, place) in enumerate(inputs["covey_origin"].tolist()):
+            for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
                 # As far as the last token that was sampled or is trained; behind it is padding.
-                trained = mask[n].nonzero().flatten().tolist()
-                end = max(len(self.samples[step, place]["ids"]), *(place + 1 for place in trained[-1:]), 0)
-                row = {name: numbers(v[n][:end].detach()) for name, v in values.items()}
+                trained = [int(at) + 1 for at in mask[n].nonzero()]
+                end = max([len(self.samples[number, place]["ids"]), *trained])
+                row: dict[str, Any] = {name: numbers(v[n][:end].detach()) for name, v in values.items()}
                 own = inputs["advantages"][n]
-                row |= {"mask": mask[n][:end].int().tolist(), "ids": inputs["completion_ids"][n][:end].tolist()}
+                row |= {
+                    "mask": mask[n][:end].int().tolist(),
+                    "ids": inputs["completion_ids"][n][:end].tolist(),
+                }
                 row["advantage"] = float(own) if own.dim() == 0 else numbers(own[:end])
-                self.update["rows"].append({"rollout": step, "completion": place, **row})
+                self.update["rows"].append({"rollout": number, "completion": place, **row})
         return loss
 
     def _get_grad_norm(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,6 +184,12 @@ class _TrlRecorder:
         step = self.trainer.state.global_step - 1
         self.file.write(kind="update", step=step, weights_changed=changed, **self.update)
         self.update = {"rows": [], "loss": 0.0}
+
+
+def _prompts(data: Any) -> list[Any]:
+    """Return the prompts of a dataset; none of one that is read as a stream."""
+    named = hasattr(data, "__len__") and "prompt" in getattr(data, "column_names", ())
+    return list(data["prompt"]) if named else []
 
 
 def _ignore(*_: Any, **__: Any) -> None:

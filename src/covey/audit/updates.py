@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from covey.audit.advantages import groups_of
-from covey.audit.check import Check, Trouble
+from covey.audit.check import Trouble
 from covey.audit.conventions import convention_of, same_loss
 from covey.audit.logprobs import after, own, pairs
 from covey.audit.record import AuditRecord, Numbers, Update, Use
@@ -60,8 +60,8 @@ def _loss(record: AuditRecord, update: Update) -> Loss | None:
     return policy_loss(algorithm, inputs)
 
 
-def _sampled(record: AuditRecord, steps: set[int]) -> int:
-    return sum(len(r.completions) for r in record.rollouts if r.step in steps)
+def _sampled(record: AuditRecord, numbers: set[int]) -> int:
+    return sum(len(r.completions) for r in record.rollouts if r.number in numbers)
 
 
 def _padded(rows: list[Numbers] | list[list[float]], mask: Tensor | None = None) -> Tensor:
@@ -163,13 +163,16 @@ def rate_is_zero(record: AuditRecord) -> Trouble | None:
     rates = [u.learning_rate for u in record.updates if u.learning_rate is not None]
     if len(rates) < FEWEST or max(rates) > LEAST_RATE:
         return None
-    return Trouble(f"the learning rate is at most {max(rates):g} in all {len(rates)} updates", record.updates[0].step)
+    return Trouble(
+        f"the learning rate is at most {max(rates):g} in all {len(rates)} updates", record.updates[0].step
+    )
 
 
 def weights_do_not_move(record: AuditRecord) -> Trouble | None:
     """Weights are the same after updates with a gradient and a learning rate above 0."""
     asked = [
-        u for u in record.updates
+        u
+        for u in record.updates
         if (u.learning_rate or 0) > LEAST_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
     ]
     if len(asked) < FEWEST or any(u.weights_changed for u in asked):
@@ -180,11 +183,17 @@ def weights_do_not_move(record: AuditRecord) -> Trouble | None:
 def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
     """With weights in bfloat16 or float16, every update changes less than a fifth of them."""
     dtype = str(record.setting("dtype", ""))
-    changed = [u.weights_changed for u in record.updates if u.weights_changed is not None and (u.learning_rate or 0) > 0]
+    changed = [
+        u.weights_changed
+        for u in record.updates
+        if u.weights_changed is not None and (u.learning_rate or 0) > 0
+    ]
     if dtype not in ("bfloat16", "float16") or len(changed) < FEWEST or max(changed) >= 0.2:
         return None
     rate = max(u.learning_rate or 0 for u in record.updates)
-    said = f"an update at the learning rate {rate:g} changes {100 * max(changed):.2g} % of the {dtype} weights"
+    said = (
+        f"an update at the learning rate {rate:g} changes {100 * max(changed):.2g} % of the {dtype} weights"
+    )
     return Trouble(f"{said}: the others are rounded back", record.updates[0].step)
 
 
@@ -226,105 +235,17 @@ def penalties_are_not_trained(record: AuditRecord) -> Trouble | None:
     return None
 
 
-CHECKS = (
-    Check(
-        "kl_sign",
-        kl_has_the_wrong_sign,
-        ("settings.beta or settings.kl_coef",),
-        "the KL is added to the loss, or subtracted from the reward",
-        {"trl": "beta=0.04; per_token_loss + self.beta * per_token_kl", "any": "a positive coefficient, added to the loss"},
-        silences=("loss_differs", "loss_negated"),
-    ),
-    Check(
-        "loss_negated",
-        loss_is_negated,
-        ("loss", "logprobs", "mask", "advantage"),
-        "the loss is minus ratio times advantage",
-        {"trl": "per_token_loss = -torch.min(coef_1 * advantages, coef_2 * advantages)", "any": "loss = -(ratio * advantage)"},
-        silences=("loss_differs", "wrong_way"),
-    ),
-    Check(
-        "wrong_way",
-        step_goes_the_wrong_way,
-        ("advantage", "model_logprobs", "after_logprobs"),
-        "an update makes what was better than its group more likely",
-        {
-            "trl": "per_token_loss = -torch.min(coef_1 * advantages, coef_2 * advantages)",
-            "any": "loss = -(ratio * advantage), minimized",
-        },
-        silences=("loss_differs",),
-    ),
-    Check(
-        "loss_scaled",
-        loss_is_scaled,
-        ("loss", "logprobs", "mask", "advantage", "settings.gradient_accumulation_steps"),
-        "micro-batches add up to the loss of their update",
-        {"trl": "loss / self.current_gradient_accumulation_steps", "any": "divide by the counts of the whole update"},
-        silences=("loss_differs",),
-    ),
-    Check(
-        "loss_differs",
-        loss_differs,
-        ("loss", "logprobs", "mask", "advantage"),
-        "it is computed from the recorded log-probs, masks and advantages by covey's formula for loss_type",
-        {"trl": "compare your _compute_loss with GRPOTrainer's", "any": "compare with docs/algorithms/dialects.md"},
-        severity="warning",
-    ),
-    Check(
-        "rate_zero",
-        rate_is_zero,
-        ("learning_rate",),
-        "rates in use are 1e-7 to 1e-4",
-        {"trl": "learning_rate=1e-6, lr_scheduler_type='constant'", "any": "a learning rate and a schedule that reach it"},
-        silences=("no_motion",),
-    ),
-    Check(
-        "no_motion",
-        weights_do_not_move,
-        ("learning_rate", "grad_norm", "weights_changed"),
-        "",
-        {
-            "trl": "build the optimizer from trainer.model.parameters(), or leave `optimizers` out",
-            "any": "give the optimizer the parameters of the model that is trained",
-        },
-    ),
-    Check(
-        "too_coarse",
-        weights_are_too_coarse,
-        ("settings.dtype", "weights_changed", "learning_rate"),
-        "bfloat16 has 8 bits: changes below 1/256 of a weight are lost",
-        {"trl": "model_init_kwargs={'dtype': 'float32'} with bf16=True (autocast)", "any": "float32 weights, bfloat16 products"},
-        severity="warning",
-    ),
-    Check(
-        "gradient_zero",
-        gradient_is_zero,
-        ("grad_norm",),
-        "",
-        {"trl": "requires_grad of the model's parameters; detach() in _compute_loss", "any": "look for a detach or frozen weights"},
-        silences=("no_motion",),
-    ),
-    Check(
-        "clip_idle",
-        clipping_cannot_act,
-        ("settings.epsilon or settings.actor_rollout_ref.actor.clip_ratio or settings.eps_clip",),
-        "bounds in use are .1 to .3",
-        {"trl": "epsilon=0.2", "verl": "actor_rollout_ref.actor.clip_ratio=0.2", "openrlhf": "--eps_clip 0.2", "any": "0.2"},
-    ),
-    Check(
-        "penalty_untrained",
-        penalties_are_not_trained,
-        ("settings.repetition_penalty or settings.presence_penalty or settings.frequency_penalty",),
-        "the ratio is of two distributions without penalties",
-        {"trl": "repetition_penalty=1.0", "any": "no penalties while sampling for training"},
-        severity="warning",
-    ),
-    Check(
-        "clipped_always",
-        gradient_is_always_clipped,
-        ("grad_norm", "settings.max_grad_norm"),
-        "bounds in use are at the size of usual gradients, mostly 1",
-        {"trl": "max_grad_norm=1.0", "any": "a bound of about the usual norm"},
-        severity="warning",
-    ),
-)
+CHECKS = {
+    "kl_sign": kl_has_the_wrong_sign,
+    "loss_negated": loss_is_negated,
+    "wrong_way": step_goes_the_wrong_way,
+    "loss_scaled": loss_is_scaled,
+    "loss_differs": loss_differs,
+    "rate_zero": rate_is_zero,
+    "no_motion": weights_do_not_move,
+    "too_coarse": weights_are_too_coarse,
+    "gradient_zero": gradient_is_zero,
+    "clip_idle": clipping_cannot_act,
+    "penalty_untrained": penalties_are_not_trained,
+    "clipped_always": gradient_is_always_clipped,
+}

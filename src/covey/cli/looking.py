@@ -276,12 +276,12 @@ def command_check(
 
 @app.command(name="audit", group=RUNS)
 def command_audit(run: Path, *, as_json: Json = False) -> int:
-    """Say what is wrong in a run of any framework: masks, log-probs, advantages, rewards, loss. docs/audit.md
+    """Say what is wrong in a run of any framework: masks, log-probs, advantages, rewards, loss.
 
-    It is computed again from what the trainer wrote down. Exit code 1 if a mistake was found.
+    All of it is computed again from what the trainer wrote down. Exit code 1 if a severe mistake was found.
 
-    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run folder
-        of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
+    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run
+        folder of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
     """
     from covey.audit.table import audit, lines_of, record_of
 
