@@ -60,10 +60,8 @@ def _trl(record: AuditRecord) -> Algorithm | None:
         given["loss_type"] = "dapo"
     # TRL's arguments have values for every loss_type; algorithm_of refuses those that have no effect.
     given = {name: value for name, value in given.items() if value != LOSS[name]}
-    for kept in (
-        given,
-        {n: given[n] for n in ("scale_rewards", "multi_objective_aggregation") if n in given},
-    ):
+    of_advantages: dict[str, object] = {name: given[name] for name in ADVANTAGES if name in given}
+    for kept in (given, of_advantages):
         try:
             return build_algorithm(algorithm_of(kept))
         except ConfigError:

@@ -201,13 +201,13 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
 
 
 def ratios_are_wide(record: AuditRecord) -> Trouble | None:
-    """A hundredth of the ratios of an update or more is above 2."""
+    """More than a hundredth of the ratios of an update, and at least three, are above 2."""
     for update in record.updates:
         uses = [use for use in record.uses if use.update is update]
-        ratios = sorted(x - y for use in uses for _, x, y in pairs(use, trainer, old))
-        high = ratios[int(0.99 * len(ratios))] if len(ratios) >= 64 else 0.0
-        if high > math.log(2):
-            return Trouble(f"the 99 % quantile of the ratio is {math.exp(min(high, 50)):.3g}", update.step)
+        ratios = [x - y for use in uses for _, x, y in pairs(use, trainer, old)]
+        wide = sum(ratio > math.log(2) for ratio in ratios)
+        if wide > max(2, 0.01 * len(ratios)):
+            return Trouble(f"{wide} of {len(ratios)} ratios of an update are above 2", update.step)
     return None
 
 

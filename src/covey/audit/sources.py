@@ -54,7 +54,7 @@ def covey_run(folder: Path) -> AuditRecord:
     stage = last_stage(folder)
     loaded = look_at(stage)
     config = loaded.config
-    settings = {
+    settings: dict[str, object] = {
         "temperature": config.rollout.temperature,
         "max_completion_length": config.rollout.max_tokens,
         "num_generations": config.rollout.group_size,
