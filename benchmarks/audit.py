@@ -5,7 +5,8 @@
     python benchmarks/audit.py --only mask_rolled # one case, with the findings in words
     python benchmarks/audit.py --write            # and keep it in benchmarks/results/audit.md
 
-Every script runs for real: TRL's own trainer on a model of random weights, on the CPU, a second each.
+Every script runs for real: TRL's own trainer on a model of random weights, on the CPU, a second each. Records
+are kept in covey-benchmarks/audit of the temporary folder; remove them after a change of scripts or writer.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from covey.audit.trl_writer import record_run
 from covey.insight.findings.finding import Finding
 
 RESULT = Path(__file__).parent / "results/audit.md"
+KEPT = Path(tempfile.gettempdir()) / "covey-benchmarks" / "audit"
+"""Records that were made; they are read again when the checks change."""
 
 
 @dataclass(frozen=True)
@@ -91,23 +94,30 @@ def run(script: Script, folder: Path) -> Path:
 
 
 def outcomes(cases: Sequence[Case], seeds: Sequence[int], loud: bool) -> Iterator[Outcome]:
-    """Run all cases under all seeds."""
+    """Audit all cases under all seeds; those without a record are run first."""
+    KEPT.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for case in cases:
-            script = base(seed)
-            case.change(script)
-            folder = Path(tempfile.mkdtemp(prefix="audit-"))
-            said = io.StringIO()
+            record = KEPT / f"{case.name.replace(' ', '_')}-{seed}.jsonl"
             try:
-                with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                    found = audit(run(script, folder))[1].findings
-                yield Outcome(case, seed, found)
+                if not record.exists():
+                    make(case, seed, record)
+                yield Outcome(case, seed, audit(record)[1].findings)
             except Exception as error:
                 if loud:
                     raise
                 yield Outcome(case, seed, [], f"{type(error).__name__}: {error}"[:80])
-            finally:
-                shutil.rmtree(folder)
+
+
+def make(case: Case, seed: int, record: Path) -> None:
+    """Run a case's script, and move its record to where it is kept."""
+    script = base(seed)
+    case.change(script)
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            made = run(script, Path(folder))
+        shutil.move(made, record)
 
 
 def described(case: Case) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.test_runs import start
 
 from covey.audit.check import apply
 from covey.audit.record import AuditRecord, read_record
 from covey.audit.sources import open_run
-from covey.audit.table import CHECKS, PREDICATES
+from covey.audit.table import CHECKS, PREDICATES, condition
 from covey.cli import main
 from covey_verify.errors import DataError
 
@@ -326,9 +327,28 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
 def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:
     names = {check.name for check in CHECKS}
     assert names == set(PREDICATES)
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     for check in CHECKS:
+        assert f"| `{check.name}` ({check.words.severity}) | {condition(check)} |" in page
         assert set(check.words.silences) <= names, check.name
         assert check.words.any, check.name
+
+
+def test_a_completion_that_is_scored_and_not_trained_counts_in_its_groups_statistics(tmp_path: Path) -> None:
+    lines = sound()
+    for sample in samples(lines):
+        sample["advantage"] = None
+    for update in updates(lines):
+        update |= {"loss": None, "rows": [row for row in update["rows"] if row["completion"] != 3]}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "dapo"}, {"algorithm": "rloo"}], ids=str)
+def test_coveys_own_runs_are_sound(settings: Settings, tmp_path: Path) -> None:
+    start(tmp_path / "run", **settings, train={"steps": 2})
+    report = apply(CHECKS, open_run(tmp_path / "run"))
+    assert [str(f) for f in report.findings] == []
+    assert "advantages_differ" not in str(report.unjudged)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

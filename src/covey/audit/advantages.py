@@ -27,7 +27,7 @@ KNOWN = frozenset({"rewards", "components", "weights", "lengths", "mask"})
 
 @dataclass(frozen=True)
 class Scored:
-    """The completions of a rollout that have a reward and an advantage. N of them."""
+    """The completions of a rollout that have a reward. N of them."""
 
     step: int
     places: list[int]
@@ -40,7 +40,14 @@ class Scored:
     """(N,) int64."""
     lengths: Tensor
     found: Tensor
-    """(N,) the advantages that the trainer used."""
+    """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
+
+    def trained(self) -> Scored:
+        """Return the completions with an advantage alone."""
+        at = torch.nonzero(~self.found.isnan())[:, 0]
+        places = [self.places[n] for n in at.tolist()]
+        values = (self.rewards[at], self.components[:, at], self.weights, self.group[at], self.lengths[at])
+        return Scored(self.step, places, *values, self.found[at])
 
     def by_group(self, estimate: Callable[[Tensor], Tensor]) -> Tensor:
         """Return an estimate of each group's rewards. (N,)."""
@@ -94,26 +101,32 @@ def scored(record: AuditRecord) -> tuple[Scored, ...]:
 def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
     samples = rollout.completions
     used = {place: s.advantage for place, s in enumerate(samples)}
+    lengths = {place: len(s.ids or ()) for place, s in enumerate(samples)}
     seen = set[int]()
     for use in record.uses:
+        place = use.row.completion
         # What an update used counts, the first time.
-        if (
-            use.row.rollout == rollout.number
-            and use.row.completion not in seen
-            and use.row.advantage is not None
-        ):
-            seen.add(use.row.completion)
-            used[use.row.completion] = _one(use.row.advantage, use.row.mask)
+        if use.row.rollout == rollout.number and place not in seen and use.row.advantage is not None:
+            seen.add(place)
+            used[place] = _one(use.row.advantage, use.row.mask)
+            lengths[place] = sum(use.row.mask or ()) or lengths[place]
     rewards, components, weights = totals(record, samples)
     group = groups_of(samples)
-    places = [n for n, a in used.items() if a is not None and not math.isnan(a) and not rewards[n].isnan()]
-    if len(places) < 2:
+    places = [n for n in range(len(samples)) if not rewards[n].isnan()]
+    found = torch.tensor([math.nan if used[n] is None else float(used[n] or 0) for n in places])
+    if int((~found.isnan()).sum()) < 2:
         return
     at = torch.tensor(places)
-    lengths = torch.tensor([max(1, len(samples[n].ids or ())) for n in places])
-    numbers = torch.tensor([group[n] for n in places])
-    found = torch.tensor([float(used[n] or 0) for n in places], dtype=torch.float64)
-    yield Scored(rollout.step, places, rewards[at], components[:, at], weights, numbers, lengths, found)
+    yield Scored(
+        rollout.step,
+        places,
+        rewards[at],
+        components[:, at],
+        weights,
+        torch.tensor([group[n] for n in places]),
+        torch.tensor([max(1, lengths[n]) for n in places]),
+        found.double(),
+    )
 
 
 def _one(advantage: float | list[float | None], mask: list[bool] | None) -> float | None:
@@ -125,9 +138,13 @@ def _one(advantage: float | list[float | None], mask: list[bool] | None) -> floa
 
 
 def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
-    """Return the advantages (N,) that the framework's convention gives; None if it is not known."""
+    """Return the advantages that the framework's convention gives, of those that are trained; None if it is
+    not known. Completions that are scored and not trained count in the statistics of their groups.
+    """
     algorithm = convention_of(record)
     if algorithm is None or not set(algorithm.advantage.needs) <= KNOWN:
+        return None
+    if algorithm.kl is not None and algorithm.kl.place == "reward":
         return None
     width = int(rollout.lengths.max())
     mask = torch.arange(width) < rollout.lengths[:, None]
@@ -136,8 +153,11 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
         rows = torch.nonzero(rollout.group == g)[:, 0]
         own = algorithm.advantage(_group_data(rollout, rows, mask[rows]))
         result[rows] = own[:, None].expand(-1, width) if own.ndim == 1 else own
+    known = ~rollout.found.isnan()
+    result = result[known]
     if algorithm.whiten is not None:
-        result = algorithm.whiten(BatchData(result, mask, rollout.rewards, rollout.group))
+        whole = BatchData(result, mask[known], rollout.rewards[known], rollout.group[known])
+        result = algorithm.whiten(whole)
     return result[:, 0]
 
 
@@ -232,7 +252,7 @@ def scaled(rollout: Scored, due: Tensor) -> bool:
 
 
 def anything(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are none of these."""
+    """They are not those of the settings, and nothing above says why."""
     return True
 
 
@@ -255,8 +275,9 @@ EXPLANATIONS: dict[str, Explanation] = {
 def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
     """Return what is wrong with the advantages of most rollouts that differ; None if none does."""
     causes: dict[str, list[Trouble]] = {}
-    for rollout in scored(record):
-        due = expected(record, rollout)
+    for every in scored(record):
+        due = expected(record, every)
+        rollout = every.trained()
         if due is None or fits(rollout.found, due):
             continue
         name = next(name for name, applies in EXPLANATIONS.items() if applies(rollout, due))

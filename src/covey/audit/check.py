@@ -76,7 +76,8 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
     for check in checks:
         lacking = check.lacking(record)
         if lacking:
-            unjudged.setdefault(" and ".join(lacking), []).append(check.name)
+            # One missing field is reason enough; the first of alternatives is the usual one.
+            unjudged.setdefault(lacking[0].partition(" or ")[0], []).append(check.name)
             continue
         judged += 1
         trouble = None if check.name in silent else check.predicate(record)

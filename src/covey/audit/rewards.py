@@ -211,9 +211,7 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
 
 
 def rows_are_duplicated(record: AuditRecord) -> Trouble | None:
-    """More than a tenth of the rows have the prompt of another row; or a rollout has a prompt in two groups,
-    though the data have more rows than a rollout.
-    """
+    """More than a tenth of the rows have the prompt of another row."""
     rows, distinct = record.header.data.rows, record.header.data.distinct
     if rows and distinct and rows - distinct > 0.1 * rows:
         return Trouble(f"{rows - distinct} of {rows} rows have the prompt of another row")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -33,6 +34,13 @@ def _checks() -> tuple[Check, ...]:
 
 CHECKS = _checks()
 """The most certain first: what is read off ids and masks, then what is computed again, then settings."""
+
+
+def condition(check: Check) -> str:
+    """Return when a check speaks, in a sentence: the docstring of its predicate."""
+    predicate = advantages.EXPLANATIONS.get(check.name, check.predicate)
+    text = " ".join((inspect.getdoc(predicate) or "").split())
+    return text.replace("They ", "The advantages ") if check.name in advantages.EXPLANATIONS else text
 
 
 def audit(path: Path) -> tuple[AuditRecord, Report]:
