@@ -207,10 +207,10 @@ def gradient_is_zero(record: AuditRecord) -> Trouble | None:
 
 
 def gradient_is_always_clipped(record: AuditRecord) -> Trouble | None:
-    """The gradient norm is more than ten times its bound in every update."""
+    """The gradient norm is more than a hundred times its bound in every update."""
     bound = record.number("max_grad_norm", math.inf)
     norms = [u.grad_norm for u in record.updates if u.grad_norm]
-    if len(norms) < FEWEST or bound <= 0 or min(norms) <= 10 * bound:
+    if len(norms) < FEWEST or bound <= 0 or min(norms) <= 100 * bound:
         return None
     said = f"every gradient is clipped, from a norm of {min(norms):.3g} or more to {bound:g}"
     return Trouble(f"{said}: its size says nothing", record.updates[0].step)
