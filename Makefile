@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file's tests stay in one process, for they share what they have trained.
 IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 8 --dist loadfile
 
-.PHONY: demo demo-real test test-all check fix docs bench bench-quick fuzz mutants clean
+.PHONY: demo demo-real test test-all check fix docs dist bench bench-quick fuzz mutants clean
 
 demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
@@ -35,6 +35,13 @@ fix: $(READY)  ## repair what can be repaired automatically
 
 docs: $(READY)  ## check every page's links, commands, configs and paths
 	$(BIN)/python docs/check.py
+
+dist: $(READY)  ## wheels and source of both packages, in dist
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist packages/verify
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in about an hour; into benchmarks/results
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/verify -e '.[bench]'

@@ -39,12 +39,13 @@ def train(model: str, seed: int, steps: int, folder: Path) -> None:
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),
         seed=seed,
-        max_steps=2 * steps,  # TRL counts optimizer steps, two a batch
+        max_steps=2 * steps,  # TRL counts optimizer steps
         learning_rate=3e-4,
         lr_scheduler_type="constant",
-        per_device_train_batch_size=32,
         num_generations=8,
-        num_iterations=2,
+        # 32 completions are sampled and trained in two optimizer steps of 16, as with updates_per_batch 2.
+        per_device_train_batch_size=16,
+        steps_per_generation=2,
         max_completion_length=48,
         temperature=1.0,
         beta=0.0,

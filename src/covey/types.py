@@ -12,7 +12,7 @@ import numpy as np
 
 from covey_verify.types import Messages, Score, StepRewards
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 Credit = Literal["completion", "component", "step", "token"]
 """The unit that an algorithm gives an advantage to."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli import app, main
+from covey.types import VERSION
 
 
 def test_help_is_light() -> None:
@@ -28,7 +29,7 @@ def test_help_is_light() -> None:
 
 def test_version(capsys) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == "0.1.0"
+    assert capsys.readouterr().out.strip() == VERSION
 
 
 def test_unknown_commands_and_missing_arguments_are_usage_errors(capsys) -> None:

@@ -1,4 +1,4 @@
-"""The commands `covey sweep` and `covey recommend`, which help to choose settings and a method."""
+"""The commands `covey new`, `covey recommend` and `covey sweep`: a task, a method and settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from cyclopts import Parameter
 
 from covey.cli.commands import PLAIN, Json, Manner, Settings, _print, _tell, app
 from covey.cli.groups import BEFORE, TRAIN
+
+
+@app.command(name="new", group=BEFORE)
+def command_new(folder: Path, *, model: str = "", as_json: Json = False) -> int:
+    """Write a task that runs as it is: problems, a reward, its tests, a config. Replace it by yours.
+
+    :param folder: A folder that does not exist yet, or is empty.
+    :param model: Hub id, folder or GGUF file for the config, in place of SmolLM2-135M-Instruct.
+    """
+    from covey.commands.new_task import FILES, write_task
+
+    write_task(folder, model)
+    lines = [
+        f"{folder} has {', '.join(FILES)}",
+        f"next    cd {folder} && python rows.py && covey train run.yaml",
+        "read    README.md says what each file is for, and what to change",
+    ]
+    _print(as_json, {"folder": str(folder), "files": list(FILES)}, lines)
+    return 0
 
 
 @app.command(name="sweep", group=TRAIN)

@@ -33,6 +33,7 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
 )
+app.register_install_completion_command(help="Complete commands and options in this shell.", group=OPTIONS)
 
 Settings = Annotated[
     str,
@@ -145,6 +146,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
     faults = Faults(manner.inject)
     _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
+    from covey.runs.folder import CURVE
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
     from covey.training.pipeline import run_in_folder
@@ -170,7 +172,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     if last.kind == "model":
         called = loaded.stages()[-1].config.rollout.tools
         tools = called.functions if called is not None else ()
-        lines.append(f"curve   {last.folder / 'curve.svg'}")
+        lines.append(f"curve   {last.folder / CURVE}")
         if called is None or called.environment is None:  # which needs a row of the data
             lines.append(f"try it  {sample_command(last.made, last.example, last.template, tools)}")
     lines.append(f"see it  covey ui {shell_word(str(home))}")

@@ -248,7 +248,7 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     largest = max(abs(low), abs(high))
     # A range of rounding errors alone would give ticks too close for floats.
     span = high - low if high - low > 1e-9 * largest else largest
-    span = max(span, 1e-30)
+    span = max(span, 1e-30) if largest else 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(m * power for m in (1, 2, 5, 10) if m * power * most >= span * (1 - 1e-9))
     first = math.floor(low / step + 1e-9)

@@ -13,9 +13,10 @@ from covey.insight.verdict import Verdict
 from covey.models.reward_model import is_reward_model
 from covey.runs.best import Best
 from covey.runs.estimates import wilson
-from covey.runs.folder import RESULT
+from covey.runs.folder import CURVE, RESULT
 from covey.sampling.prompts import Prompted
 from covey.system.integrity import read_record
+from covey.system.notebook import result_html
 from covey.tasks.source import EXAMPLES
 from covey_verify.types import Messages
 
@@ -47,6 +48,13 @@ class Result:
         if self.made.name == EXAMPLES:
             return "examples"
         return "reward model" if is_reward_model(self.made) else "model"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the verdict, the model's folder and the curve."""
+        verdict = self.verdict.sentence if self.verdict else f"{self.steps} steps"
+        return result_html(
+            [f"{self.folder.name}: {verdict}", f"{self.kind}: {self.made}"], self.folder / CURVE
+        )
 
     def record(self) -> dict[str, object]:
         """Return the result as JSON."""

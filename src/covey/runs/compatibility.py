@@ -21,7 +21,7 @@ from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
-from covey.runs.folder import IN_CHECKPOINT, STREAMS
+from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.system.machine import available_threads
@@ -124,7 +124,7 @@ def refuse_foreign(folder: Path) -> None:
     records = [folder / name for name in (".lock", "config.yaml", "env.json", START)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
-    theirs = [name for name in (*STREAMS, EXAMPLES, "final", "curve.svg") if (folder / name).exists()]
+    theirs = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]
     if theirs:
         raise ConfigError(
             f"{folder} has {', '.join(theirs)} but no record of a run (no config.yaml): a run there could "

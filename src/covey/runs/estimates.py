@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from covey.errors import CheckpointError
+from covey.system.notebook import result_html
 
 Z95 = 1.959964
 """The 97.5 % quantile of the normal distribution: standard errors on each side of a 95 % interval."""
@@ -82,6 +83,10 @@ class Evaluation:
         found[f"maj@{self.samples}"] = wilson(int(self.majority.sum()), n)
         found["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
         return found
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: each estimate with its interval."""
+        return result_html([f"{name}: {estimate}" for name, estimate in self.summary().items()])
 
     def record(self) -> dict[str, object]:
         """The evaluation as JSON: its summary with each interval's ends, and the outcome of every problem."""

@@ -31,6 +31,7 @@ from covey_verify.errors import ConfigError
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 RESULT = "result.json"
+CURVE = "curve.svg"
 """File that a run writes when it has ended."""
 WRITTEN = "written"
 """Key in the result: bytes and sha256 of the run's files, by name."""

@@ -8,7 +8,7 @@ from covey.errors import RECORD, START
 from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.completions import PENDING
-from covey.runs.folder import RESULT, STREAMS, RunFolder
+from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
 from covey.runs.reader import stages_in
@@ -21,7 +21,7 @@ FILES = (
     MARKS,
     "config.yaml",
     "env.json",
-    "curve.svg",
+    CURVE,
     START,
     RECORD,
     RESULT,

@@ -1,4 +1,4 @@
-"""The console: show a run as a live panel on a terminal, as occasional lines elsewhere, not with --json."""
+"""The console: show a run as a live panel on a terminal or in a notebook, as occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from covey.system.notebook import NotebookPanel
 from covey.system.plot import Curve, braille, draw
 
 LINES_PER_STAGE = 20
@@ -165,7 +166,7 @@ class RunConsole:
         self.output = tolerant(sys.stdout) if sys.stdout is not None else None
         self.console = Console(highlight=False, quiet=quiet, file=cast("TextIO | None", self.output))
         self._told = False
-        self.live: Live | None = None
+        self.live: Live | NotebookPanel | None = None
         self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
         self.at_most = self.by_completion = False
         self.values: list[tuple[float, float]] = []
@@ -184,14 +185,15 @@ class RunConsole:
         self._signs = threading.Lock()
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line that stays: wrapped between words on a terminal, left whole in a file.
+        """Print a line that stays: wrapped between words on a terminal or notebook, left whole in a file.
 
         The newest line in yellow, a warning or finding, is on the panel too.
         """
         if style == "yellow":
             self.newest = text
         self.spoke = time.monotonic()
-        self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
+        wrapped = self.console.is_terminal or self.console.is_jupyter
+        self.console.print(Text(inert(text), style=style), soft_wrap=not wrapped)
 
     def lost_output(self) -> str:
         """Return why output is lost, on the first call only; empty if nothing is lost."""
@@ -223,13 +225,18 @@ class RunConsole:
         self.worries = {}
         self.examples, self.newest, self.step_number = None, "", first
         self.work = self.count = self.estimate = ""
-        if self.console.is_terminal and not self.console.quiet:
+        if self.console.quiet:
+            return
+        if self.console.is_terminal:
             often = 8  # a second
             self.live = Live(
                 console=self.console, get_renderable=self.panel, refresh_per_second=often, transient=True
             )
             self.live.start()
-        elif not self.console.quiet:
+        elif self.console.is_jupyter:
+            self.live = NotebookPanel(self.panel, self.console.width)
+            self.live.start()
+        else:
             # Beside the main thread, which may be busy for minutes.
             self._over = threading.Event()
             threading.Thread(target=self._give_signs, args=(self._over,), name="console", daemon=True).start()

@@ -34,7 +34,15 @@ from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.completions import forget_completions
 from covey.runs.estimates import Evaluation
-from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
+from covey.runs.folder import (
+    CURVE,
+    RESULT,
+    STREAMS,
+    WRITTEN,
+    ended_otherwise,
+    latest_checkpoint,
+    read_numbers,
+)
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.system.console import RunConsole, duration
@@ -389,7 +397,7 @@ def _write_final(
     _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, besides))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
-    write_curve(folder / "curve.svg", title, metrics, run.journal.folder.read("evals.jsonl"))
+    write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
     # Completions drawn ahead are of no use after the last step.
     forget_completions(folder)
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)

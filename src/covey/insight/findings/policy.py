@@ -119,6 +119,17 @@ def exploration_ends(run: RunView) -> str | None:
     return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
 
 
+def chosen_answers_are_unlearned(run: RunView) -> str | None:
+    """The loss on preferences is below .02, and chosen answers have become less likely than they were under
+    the reference, by more than 2 nats.
+    """
+    chosen, loss = run.late("preference/chosen"), run.late("loss")
+    if not (chosen < -2 and loss < 0.02):
+        return None
+    learned = f"the pairs are learned (loss {loss:.2g})"
+    return f"{learned}, and chosen answers become less likely too: {chosen:.1f} nats against the reference"
+
+
 def the_policy_got_worse(run: RunView) -> str | None:
     """Fewer held-out problems are solved, beyond chance in all evaluations so far, and twice in a row if
     there were several. Without evaluations: accuracy in training fell by a tenth, beyond chance.
@@ -248,6 +259,16 @@ RULES = (
         ),
         silences=("duplicates", *NO_SIGNAL, *STILL),
         shown_by=first_of_dead,
+    ),
+    Rule(
+        "unlearned",
+        chosen_answers_are_unlearned,
+        after=5,
+        reason="Where the loss is nearly 0, a pair teaches nothing more. What moves on pushes both answers "
+        "down, and with them all that resembles them.",
+        remedies=(SMALLER_LR,),
+        advice="fewer `train.steps`, or more pairs",
+        silences=("worse",),
     ),
     Rule(
         "worse",

@@ -1,0 +1,45 @@
+"""`covey new`: the task that it writes runs, and nothing of the user's is written over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from covey.cli import main
+
+
+def python(folder: Path, *arguments: str) -> str:
+    """What Python prints in a folder."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_new_task_runs(tmp_path, monkeypatch, capsys) -> None:
+    """Its rows, its tests and its config are used as its README says, with another model."""
+    home = tmp_path / "my tasks" / "dates"
+    assert main(["new", str(home), "--model", "tiny"]) == 0
+    assert "python rows.py" in capsys.readouterr().out
+    python(home, "rows.py")
+    assert "6 passed" in python(
+        home, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider"
+    )
+    monkeypatch.chdir(home)
+    assert main(["stress", "run.yaml"]) == 1  # its reward pays parts of a date
+    assert "attacks were paid" in capsys.readouterr().err
+
+
+def test_a_hub_id_stands_in_the_config(tmp_path) -> None:
+    assert main(["new", str(tmp_path / "task"), "--model", "owner/name"]) == 0
+    assert yaml.safe_load((tmp_path / "task/run.yaml").read_text())["model"] == "owner/name"
+
+
+def test_a_folder_with_files_is_left_alone(tmp_path, capsys) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["new", str(tmp_path)]) == 2
+    assert main(["new", str(tmp_path / "notes.txt")]) == 2
+    assert "name a folder that does not exist yet" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
