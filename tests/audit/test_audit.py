@@ -343,7 +343,7 @@ def test_a_completion_that_is_scored_and_not_trained_counts_in_its_groups_statis
     assert found(lines, tmp_path / "run.jsonl") == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"algorithm": "dapo"}, {"algorithm": "rloo"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "rloo"}], ids=str)
 def test_coveys_own_runs_are_sound(settings: Settings, tmp_path: Path) -> None:
     start(tmp_path / "run", **settings, train={"steps": 2})
     report = apply(CHECKS, open_run(tmp_path / "run"))

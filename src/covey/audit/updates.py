@@ -33,8 +33,9 @@ def _loss(record: AuditRecord, update: Update) -> Loss | None:
     whole = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
     if algorithm is None or not rows or not whole or len(rows) < len(update.rows):
         return None
-    # A mean over tokens is TRL's mean over the whole rollout, so the update must have all of it.
-    if algorithm.reduce.function is token_mean and len(rows) != _sampled(record, {r.rollout for r in rows}):
+    # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
+    used = {r.rollout for r in rows}
+    if algorithm.reduce.function is token_mean and (len(used) > 1 or len(rows) != _sampled(record, used)):
         return None
     mask = _padded([[float(m) for m in r.mask or ()] for r in rows]).bool()
     if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
