@@ -47,8 +47,8 @@ KEPT = Path(tempfile.gettempdir()) / "covey-benchmarks" / "audit"
 """Records that were made; they are read again when the checks change."""
 
 AUTHOR = (
-    "Mistakes and checks have the same author, and checks were changed after these runs were seen: this is no "
-    "estimate for scripts of others. All models are small, with random weights."
+    "Mistakes and checks have the same author, and checks were changed after these runs were seen: this is "
+    "no estimate for scripts of others. All models are small, with random weights."
 )
 
 
