@@ -1,7 +1,7 @@
 """Write a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
 
 Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
-return is copied: with and without it a run has the same bits. Only the first process writes.
+return is copied. Only the first process writes.
 """
 
 from __future__ import annotations
