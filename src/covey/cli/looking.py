@@ -272,3 +272,19 @@ def command_check(
     lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
     _print(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1
+
+
+@app.command(name="audit", group=RUNS)
+def command_audit(run: Path, *, as_json: Json = False) -> int:
+    """Say what is wrong in a run of any framework: masks, log-probs, advantages, rewards, loss.
+
+    All of it is computed again from what the trainer wrote down. Exit code 1 if a severe mistake was found.
+
+    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run
+        folder of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
+    """
+    from covey.audit.table import audit, lines_of, record_of
+
+    record, report = audit(run)
+    _print(as_json, record_of(record, report), lines_of(run, record, report))
+    return int(any(f.severity == "severe" for f in report.findings))

@@ -43,6 +43,8 @@ TABLE = {
 """Heading -> the metrics that may fill its column; the first that was logged is shown."""
 WIDTH = 78
 """Characters of a line of curves."""
+PLACES = ("group", "completion", "token")
+"""Keys of a finding's evidence that say where it is."""
 PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
@@ -101,12 +103,17 @@ def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:
 
 
 def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
-    """Yield a line per finding, with the step counted from 1 and the command that shows the evidence."""
+    """Yield a line per finding, with the step counted from 1, and the evidence: where it is, or the command
+    that shows it.
+    """
     logged = set(recorded_steps(stage))
     for f in found:
         step, group = f.evidence.get("step"), f.evidence.get("group")
         # The step of `covey show` counts from 0, as in the logs.
-        place = f" (covey show {stage} {step} {group})" if step in logged and group is not None else ""
+        places = [f"{name} {f.evidence[name]}" for name in PLACES if name in f.evidence]
+        place = f" ({', '.join(places)})" if places else ""
+        if step in logged and group is not None:
+            place = f" (covey show {stage} {step} {group})"
         yield f"step {f.step + 1}: {f}{place}"
 
 

@@ -1,0 +1,352 @@
+"""Checks of advantages: they are computed again from the rewards, under the framework's own convention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from covey.audit.check import Trouble
+from covey.audit.conventions import convention_of
+from covey.audit.record import AuditRecord, Rollout, Sample
+from covey.objective.advantages import (
+    divided,
+    group_centered,
+    group_zscore,
+    standard_deviation,
+)
+from covey.objective.data import BatchData, GroupData
+
+KNOWN = frozenset({"rewards", "components", "weights", "lengths", "mask"})
+"""Data of a group that a record has."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The completions of a rollout that have a reward. N of them."""
+
+    step: int
+    places: list[int]
+    rewards: Tensor
+    """(N,) float64: the weighted sum."""
+    components: Tensor
+    """(K, N) float64, NaN where a function gave none."""
+    weights: Tensor
+    group: Tensor
+    """(N,) int64."""
+    lengths: Tensor
+    found: Tensor
+    """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
+
+    def trained(self) -> Scored:
+        """Return the completions with an advantage alone."""
+        at = torch.nonzero(~self.found.isnan())[:, 0]
+        places = [self.places[n] for n in at.tolist()]
+        values = (self.rewards[at], self.components[:, at], self.weights, self.group[at], self.lengths[at])
+        return Scored(self.step, places, *values, self.found[at])
+
+    def by_group(self, estimate: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return an estimate of each group's rewards. (N,)."""
+        result = torch.zeros_like(self.rewards)
+        for g in self.group.unique():
+            result[self.group == g] = estimate(self.rewards[self.group == g])
+        return result
+
+
+def weights_of(record: AuditRecord, names: list[str]) -> list[float]:
+    """Return the weight of each reward function."""
+    given = record.setting("reward_weights")
+    if isinstance(given, dict):
+        return [float(given.get(name, 1.0)) for name in names]
+    return (
+        [float(w) for w in given]
+        if isinstance(given, list) and len(given) == len(names)
+        else [1.0] * len(names)
+    )
+
+
+def totals(record: AuditRecord, samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rewards (N,), components (K, N) and weights (K,); NaN for a completion without any score."""
+    names = list(dict.fromkeys(name for s in samples for name in s.rewards))
+    rows = [
+        [math.nan if s.rewards.get(n) is None else float(s.rewards[n] or 0) for s in samples] for n in names
+    ]
+    components = torch.tensor(rows, dtype=torch.float64).reshape(len(names), len(samples))
+    weights = torch.tensor(weights_of(record, names), dtype=torch.float64)
+    sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
+    sums = (
+        sums.where(~components.isnan().all(0), math.nan) if names else torch.full((len(samples),), math.nan)
+    )
+    given = torch.tensor([math.nan if s.reward is None else s.reward for s in samples], dtype=torch.float64)
+    return sums.where(given.isnan(), given), components, weights
+
+
+def groups_of(samples: list[Sample]) -> list[int]:
+    """Return the number of each completion's group: the recorded one, else that of its prompt."""
+    prompts = [str(s.prompt if s.prompt is not None else s.prompt_ids) for s in samples]
+    numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}
+    return [numbers[p] if s.group is None else s.group for s, p in zip(samples, prompts, strict=True)]
+
+
+@lru_cache(maxsize=8)
+def scored(record: AuditRecord) -> tuple[Scored, ...]:
+    """Return the rollouts of a record with rewards and advantages, one value per completion."""
+    return tuple(found for r in record.rollouts for found in _scored(record, r))
+
+
+def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
+    samples = rollout.completions
+    used = {place: s.advantage for place, s in enumerate(samples)}
+    lengths = {place: len(s.ids or ()) for place, s in enumerate(samples)}
+    seen = set[int]()
+    for use in record.uses:
+        place = use.row.completion
+        # What an update used counts, the first time.
+        if use.row.rollout == rollout.number and place not in seen and use.row.advantage is not None:
+            seen.add(place)
+            used[place] = _one(use.row.advantage, use.row.mask)
+            lengths[place] = sum(use.row.mask or ()) or lengths[place]
+    rewards, components, weights = totals(record, samples)
+    group = groups_of(samples)
+    places = [n for n in range(len(samples)) if not rewards[n].isnan()]
+    found = torch.tensor([math.nan if used[n] is None else float(used[n] or 0) for n in places])
+    if int((~found.isnan()).sum()) < 2:
+        return
+    at = torch.tensor(places)
+    yield Scored(
+        rollout.step,
+        places,
+        rewards[at],
+        components[:, at],
+        weights,
+        torch.tensor([group[n] for n in places]),
+        torch.tensor([max(1, lengths[n]) for n in places]),
+        found.double(),
+    )
+
+
+def _one(advantage: float | list[float | None], mask: list[bool] | None) -> float | None:
+    """Return the advantage of a completion whose tokens all have the same; None if they differ."""
+    if not isinstance(advantage, list):
+        return advantage
+    on = [a for a, m in zip(advantage, mask or [True] * len(advantage), strict=False) if m and a is not None]
+    return on[0] if on and max(on) - min(on) <= 1e-6 * max(1.0, abs(on[0])) else None
+
+
+def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
+    """Return the advantages that the framework's convention gives, of those that are trained; None if it is
+    not known. Completions that are scored and not trained count in the statistics of their groups.
+    """
+    algorithm = convention_of(record)
+    if algorithm is None or not set(algorithm.advantage.needs) <= KNOWN:
+        return None
+    if algorithm.kl is not None and algorithm.kl.place == "reward":
+        return None
+    width = int(rollout.lengths.max())
+    mask = torch.arange(width) < rollout.lengths[:, None]
+    result = torch.zeros(mask.shape, dtype=torch.float64)
+    for g in rollout.group.unique():
+        rows = torch.nonzero(rollout.group == g)[:, 0]
+        own = algorithm.advantage(_group_data(rollout, rows, mask[rows]))
+        result[rows] = own[:, None].expand(-1, width) if own.ndim == 1 else own
+    known = ~rollout.found.isnan()
+    result = result[known]
+    if algorithm.whiten is not None:
+        whole = BatchData(result, mask[known], rollout.rewards[known], rollout.group[known])
+        result = algorithm.whiten(whole)
+    return result[:, 0]
+
+
+def _group_data(rollout: Scored, rows: Tensor, mask: Tensor) -> GroupData:
+    return GroupData(
+        rewards=rollout.rewards[rows],
+        components=rollout.components[:, rows],
+        weights=rollout.weights,
+        lengths=rollout.lengths[rows].double(),
+        mask=mask,
+        tokens=torch.zeros(mask.shape, dtype=torch.int64),
+        steps=[],
+        greedy_reward=None,
+        old_logprobs=None,
+        old_collision=None,
+        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
+        values=None,
+    )
+
+
+def fits(found: Tensor, candidate: Tensor) -> bool:
+    """Whether two vectors agree, in float32's precision and whatever eps is used."""
+    return bool((found - candidate).abs().max() <= 2e-3 * max(1e-3, float(candidate.abs().max())))
+
+
+# --- explanations ---------------------------------------------------------------------------------
+
+Explanation = Callable[[Scored, Tensor], bool]
+"""Whether advantages are what a mistake makes of those expected (N,)."""
+
+
+def negated(rollout: Scored, due: Tensor) -> bool:
+    """They have the other sign."""
+    return fits(rollout.found, -due)
+
+
+def in_another_order(rollout: Scored, due: Tensor) -> bool:
+    """They are those of other completions: the same numbers in another order."""
+    return fits(rollout.found.sort().values, due.sort().values)
+
+
+def divided_by_the_batchs_std(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
+    """They are the rewards less their group's mean over the std of the whole batch."""
+    return _over_batch(rollout, rollout.by_group(group_centered))
+
+
+def batch_is_the_baseline(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
+    """They are compared with the whole batch and not with their group."""
+    centered = group_centered(rollout.rewards)
+    return fits(rollout.found, centered) or _over_batch(rollout, centered)
+
+
+def _over_batch(rollout: Scored, centered: Tensor) -> bool:
+    stds = [standard_deviation(rollout.rewards, ddof) for ddof in (0, 1)]
+    return any(fits(rollout.found, divided(centered, std + 1e-6)) for std in stds)
+
+
+def normalized_again(rollout: Scored, due: Tensor) -> bool:
+    """They are the expected ones, less their mean over the batch and divided by their std once more."""
+    again = [divided(group_centered(due), standard_deviation(due, ddof) + 1e-6) for ddof in (0, 1)]
+    again += [rollout_by_group(rollout, due)]
+    return any(fits(rollout.found, candidate) for candidate in again)
+
+
+def rollout_by_group(rollout: Scored, due: Tensor) -> Tensor:
+    """Return advantages normalized within their groups once more. (N,)."""
+    result = torch.zeros_like(due)
+    for g in rollout.group.unique():
+        result[rollout.group == g] = group_zscore(due[rollout.group == g])
+    return result
+
+
+def without_a_baseline(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
+    """They are the rewards themselves."""
+    return fits(rollout.found, rollout.rewards)
+
+
+def without_the_std(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
+    """They are the rewards less their group's mean, undivided."""
+    return fits(rollout.found, rollout.by_group(group_centered))
+
+
+def with_a_std(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
+    """They are divided by their group's std."""
+    return any(fits(rollout.found, rollout.by_group(partial(group_zscore, ddof=d))) for d in (0, 1))
+
+
+def scaled(rollout: Scored, due: Tensor) -> bool:
+    """They are the expected ones times a number."""
+    factor = float((rollout.found * due).sum() / due.square().sum().clamp(min=1e-12))
+    return factor > 0 and fits(rollout.found, factor * due)
+
+
+def anything(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
+    """They are not those of the settings, and nothing above says why."""
+    return True
+
+
+EXPLANATIONS: dict[str, Explanation] = {
+    "advantages_negated": negated,
+    "std_over_batch": divided_by_the_batchs_std,
+    "std_missing": without_the_std,
+    "std_added": with_a_std,
+    "advantages_normalized_twice": normalized_again,
+    "batch_baseline": batch_is_the_baseline,
+    "baseline_missing": without_a_baseline,
+    "advantages_order": in_another_order,
+    "advantages_scaled": scaled,
+    "advantages_differ": anything,
+}
+"""The first that fits is said."""
+
+
+@lru_cache(maxsize=8)
+def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
+    """Return what is wrong with the advantages of most rollouts that differ; None if none does."""
+    causes: dict[str, list[Trouble]] = {}
+    for every in scored(record):
+        due = expected(record, every)
+        rollout = every.trained()
+        if due is None or fits(rollout.found, due):
+            continue
+        name = next(name for name, applies in EXPLANATIONS.items() if applies(rollout, due))
+        causes.setdefault(name, []).append(_trouble(rollout, due, EXPLANATIONS[name]))
+    if not causes:
+        return None
+    name = max(causes, key=lambda cause: len(causes[cause]))
+    return name, causes[name][0]
+
+
+def _trouble(rollout: Scored, due: Tensor, cause: Explanation) -> Trouble:
+    worst = int((rollout.found - due).abs().argmax())
+    said = (
+        (cause.__doc__ or "")
+        .rstrip(".")
+        .replace("They are", "advantages are")
+        .replace("They have", "advantages have")
+    )
+    numbers = f"{float(rollout.found[worst]):.4g} where {float(due[worst]):.4g} is expected"
+    evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
+    return Trouble(f"{said}: {numbers}", rollout.step, evidence)
+
+
+def explained_by(name: str, record: AuditRecord) -> Trouble | None:
+    """Return the trouble if this is the explanation of the record's advantages."""
+    found = explanation(record)
+    return found[1] if found is not None and found[0] == name else None
+
+
+def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
+    """A group in which the trainer compares completions has more than one prompt."""
+    for rollout in record.rollouts:
+        prompts: dict[int, set[str]] = {}
+        for place, sample in enumerate(rollout.completions):
+            if sample.group is None:
+                continue
+            known = prompts.setdefault(sample.group, set())
+            known.add(str(sample.prompt if sample.prompt is not None else sample.prompt_ids))
+            if len(known) > 1:
+                said = "a group has completions of several prompts, which are compared with each other"
+                return Trouble(said, rollout.step, {"group": sample.group, "completion": place})
+    return None
+
+
+def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
+    """An update uses an advantage that is not the one that the completion got from its rollout, and the
+    numbers of the update are among those of the rollout.
+    """
+    for rollout in record.rollouts:
+        uses = [
+            use
+            for use in record.uses
+            if use.row.rollout == rollout.number and use.sample.advantage is not None
+        ]
+        given = [
+            (use, _one(use.row.advantage, use.row.mask)) for use in uses if use.row.advantage is not None
+        ]
+        own = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        moved = [(u, a) for u, a in given if a is not None and abs(a - (u.sample.advantage or 0)) > 1e-4]
+        if moved and all(a is None or round(a, 5) in own for _, a in given):
+            use, value = moved[0]
+            pair = f"{value:.4g} for {use.sample.advantage:.4g}"
+            said = f"completions are trained with the advantages of others: {pair}"
+            return Trouble(said, use.update.step, {"completion": use.row.completion})
+    return None
+
+
+CHECKS: dict[str, Callable[[AuditRecord], Trouble | None]] = {
+    "group_mixed": group_mixes_prompts,
+    "advantages_moved": advantages_of_updates_differ,
+    **{name: partial(explained_by, name) for name in EXPLANATIONS},
+}

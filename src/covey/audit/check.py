@@ -1,0 +1,97 @@
+"""Define a check of a record, and turn checks that fail into findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from covey.audit.record import AuditRecord
+from covey.insight.findings.finding import Finding, Severity
+
+FRAMEWORKS = ("trl", "verl", "openrlhf")
+
+
+class Trouble(NamedTuple):
+    """What a check has found: a sentence with the numbers, and where it can be seen."""
+
+    sentence: str
+    step: int = 0
+    evidence: Mapping[str, int | float] = {}
+    """The group, completion and token that show it; numbers by name."""
+
+
+class Words(BaseModel):
+    """What a row of `checks.yaml` says of a check."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    severity: Severity
+    needs: tuple[str, ...]
+    """Fields without which it cannot be judged; `a or b`: either of them."""
+    convention: str = ""
+    """What is done instead, and by whom."""
+    any: str = ""
+    """What helps, in everybody's words."""
+    trl: str = ""
+    """The line to change, in a framework's words."""
+    verl: str = ""
+    openrlhf: str = ""
+    silences: tuple[str, ...] = ()
+    """Checks that would report its consequences."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A mistake that a record can show."""
+
+    name: str
+    predicate: Callable[[AuditRecord], Trouble | None]
+    """Its docstring is the condition."""
+    words: Words
+
+    def lacking(self, record: AuditRecord) -> list[str]:
+        """Return the fields that it needs and the record lacks."""
+        return [need for need in self.words.needs if not record.fields & set(need.split(" or "))]
+
+
+class Report(NamedTuple):
+    """What an audit has found and what it could not judge."""
+
+    findings: list[Finding]
+    unjudged: dict[str, list[str]]
+    """Field that the record lacks -> names of the checks that need it."""
+    judged: int
+    """Number of checks that could be applied."""
+
+
+def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
+    """Apply checks in their order: the most certain first, causes before their consequences."""
+    findings: list[Finding] = []
+    unjudged: dict[str, list[str]] = {}
+    silent = set[str]()
+    judged = 0
+    for check in checks:
+        lacking = check.lacking(record)
+        if lacking:
+            # One missing field is reason enough; the first of alternatives is the usual one.
+            unjudged.setdefault(lacking[0].partition(" or ")[0], []).append(check.name)
+            continue
+        judged += 1
+        trouble = None if check.name in silent else check.predicate(record)
+        if trouble is not None:
+            findings.append(_finding(check, trouble, record.header.framework))
+            silent |= set(check.words.silences)
+    return Report(findings, unjudged, judged)
+
+
+def _finding(check: Check, trouble: Trouble, framework: str) -> Finding:
+    words = check.words
+    sentence = f"{trouble.sentence}; {words.convention}" if words.convention else trouble.sentence
+    evidence = {"step": trouble.step, **trouble.evidence}
+    # One line is enough: the framework's own, else everybody's.
+    remedy = str(getattr(words, framework, "")) if framework in FRAMEWORKS else ""
+    advice = "" if remedy else words.any
+    return Finding(check.name, trouble.step, words.severity, sentence, remedy, advice, evidence)

@@ -1,0 +1,88 @@
+"""The algorithm that a framework's settings mean, as covey's own functions compute it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from covey.audit.record import AuditRecord
+from covey.config.algorithm import build_algorithm
+from covey.config.trl import LOSS
+from covey.config.trl_loss import algorithm_of
+from covey.objective.algorithms import Algorithm
+from covey.objective.dialects import DIALECTS
+from covey_verify.errors import ConfigError
+
+ESTIMATORS = {
+    "verl": (
+        "algorithm.adv_estimator",
+        "verl-0.9.1",
+        {"grpo": "grpo", "rloo": "rloo", "opo": "opo", "gpg": "gpg"},
+    ),
+    "openrlhf": (
+        "advantage_estimator",
+        "openrlhf-0.11",
+        {
+            "group_norm": "grpo",
+            "dr_grpo": "dr_grpo",
+            "rloo": "rloo",
+            "reinforce_baseline": "reinforce_pp_baseline",
+        },
+    ),
+}
+"""Framework -> the setting that names its estimator, its dialect here, and the preset of each value."""
+
+ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
+"""TRL's arguments that decide about advantages alone."""
+
+
+@lru_cache(maxsize=8)
+def convention_of(record: AuditRecord) -> Algorithm | None:
+    """Return the algorithm of a record's settings; None if they do not say, or covey lacks it."""
+    if record.algorithm is not None:
+        return record.algorithm
+    framework = record.header.framework
+    if framework == "trl":
+        return _trl(record)
+    if framework in ESTIMATORS:
+        name, dialect, presets = ESTIMATORS[framework]
+        preset = presets.get(str(record.setting(name)))
+        if preset == "grpo" and record.setting("algorithm.norm_adv_by_std_in_grpo") is False:
+            preset = "dr_grpo"
+        return None if preset is None else DIALECTS[dialect].algorithm(preset)
+    return None
+
+
+def _trl(record: AuditRecord) -> Algorithm | None:
+    settings = record.header.settings
+    given: dict[str, object] = {name: settings[name] for name in LOSS if name in settings}
+    # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
+    if given.get("loss_type") == "bnpo":
+        given["loss_type"] = "dapo"
+    # TRL's arguments have values for every loss_type; algorithm_of refuses those that have no effect.
+    given = {name: value for name, value in given.items() if value != LOSS[name]}
+    of_advantages: dict[str, object] = {name: given[name] for name in ADVANTAGES if name in given}
+    for kept in (given, of_advantages):
+        try:
+            return build_algorithm(algorithm_of(kept))
+        except ConfigError:
+            continue
+    return None
+
+
+def same_loss(record: AuditRecord) -> bool:
+    """Whether covey's loss is the framework's to the last term, so that the two can be compared."""
+    if record.header.framework != "trl":
+        return False
+    plain = (
+        record.number("top_entropy_quantile", 1.0) == 1.0
+        and record.number("entropy_coef", 0.0) == 0.0
+        and record.setting("off_policy_mask_threshold") is None
+        and not record.setting("use_vllm")
+    )
+    given = {name: record.header.settings[name] for name in LOSS if name in record.header.settings}
+    changed = {name: value for name, value in given.items() if value != LOSS[name]}
+    try:
+        algorithm_of(changed)
+    except ConfigError:
+        return False
+    return plain and not record.setting("sync_ref_model")

@@ -1,0 +1,226 @@
+"""Checks of log-probs: the sampler's, the trainer's, those before the updates and the reference's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from covey.audit.check import Trouble
+from covey.audit.record import AuditRecord, Numbers, Use
+from covey.audit.tokens import FEWEST, place
+
+APART = 0.02
+"""Nats a token: rounding to bfloat16 stays below."""
+CLOSER = 0.2
+"""An explanation leaves at most this part of a difference."""
+Select = Callable[[Use], Sequence[float | None] | None]
+
+
+def trainer(use: Use) -> Numbers | None:
+    """The trainer's log-probs."""
+    return use.row.logprobs
+
+
+def old(use: Use) -> Numbers | None:
+    """The log-probs that the ratio divides by."""
+    return use.row.old_logprobs
+
+
+def sampler(use: Use) -> Numbers | None:
+    """The sampler's log-probs."""
+    return use.sample.sampler_logprobs
+
+
+def own(use: Use) -> Numbers | None:
+    """Log-probs that the writer has computed once more at the sampling temperature."""
+    return use.sample.model_logprobs
+
+
+def after(use: Use) -> Numbers | None:
+    """The same after the update."""
+    return use.row.after_logprobs
+
+
+def at_1(use: Use) -> Numbers | None:
+    """The same at temperature 1."""
+    return use.sample.model_logprobs_at_1
+
+
+def later(use: Use) -> Numbers | None:
+    """The same, one place late: what a shifted trainer has."""
+    values = use.sample.model_logprobs
+    return None if values is None else [*values[1:], None]
+
+
+def reference(use: Use) -> Numbers | None:
+    """The reference's log-probs."""
+    return use.row.ref_logprobs
+
+
+def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
+    """Yield (token, value, value) where a token is trained, sampled, and both have a number."""
+    first, second = a(use), b(use)
+    if first is None or second is None:
+        return
+    mask = use.row.mask or [True] * len(first)
+    inserted = use.sample.inserted or [False] * len(mask)
+    for token, (x, y, on, off) in enumerate(zip(first, second, mask, inserted, strict=False)):
+        if on and not off and x is not None and y is not None and math.isfinite(x) and math.isfinite(y):
+            yield token, x, y
+
+
+def distance(uses: Sequence[Use], a: Select, b: Select) -> float:
+    """Return the mean distance over all tokens, in nats; NaN without any."""
+    return fmean([abs(x - y) for use in uses for _, x, y in pairs(use, a, b)] or [math.nan])
+
+
+def _fresh(record: AuditRecord) -> list[Use]:
+    """Return the completions of each rollout's first update: the weights are those that sampled them."""
+    return [use for use in record.uses if use.first]
+
+
+def _worst(uses: Sequence[Use], a: Select, b: Select) -> tuple[Use, int]:
+    every = [(abs(x - y), n, token) for n, use in enumerate(uses) for token, x, y in pairs(use, a, b)]
+    _, n, token = max(every)
+    return uses[n], token
+
+
+def _apart(
+    record: AuditRecord, a: Select, b: Select, words: str, explained_by: Select | None = None
+) -> Trouble | None:
+    """Return trouble if two log-probs differ on the first update, and a third explains it if one is given."""
+    uses = _fresh(record)
+    off = distance(uses, a, b)
+    if not off > APART or (explained_by and not distance(uses, a, explained_by) < CLOSER * off):
+        return None
+    use, token = _worst(uses, a, b)
+    return Trouble(
+        f"{words} by {off:.2g} nats a token", use.update.step, {**place(use, token), "nats": round(off, 6)}
+    )
+
+
+def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
+    """A log-prob of a trained token, a loss or a gradient norm is NaN or infinite."""
+    for use in record.uses:
+        for token, (value, on) in enumerate(zip(trainer(use) or (), use.row.mask or (), strict=False)):
+            if on and value is not None and not math.isfinite(value):
+                return Trouble(f"a log-prob is {value}", use.update.step, place(use, token))
+    for update in record.updates:
+        for name, value in (("loss", update.loss), ("gradient norm", update.grad_norm)):
+            if value is not None and not math.isfinite(value):
+                return Trouble(f"the {name} is {value}", update.step)
+    return None
+
+
+def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
+    """The trainer's log-probs differ from the model's own and equal those of the next token."""
+    return _apart(
+        record, trainer, own, "the trainer's log-probs are those of the next token: they differ", later
+    )
+
+
+def temperature_is_missing(record: AuditRecord) -> Trouble | None:
+    """The trainer's log-probs are those at temperature 1, and completions were sampled at another."""
+    temperature = record.number("temperature", 1.0)
+    words = (
+        f"the trainer's log-probs are at temperature 1, tokens were sampled at {temperature:g}: they differ"
+    )
+    return _apart(record, trainer, own, words, at_1)
+
+
+def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
+    """The trainer's log-probs differ from those of a plain forward pass by more than .02 nats a token."""
+    return _apart(record, trainer, own, "the trainer's log-probs differ from those of its own model")
+
+
+def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
+    """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
+    the trainer's by more than .02 nats a token.
+    """
+    return _apart(
+        record, old, trainer, "no update came between, and old log-probs differ from the present ones"
+    )
+
+
+def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
+    """In updates on a rollout after weights have changed, the old log-probs are missing or equal the present
+    ones bit for bit.
+    """
+    moved = [use for use in record.uses if use.moved and trainer(use)]
+    # TRL takes the present log-probs where its batch has no old ones.
+    absent = record.header.framework == "trl"
+    known = [use for use in moved if absent or old(use) is not None]
+    stuck = [use for use in known if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
+    if len(stuck) < FEWEST or len(stuck) < len(known):
+        return None
+    said = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
+    return Trouble(said, stuck[0].update.step, place(stuck[0]))
+
+
+def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
+    """The sampler's log-probs are those at temperature 1, and it sampled at another."""
+    return _apart(record, sampler, own, "the sampler's log-probs are at temperature 1: they differ", at_1)
+
+
+def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
+    """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first, and differ
+    more and more, by more than .02 nats a token in the last.
+    """
+    by_rollout: dict[int, list[Use]] = {}
+    for use in _fresh(record):
+        by_rollout.setdefault(use.row.rollout, []).append(use)
+    off = [distance(uses, sampler, trainer) for uses in by_rollout.values()]
+    off = [value for value in off if not math.isnan(value)]
+    grows = all(later > 0.8 * before for before, later in pairwise(off))
+    if len(off) < 3 or not (grows and off[0] < CLOSER * off[-1] and off[-1] > APART):
+        return None
+    last = list(by_rollout.values())[-1]
+    use, token = _worst(last, sampler, trainer)
+    said = f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
+    return Trouble(f"{said}: the sampler keeps its first weights", use.update.step, place(use, token))
+
+
+def sampler_differs(record: AuditRecord) -> Trouble | None:
+    """Sampler and trainer differ by more than .02 nats a token at the same weights."""
+    return _apart(record, sampler, trainer, "sampler and trainer differ at the same weights")
+
+
+def reference_moves(record: AuditRecord) -> Trouble | None:
+    """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit."""
+    if record.setting("sync_ref_model") is True:
+        return None
+    uses = [use for use in record.uses if use.left and reference(use)]
+    same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
+    if len(uses) < FEWEST or len(same) < len(uses):
+        return None
+    return Trouble(
+        "the reference equals the policy after updates: the KL is 0", same[0].update.step, place(same[0])
+    )
+
+
+def ratios_are_wide(record: AuditRecord) -> Trouble | None:
+    """More than a hundredth of the ratios of an update, and at least three, are above 2."""
+    for update in record.updates:
+        uses = [use for use in record.uses if use.update is update]
+        ratios = [x - y for use in uses for _, x, y in pairs(use, trainer, old)]
+        wide = sum(ratio > math.log(2) for ratio in ratios)
+        if wide > max(2, 0.01 * len(ratios)):
+            return Trouble(f"{wide} of {len(ratios)} ratios of an update are above 2", update.step)
+    return None
+
+
+CHECKS = {
+    "not_finite": numbers_are_not_finite,
+    "logprobs_shifted": logprobs_are_shifted,
+    "temperature_missing": temperature_is_missing,
+    "old_stale": old_logprobs_are_stale,
+    "logprobs_differ": trainer_differs_from_the_model,
+    "ratio_stuck": ratio_is_always_1,
+    "sampler_temperature": sampler_reports_another_temperature,
+    "sampler_behind": sampler_is_left_behind,
+    "sampler_differs": sampler_differs,
+    "reference_moves": reference_moves,
+    "ratio_wide": ratios_are_wide,
+}

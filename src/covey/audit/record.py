@@ -1,0 +1,350 @@
+"""The record of a run that any trainer can write: JSONL, a header, then a line for each rollout and update.
+
+All fields but a line's `kind` and `step` are optional. `docs/audit.md` describes each of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from covey.system.opening import load_json, read_regular, stream_bytes
+from covey_verify.errors import DataError
+
+if TYPE_CHECKING:
+    from covey.objective.algorithms import Algorithm
+
+FORMAT = "covey-audit"
+VERSION = 1
+MOTION = 0.01
+"""Fraction of changed weights from which an update counts as one that moved the policy."""
+
+Bit = Annotated[bool, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]
+"""1 or true; 0 or false."""
+Numbers = list[float | None]
+"""A number for each token of a completion; null where it is unknown."""
+Scores = dict[str, float | None]
+"""A value for each reward function; null where it gave none."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SpecialTokens(_Part):
+    """The ids that a tokenizer sets apart."""
+
+    bos: int | None = None
+    eos: list[int] = []
+    pad: int | None = None
+    names: dict[str, str] = {}
+    """Text of each added token, by its id."""
+
+
+class DataFacts(_Part):
+    """Counts of the rows that a run learns from."""
+
+    rows: int | None = None
+    distinct: int | None = None
+    """Rows with different prompts."""
+    eval_rows: int | None = None
+    eval_in_train: int | None = None
+    """Rows of the evaluation whose prompt is a training prompt too."""
+
+
+class Header(_Part):
+    """The first line: the framework and its settings, in its own words."""
+
+    format: Literal["covey-audit"]
+    version: Literal[1]
+    framework: str = ""
+    framework_version: str = ""
+    settings: dict[str, object] = {}
+    tokens: SpecialTokens = SpecialTokens()
+    data: DataFacts = DataFacts()
+
+
+class Sample(_Part):
+    """One completion as it was sampled and scored. T is the number of ``ids``."""
+
+    prompt: str | list[dict[str, object]] | None = None
+    prompt_ids: list[int] | None = None
+    text: str | None = None
+    ids: list[int] | None = None
+    group: int | None = None
+    """Number of the group with which the trainer compares it."""
+    row: dict[str, object] = {}
+    """The columns of its data row besides the prompt."""
+    rewards: Scores = {}
+    reward: float | None = None
+    """The weighted sum."""
+    advantage: float | None = None
+    sampler_logprobs: Numbers | None = None
+    """(T,) as the sampler reported them."""
+    inserted: list[Bit] | None = None
+    """(T,) tokens that a tool or an environment wrote."""
+    model_logprobs: Numbers | None = None
+    """(T,) computed once more from the model before its next update, at the sampling temperature, by a plain
+    forward pass over this completion alone."""
+    model_logprobs_at_1: Numbers | None = None
+    """(T,) the same at temperature 1."""
+    alone: Scores = {}
+    """Rewards of this completion scored once more, in a call of its own."""
+    elsewhere: Scores = {}
+    """Its rewards if it is shown with another problem's row."""
+    empty: Scores = {}
+    """Rewards of an empty text for this row."""
+
+
+class Row(_Part):
+    """One completion as an update trains on it."""
+
+    rollout: int
+    """``number`` of the line of its rollout."""
+    completion: int
+    """Its place in that line, from 0."""
+    ids: list[int] | None = None
+    """Only if they are not those of the sample."""
+    mask: list[Bit] | None = None
+    """(T,) or longer, if padding is trained: the tokens in the loss."""
+    logprobs: Numbers | None = None
+    """(T,) of the policy that is trained, as they enter the loss."""
+    old_logprobs: Numbers | None = None
+    ref_logprobs: Numbers | None = None
+    advantage: float | Numbers | None = None
+    after_logprobs: Numbers | None = None
+    """(T,) after the update, as ``model_logprobs``."""
+
+
+class Rollout(_Part):
+    """A line: completions that were sampled and scored together."""
+
+    kind: Literal["rollout"]
+    number: int
+    step: int
+    """Number of the update that comes next."""
+    completions: list[Sample]
+
+
+class Update(_Part):
+    """A line: one optimizer step."""
+
+    kind: Literal["update"]
+    step: int
+    rows: list[Row] = []
+    loss: float | None = None
+    grad_norm: float | None = None
+    """Before it is clipped."""
+    learning_rate: float | None = None
+    weights_changed: float | None = None
+    """Fraction of the weights, of a few that are looked at, that have another value after it."""
+    metrics: dict[str, float | None] = {}
+
+
+Line = Annotated[Rollout | Update, Field(discriminator="kind")]
+READ_LINE: TypeAdapter[Rollout | Update] = TypeAdapter(Line)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A completion in an update, with its sample."""
+
+    update: Update
+    row: Row
+    sample: Sample
+    first: bool
+    """Whether no update came between its sampling and this one."""
+    moved: bool
+    """Whether updates between them are known to have changed the weights."""
+    left: bool
+    """Whether any update before this one is known to have changed the weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRecord:
+    """A run as it was written down."""
+
+    header: Header
+    lines: tuple[Rollout | Update, ...]
+    """In the order in which they happened."""
+    algorithm: Algorithm | None = None
+    """The run's own, where its reader knows it."""
+    notes: list[str] = field(default_factory=list)
+    """Remarks of the reader."""
+
+    @cached_property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """Lines of rollouts, in order."""
+        return tuple(line for line in self.lines if isinstance(line, Rollout))
+
+    @cached_property
+    def updates(self) -> tuple[Update, ...]:
+        """Lines of updates, in order."""
+        return tuple(line for line in self.lines if isinstance(line, Update))
+
+    @cached_property
+    def samples(self) -> tuple[tuple[int, int, Sample], ...]:
+        """(step, place, completion) of all rollouts."""
+        return tuple((r.step, place, s) for r in self.rollouts for place, s in enumerate(r.completions))
+
+    @cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """All completions in all updates; rows without a recorded sample are left out."""
+        return tuple(self._uses())
+
+    def _uses(self) -> Iterator[Use]:
+        known: dict[int, Rollout] = {}
+        # Number of updates, and of those that changed the weights, by the time of each rollout.
+        updates_at: dict[int, tuple[int, int]] = {}
+        updates = changes = 0
+        for line in self.lines:
+            if isinstance(line, Rollout):
+                known[line.number] = line
+                updates_at[line.number] = (updates, changes)
+                continue
+            for row in line.rows:
+                rollout = known.get(row.rollout)
+                if rollout is not None and 0 <= row.completion < len(rollout.completions):
+                    then = updates_at[row.rollout]
+                    times = (then[0] == updates, then[1] < changes, changes > 0)
+                    yield Use(line, row, rollout.completions[row.completion], *times)
+            updates += 1
+            changes += (line.weights_changed or 0.0) > MOTION
+
+    def setting(self, name: str, default: object = None) -> object:
+        """Return a setting of the framework, by its own name."""
+        value = self.header.settings.get(name)
+        return default if value is None else value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a setting that is a number, else the default."""
+        value = self.setting(name)
+        return float(value) if isinstance(value, int | float) else default
+
+    @cached_property
+    def fields(self) -> frozenset[str]:
+        """Names of the fields that any line has."""
+        found = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
+        found |= {f"data.{name}" for name in self.header.data.model_fields_set}
+        found |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
+        for update in self.updates:
+            found |= _given(update)
+            found |= {f"metrics.{name}" for name in update.metrics}
+            for row in update.rows:
+                found |= _given(row)
+        for _, _, sample in self.samples:
+            found |= _given(sample)
+        return frozenset(found)
+
+
+def _given(part: _Part) -> set[str]:
+    return {name for name in part.model_fields_set if getattr(part, name) not in (None, {}, [])}
+
+
+def read_record(path: Path) -> AuditRecord:
+    """Read a record. A last line without its end, of a run that was killed or still trains, is left out.
+
+    Raises DataError, with file and line, for anything that is not of the format.
+    """
+    lines = read_regular(path, stream_bytes()).split(b"\n")
+    half = lines.pop()
+    if not lines and not half.strip():
+        raise DataError(f"{path}: the file is empty; a record begins with a header line, see docs/audit.md")
+    notes = []
+    if half.strip() and not _is_json(half):
+        notes.append(f"{path}:{len(lines) + 1}: the last line is not complete and is left out")
+    elif half.strip():
+        lines.append(half)
+    if not lines:
+        raise DataError(f"{path}:1: the header is not complete: {half[:60].decode(errors='replace')!r}")
+    header = _header(path, lines[0])
+    found = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
+    _check_order(path, found)
+    return AuditRecord(header, tuple(line for _, line in found), notes=notes)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        load_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _object(path: Path, number: int, text: bytes) -> dict[str, object]:
+    try:
+        value = load_json(text)
+    except ValueError as error:
+        raise DataError(f"{path}:{number}: no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}:{number}: {type(value).__name__} where an object is expected")
+    return value
+
+
+def _header(path: Path, text: bytes) -> Header:
+    value = _object(path, 1, text)
+    if value.get("format") != FORMAT:
+        raise DataError(
+            f'{path}:1: no record of a run; the first line must be {{"format": "{FORMAT}", '
+            f'"version": {VERSION}, ...}}, see docs/audit.md'
+        )
+    if value.get("version") != VERSION:
+        raise DataError(
+            f"{path}:1: version {json.dumps(value.get('version'))} of the format; this covey reads {VERSION}"
+        )
+    try:
+        return Header.model_validate(value)
+    except ValidationError as error:
+        raise DataError(f"{path}:1: {_reason(error)}") from None
+
+
+def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update]:
+    value = _object(path, number, text)
+    try:
+        line = READ_LINE.validate_python(value)
+    except ValidationError as error:
+        raise DataError(f"{path}:{number}: {_reason(error)}") from None
+    for place, part in enumerate(line.completions if isinstance(line, Rollout) else ()):
+        wrong = _misfit(part, len(part.ids) if part.ids is not None else None)
+        if wrong:
+            raise DataError(f"{path}:{number}: completions.{place}.{wrong}")
+    return number, line
+
+
+def _misfit(sample: Sample, tokens: int | None) -> str:
+    """Return which list has another length than ``ids``; empty if none has."""
+    for name in ("sampler_logprobs", "inserted", "model_logprobs", "model_logprobs_at_1"):
+        values = getattr(sample, name)
+        if values is not None and len(values) != tokens:
+            return f"{name}: {len(values)} values for {tokens} ids"
+    return ""
+
+
+def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
+    """Raise DataError for a row of a rollout or completion that no earlier line has."""
+    sizes: dict[int, int] = {}
+    for number, line in lines:
+        if isinstance(line, Rollout):
+            sizes[line.number] = len(line.completions)
+            continue
+        for place, row in enumerate(line.rows):
+            # A record may begin in the middle of a run, so a rollout before the first is unknown, not wrong.
+            size = sizes.get(row.rollout)
+            if size is not None and not 0 <= row.completion < size:
+                raise DataError(
+                    f"{path}:{number}: rows.{place}.completion: {row.completion}, but rollout {row.rollout} "
+                    f"has {size} completions"
+                )
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update"))
+    shown = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
+    return f"{place + ': ' if place else ''}{first['msg']}{shown}"

@@ -1,0 +1,286 @@
+"""Checks of rewards and data: what is paid, for what, and which rows a run learns from."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from covey.audit.advantages import groups_of, totals, weights_of
+from covey.audit.check import Trouble
+from covey.audit.record import AuditRecord, Rollout, Sample
+
+FEWEST = 8
+"""Completions or rows that a check needs before it speaks."""
+ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "expected", "reference_answer")
+"""Columns that are usually a row's answer."""
+
+
+def _functions(record: AuditRecord) -> list[str]:
+    return list(dict.fromkeys(name for _, _, s in record.samples for name in s.rewards))
+
+
+def _asked(record: AuditRecord, name: str) -> list[tuple[int, int, float, float]]:
+    """Return (step, place, reward in its batch, reward alone) of the completions that were scored twice."""
+    return [
+        (step, n, float(paid), float(alone))
+        for step, n, s in record.samples
+        for paid, alone in [(s.rewards.get(name), s.alone.get(name))]
+        if paid is not None and alone is not None
+    ]
+
+
+def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
+    """A function's rewards are those that it gives completions one by one, in another order."""
+    for name in _functions(record):
+        asked = _asked(record, name)
+        moved = [a for a in asked if abs(a[2] - a[3]) > 1e-5]
+        same = all(
+            math.isclose(a, b, abs_tol=1e-5)
+            for a, b in zip(sorted(a[2] for a in asked), sorted(a[3] for a in asked), strict=True)
+        )
+        if len(asked) >= FEWEST and moved and same:
+            step, n, paid, alone = moved[0]
+            said = f"{name} pays {len(moved)} of {len(asked)} completions what others have earned"
+            said += f" ({paid:g} for {alone:g})"
+            return Trouble(said, step, {"completion": n})
+    return None
+
+
+def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the completions get another reward when they are scored alone."""
+    for name in _functions(record):
+        asked = _asked(record, name)
+        moved = [a for a in asked if abs(a[2] - a[3]) > 1e-5]
+        if len(asked) >= FEWEST and len(moved) > 0.1 * len(asked):
+            step, n, paid, alone = moved[0]
+            said = (
+                f"{name} pays {len(moved)} of {len(asked)} completions otherwise when they are scored alone"
+            )
+            return Trouble(f"{said} ({paid:g} in its batch, {alone:g} alone)", step, {"completion": n})
+    return None
+
+
+def copies_are_paid_differently(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the completions that have a copy of the same prompt in the same rollout are paid
+    otherwise than that.
+    """
+    unlike: list[tuple[int, int]] = []
+    copies = 0
+    for rollout in record.rollouts:
+        first: dict[str, Sample] = {}
+        for n, sample in enumerate(rollout.completions):
+            if sample.ids is None or not sample.rewards:
+                continue
+            twin = first.setdefault(f"{sample.prompt} {sample.prompt_ids} {sample.row} {sample.ids}", sample)
+            copies += twin is not sample
+            if twin.rewards != sample.rewards:
+                unlike.append((rollout.step, n))
+    if copies < FEWEST or len(unlike) <= 0.1 * copies:
+        return None
+    return Trouble(
+        f"{len(unlike)} of {copies} copies of a completion are paid differently",
+        unlike[0][0],
+        {"completion": unlike[0][1]},
+    )
+
+
+def _sum(record: AuditRecord, scores: dict[str, float | None]) -> float:
+    """Return the weighted sum of a completion's scores; NaN if one is missing."""
+    values = [math.nan if v is None else v for v in scores.values()]
+    return sum(w * v for w, v in zip(weights_of(record, list(scores)), values, strict=True))
+
+
+def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
+    """In more than nine rows of ten an empty text gets as much as the best completion of the run, and not all
+    completions get that.
+    """
+    sums = [total for r in record.rollouts for total in totals(record, r.completions)[0].tolist()]
+    known = [s for s in sums if not math.isnan(s)]
+    best = max(known, default=math.nan)
+    empty = [(step, n, _sum(record, s.empty)) for step, n, s in record.samples if s.empty]
+    paid = [e for e in empty if e[2] >= best]
+    if len(empty) < FEWEST or len(paid) <= 0.9 * len(empty) or min(known) == best:
+        return None
+    return Trouble(
+        f"an empty text is paid {paid[0][2]:g}, the most that any completion got",
+        paid[0][0],
+        {"completion": paid[0][1]},
+    )
+
+
+def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
+    """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
+    row, though at least eight are paid more than the least.
+    """
+    pairs = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
+    least = min((_sum(record, s.alone) for _, _, s in pairs), default=math.nan)
+    paid = [(step, n) for step, n, s in pairs if _sum(record, s.alone) > least]
+    if len(paid) < FEWEST or any(s.alone != s.elsewhere for _, _, s in pairs):
+        return None
+    columns = ", ".join(sorted({name for _, _, s in pairs for name in s.row}))
+    said = f"no reward changes if a completion is shown with another problem's row: nothing reads {columns}"
+    return Trouble(said, paid[0][0], {"completion": paid[0][1]})
+
+
+def rewards_are_constant(record: AuditRecord) -> Trouble | None:
+    """Every completion of the run, of at least 16, got the same reward."""
+    values = [
+        v for r in record.rollouts for v in totals(record, r.completions)[0].tolist() if not math.isnan(v)
+    ]
+    if len(values) < 2 * FEWEST or len(set(values)) > 1:
+        return None
+    return Trouble(f"all {len(values)} completions got the reward {values[0]:g}")
+
+
+def rewards_are_missing(record: AuditRecord) -> Trouble | None:
+    """More than a twentieth of a function's scores are missing, of completions that others have scored."""
+    for name in _functions(record):
+        scores = [s.rewards.get(name) for _, _, s in record.samples if s.rewards]
+        lacking = sum(score is None or math.isnan(score) for score in scores)
+        everywhere = lacking == len(scores)
+        if (
+            len(scores) >= FEWEST
+            and lacking > 0.05 * len(scores)
+            and (everywhere or len(_functions(record)) == 1)
+        ):
+            return Trouble(f"{name} gave {lacking} of {len(scores)} completions no number")
+    return None
+
+
+def weight_is_zero(record: AuditRecord) -> Trouble | None:
+    """All reward functions have the weight 0."""
+    names = _functions(record)
+    if names and not any(weights_of(record, names)):
+        return Trouble("every reward function has the weight 0")
+    return None
+
+
+def _groups(record: AuditRecord) -> Iterator[tuple[Rollout, int, list[Sample], list[float]]]:
+    """Yield the groups of at least two completions: rollout, number, completions, their rewards."""
+    for rollout in record.rollouts:
+        rewards = totals(record, rollout.completions)[0].tolist()
+        numbers = groups_of(rollout.completions)
+        for number in dict.fromkeys(numbers):
+            rows = [n for n, g in enumerate(numbers) if g == number]
+            if len(rows) > 1:
+                yield rollout, number, [rollout.completions[n] for n in rows], [rewards[n] for n in rows]
+
+
+def siblings_are_copies(record: AuditRecord) -> Trouble | None:
+    """In more than three quarters of the groups, of at least 4, all completions are the same tokens."""
+    groups = [
+        (r.step, g, [str(s.ids) for s in samples]) for r, g, samples, _ in _groups(record) if samples[0].ids
+    ]
+    copies = [(step, g) for step, g, ids in groups if len(set(ids)) == 1]
+    if len(groups) < 4 or len(copies) <= 0.75 * len(groups):
+        return None
+    return Trouble(
+        f"in {len(copies)} of {len(groups)} groups all completions are one text",
+        copies[0][0],
+        {"group": copies[0][1]},
+    )
+
+
+def groups_are_dead(record: AuditRecord) -> Trouble | None:
+    """In more than nine of ten groups, of at least 8, all completions got the same reward; or TRL's metric
+    says so of every step, of at least 8.
+    """
+    logged = [
+        u.metrics["frac_reward_zero_std"] for u in record.updates if "frac_reward_zero_std" in u.metrics
+    ]
+    shares = [share for share in logged if share is not None]
+    if not record.rollouts and len(shares) >= FEWEST and min(shares) > 0.9:
+        return Trouble(f"in every step {100 * min(shares):.0f} % of the groups or more have equal rewards")
+    groups = [(r.step, g, rewards) for r, g, _, rewards in _groups(record)]
+    dead = [(step, g) for step, g, rewards in groups if len(set(rewards)) == 1]
+    if len(groups) < FEWEST or len(dead) <= 0.9 * len(groups):
+        return None
+    several = len({rewards[0] for _, _, rewards in groups}) > 1
+    why = (
+        " and differ between groups: they do not depend on the completion"
+        if several and len(dead) == len(groups)
+        else ""
+    )
+    return Trouble(
+        f"in {len(dead)} of {len(groups)} groups all rewards are equal{why}",
+        dead[0][0],
+        {"group": dead[0][1]},
+    )
+
+
+def rows_are_duplicated(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the rows have the prompt of another row."""
+    rows, distinct = record.header.data.rows, record.header.data.distinct
+    if rows and distinct and rows - distinct > 0.1 * rows:
+        return Trouble(f"{rows - distinct} of {rows} rows have the prompt of another row")
+    return None
+
+
+def evaluated_on_training_rows(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the evaluation's prompts are training prompts."""
+    known, rows = record.header.data.eval_in_train, record.header.data.eval_rows
+    if not known or not rows or known <= 0.1 * rows:
+        return None
+    return Trouble(f"{known} of {rows} prompts of the evaluation are trained on")
+
+
+def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
+    """A column that is named like an answer is in more than nine of ten prompts, and another row's answer in
+    fewer than half as many.
+    """
+    rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
+    for column in (name for name in ANSWERS if any(name in s.row for s in rows)):
+        answers = [str(s.row.get(column, "")).strip() for s in rows]
+        told = [
+            bool(answer) and _contains(str(s.prompt), answer) for s, answer in zip(rows, answers, strict=True)
+        ]
+        # The next row with another answer, for what chance comes to.
+        others = [
+            next((a for a in [*answers[n:], *answers[:n]] if a and a != answers[n]), "")
+            for n in range(len(rows))
+        ]
+        chance = [bool(o) and _contains(str(s.prompt), o) for s, o in zip(rows, others, strict=True)]
+        if len(rows) >= FEWEST and sum(told) > 0.9 * len(rows) and sum(chance) < 0.5 * sum(told):
+            return Trouble(f"the {column} is in {sum(told)} of {len(rows)} prompts")
+    return None
+
+
+def _contains(text: str, answer: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+
+def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
+    """A rollout has the same prompt and row in more than one group, in more than a tenth of its groups."""
+    for rollout in record.rollouts:
+        first = {
+            g: s
+            for s, g in reversed(list(zip(rollout.completions, groups_of(rollout.completions), strict=True)))
+        }
+        count = Counter(f"{s.prompt} {s.prompt_ids}" for s in first.values())
+        again = sum(n - 1 for n in count.values())
+        rows = record.header.data.rows or 0
+        if len(first) >= 4 and again > 0.1 * len(first) and rows > len(first):
+            return Trouble(
+                f"{again} of {len(first)} groups of a rollout have the prompt of another one", rollout.step
+            )
+    return None
+
+
+CHECKS = {
+    "rewards_order": rewards_are_in_another_order,
+    "rewards_in_batch": rewards_depend_on_the_batch,
+    "copies_paid": copies_are_paid_differently,
+    "weights_zero": weight_is_zero,
+    "rewards_missing": rewards_are_missing,
+    "pays_empty": empty_text_is_paid_most,
+    "rewards_constant": rewards_are_constant,
+    "pays_any_row": other_rows_are_paid_alike,
+    "copies": siblings_are_copies,
+    "dead_groups": groups_are_dead,
+    "rows_duplicated": rows_are_duplicated,
+    "prompt_twice": one_prompt_is_sampled_twice,
+    "eval_is_train": evaluated_on_training_rows,
+    "answer_told": answer_is_in_the_prompt,
+}

@@ -1,0 +1,190 @@
+"""Readers: a record, covey's own run folder, and what TRL and verl write without any writer of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.audit.record import AuditRecord, Header, Rollout, Row, Sample, Update, read_record
+from covey.runs.folder import read_numbers
+from covey.runs.reader import last_stage, look_at
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
+from covey_verify.errors import ConfigError, DataError
+
+MOST_STEPS = 20
+"""Steps of a covey run whose completions are read: the last of these and the first."""
+STATE = "trainer_state.json"
+
+
+def open_run(path: Path) -> AuditRecord:
+    """Read a run: a record, a run folder of covey, TRL's output folder or trainer_state.json, verl's dumps.
+
+    Raises ConfigError if there is none, DataError, with file and line, for one that is damaged.
+    """
+    if path.is_dir():
+        return _of_folder(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder")
+    if path.name == STATE:
+        return trl_state(path)
+    first = read_regular(path, stream_bytes()).partition(b"\n")[0]
+    return verl_dumps([path]) if _is_verl(first) else read_record(path)
+
+
+def _of_folder(folder: Path) -> AuditRecord:
+    dumps = [p for p in folder.glob("*.jsonl") if p.stem.isdecimal()]
+    if dumps:
+        return verl_dumps(sorted(dumps, key=lambda p: int(p.stem)))
+    # Checkpoints are numbered; the newest has the whole history.
+    states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda p: p.stat().st_mtime)
+    states += [folder / STATE] if (folder / STATE).is_file() else []
+    return trl_state(states[-1]) if states else covey_run(folder)
+
+
+# --- covey ----------------------------------------------------------------------------------------
+
+
+def covey_run(folder: Path) -> AuditRecord:
+    """Read a run folder of covey, or that of a pipeline's last stage. Raises ConfigError without a run."""
+    stage = last_stage(folder)
+    loaded = look_at(stage)
+    config = loaded.config
+    settings: dict[str, object] = {
+        "temperature": config.rollout.temperature,
+        "max_completion_length": config.rollout.max_tokens,
+        "num_generations": config.rollout.group_size,
+        "max_grad_norm": config.train.grad_clip,
+        "beta": loaded.algorithm.kl.coef if loaded.algorithm.kl is not None else 0.0,
+    }
+    header = Header(format="covey-audit", version=1, framework="covey", settings=settings)
+    steps = recorded_steps(stage)
+    shown = sorted({*steps[: MOST_STEPS // 4], *steps[-MOST_STEPS:]})
+    notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps are looked at"]
+    logs = {step: read_rollouts(stage, step) for step in shown}
+    metrics = {int(m["step"]): m for m in read_numbers(stage, "metrics.jsonl")}
+    lines: list[Rollout | Update] = []
+    for step in sorted({*shown, *metrics}):
+        if step in logs:
+            lines.append(_covey_rollout(logs[step], step))
+        if step in metrics:
+            lines.append(_covey_update(logs.get(step), metrics[step], step))
+    return AuditRecord(header, tuple(lines), loaded.algorithm, notes)
+
+
+def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
+    prompts = np.split(log.arrays["prompt_tokens"], log.arrays["prompt_ends"][:-1])
+    prompt_of = dict(zip(log.groups, prompts, strict=True))
+    samples = []
+    for place, row in enumerate(log.rows):
+        arrays = log.of_completion(place)
+        sampled = arrays.get("sampled")
+        samples.append(
+            Sample(
+                prompt=row["prompt"],
+                prompt_ids=prompt_of[row["group"]].tolist(),
+                text=row["completion"],
+                ids=arrays["tokens"].tolist(),
+                group=row["group"],
+                rewards=row["components"],
+                reward=row["reward"],
+                sampler_logprobs=_numbers(arrays["logprobs"]),
+                inserted=None if sampled is None else (~sampled.astype(bool)).tolist(),
+            )
+        )
+    return Rollout(kind="rollout", number=step, step=step, completions=samples)
+
+
+def _covey_update(log: RolloutLog | None, metrics: Mapping[str, float], step: int) -> Update:
+    rows = []
+    for place, row in enumerate(log.rows if log is not None else ()):
+        if log is None or not row["trained"] or row["reward"] is None:
+            continue
+        arrays = log.of_completion(place)
+        # Tokens that entered a loss have a ratio.
+        mask = np.isfinite(arrays["ratios"]) if "ratios" in arrays else np.ones(len(arrays["tokens"]), bool)
+        advantage = _numbers(arrays["advantages"])
+        rows.append(Row(rollout=step, completion=place, mask=mask.tolist(), advantage=advantage))
+    known = {name: float(value) for name, value in metrics.items() if value is not None}
+    return Update(
+        kind="update",
+        step=step,
+        rows=rows,
+        loss=known.get("loss"),
+        grad_norm=known.get("optimizer/grad_norm"),
+        learning_rate=known.get("optimizer/lr"),
+        metrics=dict(known),
+    )
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(v) if math.isfinite(v) else None for v in values]
+
+
+# --- TRL and verl, without a writer ---------------------------------------------------------------
+
+
+def trl_state(path: Path) -> AuditRecord:
+    """Read the history that transformers' Trainer keeps in each checkpoint. Raises DataError."""
+    try:
+        state = load_json(read_regular(path, RECORD_BYTES))
+        history = state["log_history"]
+        logged = [entry for entry in history if "loss" in entry and "step" in entry]
+        lines = [_logged(entry) for entry in logged]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: no state of a trainer: log_history is missing or damaged ({error})"
+        ) from None
+    if not lines:
+        raise DataError(
+            f"{path}: its history has no step with a loss; set logging_steps below the steps done"
+        )
+    header = Header(format="covey-audit", version=1, framework="trl")
+    return AuditRecord(header, tuple(lines), None, [f"{path}: metrics only, no completions"])
+
+
+def _logged(entry: Mapping[str, Any]) -> Update:
+    numbers = {k: float(v) for k, v in entry.items() if isinstance(v, int | float)}
+    return Update(
+        kind="update",
+        step=int(entry["step"]) - 1,
+        loss=numbers.get("loss"),
+        grad_norm=numbers.get("grad_norm"),
+        learning_rate=numbers.get("learning_rate"),
+        metrics=dict(numbers),
+    )
+
+
+def _is_verl(line: bytes) -> bool:
+    try:
+        return {"input", "output", "score"} <= set(load_json(line))
+    except (ValueError, TypeError):
+        return False
+
+
+def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
+    """Read what verl writes into trainer.rollout_data_dir, a file a step.
+
+    Raises DataError with file and line.
+    """
+    lines = []
+    for number, path in enumerate(paths):
+        samples = []
+        for n, text in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
+            try:
+                row = load_json(text)
+                own = {k: v for k, v in row.items() if k not in ("input", "output", "score", "step")}
+                sample = Sample(
+                    prompt=row["input"], text=row["output"], rewards={"score": float(row["score"])}, row=own
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}:{n}: no row of a verl dump ({error})") from None
+            samples.append(sample)
+        step = int(path.stem) if path.stem.isdecimal() else number
+        lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
+    header = Header(format="covey-audit", version=1, framework="verl")
+    return AuditRecord(header, tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])

@@ -1,0 +1,76 @@
+"""All checks in their order, and the audit of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter
+
+from covey.audit import advantages, logprobs, rewards, tokens, updates
+from covey.audit.check import Check, Report, Trouble, Words, apply
+from covey.audit.record import AuditRecord
+from covey.audit.sources import open_run
+from covey.insight.show import finding_lines
+
+PREDICATES: Mapping[str, Callable[[AuditRecord], Trouble | None]] = {
+    **tokens.CHECKS,
+    **logprobs.CHECKS,
+    **advantages.CHECKS,
+    **rewards.CHECKS,
+    **updates.CHECKS,
+}
+
+
+def _checks() -> tuple[Check, ...]:
+    text = (files("covey") / "audit" / "checks.yaml").read_text(encoding="utf-8")
+    words = TypeAdapter(dict[str, Words]).validate_python(yaml.safe_load(text))
+    return tuple(Check(name, PREDICATES[name], row) for name, row in words.items())
+
+
+CHECKS = _checks()
+"""The most certain first: what is read off ids and masks, then what is computed again, then settings."""
+
+
+def condition(check: Check) -> str:
+    """Return when a check speaks, in a sentence: the docstring of its predicate."""
+    predicate = advantages.EXPLANATIONS.get(check.name, check.predicate)
+    text = " ".join((inspect.getdoc(predicate) or "").split())
+    return text.replace("They ", "The advantages ") if check.name in advantages.EXPLANATIONS else text
+
+
+def audit(path: Path) -> tuple[AuditRecord, Report]:
+    """Read a run of any framework and apply all checks. Raises DataError for what is no record."""
+    record = open_run(path)
+    return record, apply(CHECKS, record)
+
+
+def record_of(record: AuditRecord, report: Report) -> dict[str, Any]:
+    """Return an audit as JSON."""
+    return {
+        "framework": record.header.framework,
+        "updates": len(record.updates),
+        "completions": len(record.samples),
+        "findings": [finding.record() for finding in report.findings],
+        "checks": report.judged,
+        "cannot_be_judged_without": report.unjudged,
+        "notes": record.notes,
+    }
+
+
+def lines_of(path: Path, record: AuditRecord, report: Report) -> Iterator[str]:
+    """Yield an audit in words: what was read, what is wrong, what could not be judged."""
+    framework = f"{record.header.framework or 'unknown framework'} {record.header.framework_version}".strip()
+    sizes = f"{len(record.updates)} updates, {len(record.samples)} completions"
+    yield f"{path} ({framework}): {sizes}; {report.judged} of {len(CHECKS)} checks apply"
+    yield from (f"note: {note}" for note in record.notes)
+    yield ""
+    yield from finding_lines(path, report.findings) if report.findings else ("no mistake found",)
+    if report.unjudged:
+        yield ""
+    for field, names in report.unjudged.items():
+        yield f"cannot be judged without {field}: {', '.join(names)}"

@@ -1,0 +1,212 @@
+"""Checks of token ids and masks: which tokens were sampled, which are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from covey.audit.check import Trouble
+from covey.audit.record import AuditRecord, Use
+
+FEWEST = 4
+"""Completions that a check needs before it speaks."""
+IMPOSSIBLE = -25.0
+"""Log-prob in nats of what nobody expects to see: e^-25."""
+CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
+"""Marks around what a tool has said, in the templates of Qwen and Mistral."""
+
+
+def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]:
+    """Yield each completion in an update that trains on a token of it, with its ids and its mask."""
+    for use in record.uses:
+        if use.row.mask is not None and use.sample.ids and any(use.row.mask):
+            yield use, use.sample.ids, use.row.mask
+
+
+def _most(
+    record: AuditRecord, shows: Callable[[Use, list[int], list[bool]], int | None], words: str, share: float
+) -> Trouble | None:
+    """Return trouble if more than ``share`` of the trained completions show it; ``shows`` gives the token.
+
+    ``shows`` returns None for a completion that cannot show it, and -1 for one that does not.
+    """
+    found = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
+    able = [(use, token) for use, token in found if token is not None]
+    shown = [(use, token) for use, token in able if token >= 0]
+    if len(able) < FEWEST or len(shown) <= share * len(able):
+        return None
+    use, token = shown[0]
+    return Trouble(f"{words} in {len(shown)} of {len(able)} completions", use.update.step, place(use, token))
+
+
+def place(use: Use, token: int | None = None) -> dict[str, int | float]:
+    """Return where a completion is, as evidence."""
+    group = {} if use.sample.group is None else {"group": use.sample.group}
+    return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
+
+
+def _end(record: AuditRecord, ids: list[int]) -> int | None:
+    """Return the place of the end token; None if the completion does not end with one."""
+    return len(ids) - 1 if ids[-1] in record.header.tokens.eos else None
+
+
+def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
+    """The ids in an update are not those that were sampled."""
+    for use in record.uses:
+        own, sampled = use.row.ids, use.sample.ids
+        if own is None or sampled is None:
+            continue
+        first = next((n for n, (a, b) in enumerate(zip(own, sampled, strict=False)) if a != b), None)
+        if first is not None:
+            pair = f"was sampled as {sampled[first]} and is trained as {own[first]}"
+            said = f"token {first} of a completion {pair}"
+            return Trouble(said, use.update.step, place(use, first))
+    return None
+
+
+def mask_is_shifted(record: AuditRecord) -> Trouble | None:
+    """The mask leaves out the first token and reaches one place beyond the last, or the reverse, in more than
+    half of the completions.
+    """
+
+    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        if use.sample.inserted is not None or len(ids) < 2:
+            return None
+        late = not mask[0] and all(mask[1 : len(ids)])
+        # Beyond the last place: the width of the batch may have cut it off.
+        early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :]) and _end(record, ids) is None
+        return 0 if late else len(ids) - 1 if early else -1
+
+    return _most(record, shows, "the mask is shifted by one place", 0.5)
+
+
+def end_is_untrained(record: AuditRecord) -> Trouble | None:
+    """The end token is sampled and all tokens before it are trained, but the mask leaves it out, in more than
+    half of the completions that end.
+    """
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        end = _end(record, ids)
+        if end is None or not end:
+            return None
+        return end if not any(mask[end:]) else -1
+
+    return _most(record, shows, "the end token is not trained", 0.5)
+
+
+def padding_is_trained(record: AuditRecord) -> Trouble | None:
+    """The mask is 1 behind the last token of a completion."""
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        return next((n for n in range(len(ids), len(mask)) if mask[n]), -1)
+
+    return _most(record, shows, "tokens behind the end are trained", 0.0)
+
+
+def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
+    """Tokens that a tool wrote are trained: those declared as inserted, or two in a row whose log-prob the
+    sampler gives as 0 or not at all and the trainer as less than -1.
+    """
+
+    def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
+        sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
+        strange = [
+            not known and own is not None and own < -1
+            for known, own in zip(sampler or (), trainer or (), strict=False)
+        ]
+        foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair)}
+        foreign |= {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
+        if not foreign:
+            return None
+        return next((n for n in sorted(foreign) if n < len(mask) and mask[n]), -1)
+
+    return _most(record, shows, "what a tool wrote is trained as if the model had written it", 0.1)
+
+
+def tools_answers_are_written_by_the_model(record: AuditRecord) -> Trouble | None:
+    """Most completions have what stands between a template's marks of a tool's answer, and it is trained."""
+    names = {int(i): text for i, text in record.header.tokens.names.items()}
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        texts = [names.get(i, "") for i in ids]
+        spans = [(texts.index(a), texts.index(b)) for a, b in CALLS if a in texts and b in texts]
+        return next(
+            (n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1
+        )
+
+    return _most(record, shows, "a tool's answer, by its marks, is trained", 0.5)
+
+
+def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
+    """Nine in ten completions begin with the last token of their prompt, though the model gives that a joint
+    probability below e^-25.
+    """
+    shown = []
+    doubt = 0.0
+    able = 0
+    for use in record.uses:
+        logprobs = use.sample.model_logprobs or use.row.logprobs
+        if not (use.first and use.sample.prompt_ids and use.sample.ids and logprobs):
+            continue
+        able += 1
+        if use.sample.ids[0] == use.sample.prompt_ids[-1] and logprobs[0] is not None:
+            shown.append(use)
+            doubt += logprobs[0]
+    if able < FEWEST or len(shown) < 0.9 * able or doubt > IMPOSSIBLE:
+        return None
+    said = f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
+    return Trouble(f"{said} {doubt / able:.2g} on average", shown[0].update.step, place(shown[0], 0))
+
+
+def end_is_lost(record: AuditRecord) -> Trouble | None:
+    """More than half of the completions that are shorter than the limit have no end token."""
+    limit = record.number("max_completion_length", 0)
+    shorter = [(step, n, s) for step, n, s in record.samples if s.ids and len(s.ids) < limit]
+    lost = [(step, n) for step, n, s in shorter if _end(record, s.ids or []) is None]
+    if len(shorter) < FEWEST or len(lost) <= 0.5 * len(shorter):
+        return None
+    said = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
+    return Trouble(said, lost[0][0], {"completion": lost[0][1]})
+
+
+def nothing_ends(record: AuditRecord) -> Trouble | None:
+    """Nearly all completions (99 %, of at least 16) reach the limit without an end token."""
+    limit = record.number("max_completion_length", 0)
+    known = [s.ids for _, _, s in record.samples if s.ids]
+    cut = sum(len(ids) >= limit and _end(record, ids) is None for ids in known)
+    if len(known) < 16 or cut < 0.99 * len(known):
+        return None
+    return Trouble(f"{cut} of {len(known)} completions reach the limit of {limit:.0f} tokens")
+
+
+def begin_is_doubled(record: AuditRecord) -> Trouble | None:
+    """A prompt begins with two begin-of-sequence tokens."""
+    bos = record.header.tokens.bos
+    for step, n, sample in record.samples:
+        if bos is not None and sample.prompt_ids and sample.prompt_ids[:2] == [bos, bos]:
+            return Trouble("prompts begin with two begin-of-sequence tokens", step, {"completion": n})
+    return None
+
+
+def update_trains_no_token(record: AuditRecord) -> Trouble | None:
+    """The masks of an update are 0 everywhere."""
+    for update in record.updates:
+        masks = [row.mask for row in update.rows]
+        if masks and not any(any(mask) for mask in masks if mask is not None) and None not in masks:
+            return Trouble("an update trains no token: every mask is 0", update.step)
+    return None
+
+
+CHECKS = {
+    "nothing_trained": update_trains_no_token,
+    "tokens_replaced": other_tokens_are_trained,
+    "mask_shifted": mask_is_shifted,
+    "end_untrained": end_is_untrained,
+    "padding_trained": padding_is_trained,
+    "tool_trained": inserted_tokens_are_trained,
+    "tool_marks_trained": tools_answers_are_written_by_the_model,
+    "prompt_trained": completions_begin_with_their_prompt,
+    "end_lost": end_is_lost,
+    "never_ends": nothing_ends,
+    "bos_doubled": begin_is_doubled,
+}

@@ -1,0 +1,196 @@
+"""Write a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
+
+Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
+return is copied. Only the first process writes.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import version
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from covey.audit.probes import probe
+from covey.audit.recorder import Recorder, facts_of, numbers, plain_logprobs
+
+WRAPPED = (
+    "_calculate_rewards",
+    "_generate_and_score_completions",
+    "_compute_loss",
+    "_get_per_token_logps_and_entropies",
+    "_get_grad_norm",
+)
+PLAIN = (str, int, float, list, type(None))
+KEPT = 8
+"""Rollouts whose completions are kept in memory."""
+
+
+def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = True) -> None:
+    """Record what a trainer does into a file, a line for each rollout and update.
+
+    ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates.
+    ``probes``: call the reward functions three more times for each completion of the first rollout.
+    """
+    if not trainer.accelerator.is_main_process:
+        return
+    from transformers import TrainerCallback
+
+    recorder = _TrlRecorder(trainer, Path(path), looks, probes)
+    for name in WRAPPED:
+        if hasattr(trainer, name):
+            setattr(trainer, name, functools.partial(getattr(recorder, name), getattr(trainer, name)))
+    ends = {"on_pre_optimizer_step": recorder.before_step, "on_step_end": recorder.after_step}
+    trainer.add_callback(type("AuditCallback", (TrainerCallback,), ends)())
+
+
+class _TrlRecorder:
+    def __init__(self, trainer: Any, path: Path, looks: int, probes: bool) -> None:
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        names = {str(i): token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        ends = list(getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]))
+        datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
+        prompts = [_prompts(data) for data in datasets]
+        settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN)}
+        settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
+        tokens = {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
+        self.file = Recorder(
+            path,
+            framework="trl",
+            framework_version=version("trl"),
+            settings=settings,
+            tokens=tokens,
+            data=facts_of(*prompts),
+        )
+        self.trainer, self.looks, self.probes = trainer, looks, probes
+        self.scored: tuple[Any, ...] = ()
+        self.count = -1
+        self.logprobs: Any = None
+        self.samples: dict[tuple[int, int], dict[str, Any]] = {}
+        self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
+
+    def _calculate_rewards(self, inner: Any, inputs: Any, prompts: Any, texts: Any, ids: Any) -> Any:
+        rewards = inner(inputs, prompts, texts, ids)
+        rows = [{k: v for k, v in row.items() if k not in ("prompt", "completion")} for row in inputs]
+        self.scored = (prompts, texts, ids, rows, rewards.tolist())
+        return rewards
+
+    def _generate_and_score_completions(self, inner: Any, inputs: Any) -> Any:
+        output = inner(inputs)
+        if not self.trainer.model.training:
+            return output
+        # An update may use several rollouts, and a rollout several updates: the last ones are kept.
+        number = self.count = self.count + 1
+        samples = [self._sample(output, place) for place in range(len(inputs))]
+        # Those that are trained first: a completion without advantage says nothing about an update.
+        for sample in sorted(samples, key=lambda sample: sample["advantage"] == 0)[: self.looks]:
+            sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
+        for sample, answers in zip(samples, self._asked(), strict=False):
+            sample.update(answers)
+        self.samples = {at: sample for at, sample in self.samples.items() if at[0] > number - KEPT}
+        self.samples |= {(number, place): sample for place, sample in enumerate(samples)}
+        step = self.trainer.state.global_step
+        self.file.write(kind="rollout", number=number, step=step, completions=samples)
+        # TRL shuffles and splits all tensors of its batch alike: these numbers say where each row came from.
+        places = [[number, place] for place in range(len(inputs))]
+        return {**output, "covey_origin": output["prompt_ids"].new_tensor(places)}
+
+    def _sample(self, output: Any, place: int) -> dict[str, Any]:
+        prompts, texts, ids, rows, rewards = (part[place] for part in self.scored)
+        names = self.trainer.reward_func_names
+        sample = {
+            "prompt": prompts,
+            "prompt_ids": output["prompt_ids"][place][output["prompt_mask"][place].bool()].tolist(),
+            "text": texts if isinstance(texts, str) else str(texts[-1].get("content")),
+            "ids": list(ids),
+            "group": place // self.trainer.num_generations,
+            "row": rows,
+            "rewards": {n: None if isnan(v) else v for n, v in zip(names, rewards, strict=True)},
+            "advantage": float(output["advantages"][place].flatten()[0]),
+        }
+        if "sampling_per_token_logps" in output:
+            sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][place][: len(ids)])
+        if "tool_mask" in output:
+            sample["inserted"] = (output["tool_mask"][place][: len(ids)] == 0).int().tolist()
+        return sample
+
+    def _looked(self, sample: dict[str, Any]) -> list[list[float]]:
+        trainer = self.trainer
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        temperatures = (trainer.args.temperature, 1.0)
+        context = trainer.accelerator.autocast()
+        return plain_logprobs(model, sample["prompt_ids"], sample["ids"], temperatures, context)
+
+    def _asked(self) -> list[dict[str, Any]]:
+        """Return the answers of the reward functions to the probes, once in a run."""
+        if not self.probes:
+            return []
+        self.probes = False
+        prompts, texts, ids, rows, _ = self.scored
+        named = zip(self.trainer.reward_func_names, self.trainer.reward_funcs, strict=True)
+        functions = {name: f for name, f in named if not hasattr(f, "state_dict")}
+        columns = {name: [row.get(name) for row in rows] for name in rows[0]}
+        columns |= {"prompts": prompts, "completions": texts, "completion_ids": ids}
+        extra = {"trainer_state": self.trainer.state, "log_extra": _ignore, "log_metric": _ignore}
+        return probe(functions, columns, prompts, extra)
+
+    def _get_per_token_logps_and_entropies(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        self.logprobs = result[0]
+        return result
+
+    def _compute_loss(self, inner: Any, model: Any, inputs: Any) -> Any:
+        loss = inner(model, inputs)
+        if self.trainer.model.training:
+            self.update["loss"] += loss.item()
+            mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+            values = {"logprobs": self.logprobs} | {
+                name: inputs[f"{name.removesuffix('logprobs')}per_token_logps"]
+                for name in ("old_logprobs", "ref_logprobs")
+                if f"{name.removesuffix('logprobs')}per_token_logps" in inputs
+            }
+            for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
+                # As far as the last token that was sampled or is trained; behind it is padding.
+                trained = [int(at) + 1 for at in mask[n].nonzero()]
+                end = max([len(self.samples[number, place]["ids"]), *trained])
+                row: dict[str, Any] = {name: numbers(v[n][:end].detach()) for name, v in values.items()}
+                own = inputs["advantages"][n]
+                row |= {
+                    "mask": mask[n][:end].int().tolist(),
+                    "ids": inputs["completion_ids"][n][:end].tolist(),
+                }
+                row["advantage"] = float(own) if own.dim() == 0 else numbers(own[:end])
+                self.update["rows"].append({"rollout": number, "completion": place, **row})
+        return loss
+
+    def _get_grad_norm(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = inner(*args, **kwargs)
+        self.update["grad_norm"] = None if norm is None else float(norm)
+        return norm
+
+    def before_step(self, _callback: Any, *_: Any, **__: Any) -> None:
+        """Keep the learning rate of the update that comes, and a part of the weights before it."""
+        self.update["learning_rate"] = self.trainer.optimizer.param_groups[0]["lr"]
+        self.file.weights_changed(self.trainer.model.parameters())
+
+    def after_step(self, _callback: Any, *_: Any, **__: Any) -> None:
+        """Write the update's line."""
+        for row in self.update["rows"]:
+            sample = self.samples[row["rollout"], row["completion"]]
+            if "model_logprobs" in sample:
+                row["after_logprobs"] = self._looked(sample)[0]
+        changed = self.file.weights_changed(self.trainer.model.parameters())
+        step = self.trainer.state.global_step - 1
+        self.file.write(kind="update", step=step, weights_changed=changed, **self.update)
+        self.update = {"rows": [], "loss": 0.0}
+
+
+def _prompts(data: Any) -> list[Any]:
+    """Return the prompts of a dataset; none of one that is read as a stream."""
+    named = hasattr(data, "__len__") and "prompt" in getattr(data, "column_names", ())
+    return list(data["prompt"]) if named else []
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Take what a reward function logs while it is probed."""

@@ -1,0 +1,466 @@
+"""The audit: a sound record is called sound, each mistake is named, bad files say what is wrong with them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.audit.check import apply
+from covey.audit.record import AuditRecord, read_record
+from covey.audit.sources import open_run
+from covey.audit.table import CHECKS, PREDICATES, condition
+from covey.cli import main
+from covey_verify.errors import DataError
+from tests.train.test_runs import start
+
+EOS, BOS = 2, 1
+HEAD = '{"format": "covey-audit", "version": 1}\n'
+ROLLOUT = '{"kind": "rollout", "number": 0, "step": 0, "completions": [%s]}\n'
+Lines = list[dict[str, Any]]
+Settings = dict[str, Any]
+
+
+def sound() -> Lines:
+    """A record of four updates on two rollouts: two groups of four, lengths of 3 to 6, one reward."""
+    settings = {
+        "temperature": 0.5,
+        "max_completion_length": 8,
+        "beta": 0.04,
+        "epsilon": 0.2,
+        "max_grad_norm": 1.0,
+        "loss_type": "grpo",
+        "gradient_accumulation_steps": 2,
+        "dtype": "float32",
+        "repetition_penalty": 1.0,
+        "reward_weights": [1.0],
+    }
+    tokens = {"bos": BOS, "eos": [EOS], "pad": 0, "names": {"8": "<tool_response>", "9": "</tool_response>"}}
+    data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
+    header = {
+        "format": "covey-audit",
+        "version": 1,
+        "framework": "trl",
+        "settings": settings,
+        "tokens": tokens,
+    }
+    lines: Lines = [{**header, "data": data}]
+    step = 0
+    for number in range(2):
+        samples = [_sample(number, place) for place in range(8)]
+        lines.append({"kind": "rollout", "number": number, "step": step, "completions": samples})
+        for update in range(2):
+            lines.append(_update(step, number, samples, update))
+            step += 1
+    return lines
+
+
+def _sample(number: int, place: int) -> dict[str, Any]:
+    group, n = divmod(place, 4)
+    # Two of four are paid: advantages are +- .5 over a sample std of .577.
+    reward = float(n % 2)
+    advantage = (reward - 0.5) / (math.sqrt(1 / 3) + 1e-4)
+    length = 3 + (place + number) % 4
+    ids = [10 + (place * 7 + t * 3 + number) % 50 for t in range(length - 1)] + [EOS]
+    plain = [-0.5 - 0.1 * ((place + 3 * t) % 5) for t in range(length)]
+    answer = str(100 + 10 * number + group)
+    return {
+        "prompt": f"prompt {number} {group}",
+        "prompt_ids": [BOS, 70 + group, 80 + number],
+        "text": f"text {place}",
+        "ids": ids,
+        "group": group,
+        "row": {"answer": answer},
+        "rewards": {"right": reward},
+        "advantage": advantage,
+        "sampler_logprobs": plain,
+        "model_logprobs": plain,
+        "model_logprobs_at_1": [0.6 * p - 0.2 for p in plain],
+        "alone": {"right": reward},
+        "elsewhere": {"right": 0.0},
+        "empty": {"right": 0.0},
+    }
+
+
+def _update(step: int, number: int, samples: list[dict[str, Any]], again: int) -> dict[str, Any]:
+    rows = []
+    loss = 0.0
+    for place, sample in enumerate(samples):
+        # The second update on a rollout finds log-probs moved by the first, in the direction of advantages.
+        by = 0.01 * again * (1 if sample["advantage"] > 0 else -1)
+        now = [p + by for p in sample["model_logprobs"]]
+        before = sample["model_logprobs"]
+        reference = [p - 0.02 * number for p in before]
+        rows.append(
+            {
+                "rollout": number,
+                "completion": place,
+                "mask": [1] * len(now),
+                "logprobs": now,
+                "old_logprobs": before,
+                "ref_logprobs": reference,
+                "advantage": sample["advantage"],
+                "after_logprobs": [p + (0.01 if sample["advantage"] > 0 else -0.01) for p in now],
+            }
+        )
+        ratio = math.exp(by)
+        off = -0.02 * number - by
+        kl = math.exp(off) - off - 1
+        loss += (-min(ratio, max(0.8, min(1.2, ratio))) * sample["advantage"] + 0.04 * kl) / len(samples)
+    return {
+        "kind": "update",
+        "step": step,
+        "rows": rows,
+        "loss": loss,
+        "grad_norm": 0.7,
+        "learning_rate": 1e-5,
+        "weights_changed": 0.9,
+    }
+
+
+def written(lines: Lines, path: Path) -> Path:
+    """Write lines as a record."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def found(lines: Lines, path: Path) -> list[str]:
+    """Names of the findings of a record, in their order."""
+    return [f.id for f in apply(CHECKS, read_record(written(lines, path))).findings]
+
+
+def rollouts(lines: Lines) -> Lines:
+    return [line for line in lines if line.get("kind") == "rollout"]
+
+
+def samples(lines: Lines) -> Lines:
+    return [sample for line in rollouts(lines) for sample in line["completions"]]
+
+
+def updates(lines: Lines) -> Lines:
+    return [line for line in lines if line.get("kind") == "update"]
+
+
+def rows(lines: Lines) -> Lines:
+    return [row for line in updates(lines) for row in line["rows"]]
+
+
+def every(part: Callable[[Lines], Lines], **values: Any) -> Callable[[Lines], None]:
+    """Set fields of all parts; a function gets the part's old fields."""
+
+    def change(lines: Lines) -> None:
+        for row in part(lines):
+            row |= {k: v(row) if callable(v) else v for k, v in values.items()}
+
+    return change
+
+
+def settings(**values: Any) -> Callable[[Lines], None]:
+    return lambda lines: lines[0]["settings"].update(values)
+
+
+def both(*changes: Callable[[Lines], None]) -> Callable[[Lines], None]:
+    def change(lines: Lines) -> None:
+        for one in changes:
+            one(lines)
+
+    return change
+
+
+def advantages(change: Callable[[list[float]], list[float]]) -> Callable[[Lines], None]:
+    """Change the advantages of each rollout, given its rewards, in its updates too."""
+
+    def apply_to(lines: Lines) -> None:
+        for line in rollouts(lines):
+            new = change([s["advantage"] for s in line["completions"]])
+            for sample, value in zip(line["completions"], new, strict=True):
+                sample["advantage"] = value
+            for row in rows(lines):
+                if row["rollout"] == line["number"]:
+                    row["advantage"] = new[row["completion"]]
+
+    return apply_to
+
+
+def unequal(lines: Lines) -> None:
+    """Make one group easier than the other, so that means and stds of the batch are other ones."""
+    for line in rollouts(lines):
+        paid = [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+        for sample, reward in zip(line["completions"], paid, strict=True):
+            sample["rewards"] = sample["alone"] = {"right": reward}
+
+
+def of_rewards(give: Callable[[list[float]], list[float]]) -> Callable[[Lines], None]:
+    """Advantages as a function of rewards that differ between the groups."""
+
+    def change(lines: Lines) -> None:
+        unequal(lines)
+        for line in rollouts(lines):
+            new = give([s["rewards"]["right"] for s in line["completions"]])
+            for place, sample in enumerate(line["completions"]):
+                sample["advantage"] = new[place]
+                for row in rows(lines):
+                    if (row["rollout"], row["completion"]) == (line["number"], place):
+                        row["advantage"] = new[place]
+
+    return change
+
+
+def zscores(rewards: list[float]) -> list[float]:
+    """(r - mean) / (std + 1e-4) within groups of four."""
+    result = []
+    for g in (rewards[:4], rewards[4:]):
+        mean = sum(g) / 4
+        std = math.sqrt(sum((r - mean) ** 2 for r in g) / 3)
+        result += [(r - mean) / (std + 1e-4) for r in g]
+    return result
+
+
+def over(values: list[float], of: list[float], shift: float = 0.0) -> list[float]:
+    """(values - shift) over the sample std of another list."""
+    mean = sum(of) / len(of)
+    std = math.sqrt(sum((x - mean) ** 2 for x in of) / (len(of) - 1))
+    return [(v - shift) / (std + 1e-8) for v in values]
+
+
+def centred(rewards: list[float]) -> list[float]:
+    return [r - sum(g) / 4 for g in (rewards[:4], rewards[4:]) for r in g]
+
+
+def rolled(values: list[Any]) -> list[Any]:
+    return [*values[1:], values[0]]
+
+
+MISTAKES: dict[str, Callable[[Lines], None]] = {
+    "nothing_trained": every(rows, mask=lambda r: [0] * len(r["mask"])),
+    "tokens_replaced": every(rows, ids=lambda r: [99] * len(r["mask"])),
+    "mask_shifted": every(rows, mask=lambda r: [0, *[1] * len(r["mask"])]),
+    "end_untrained": every(rows, mask=lambda r: [*[1] * (len(r["mask"]) - 1), 0]),
+    "padding_trained": every(rows, mask=lambda r: [*r["mask"], 1]),
+    "tool_trained": every(samples, inserted=lambda s: [0, 1, *[0] * (len(s["ids"]) - 2)]),
+    "tool_marks_trained": every(samples, ids=lambda s: [8, 30, 9, *s["ids"][3:]]),
+    "prompt_trained": both(
+        every(samples, prompt_ids=lambda s: [BOS, s["ids"][0]]),
+        every(samples, model_logprobs=lambda s: [-5.0, *s["model_logprobs"][1:]]),
+    ),
+    "end_lost": every(samples, ids=lambda s: [*s["ids"][:-1], 33]),
+    "never_ends": both(settings(max_completion_length=3), every(samples, ids=lambda s: [33] * len(s["ids"]))),
+    "bos_doubled": every(samples, prompt_ids=[BOS, BOS, 70]),
+    "not_finite": lambda lines: updates(lines)[1].update(loss=math.nan),
+    "logprobs_shifted": every(
+        rows, logprobs=lambda r: rolled(r["logprobs"]), old_logprobs=lambda r: rolled(r["old_logprobs"])
+    ),
+    "temperature_missing": every(rows, logprobs=lambda r: [0.6 * p - 0.2 for p in r["logprobs"]]),
+    "logprobs_differ": every(
+        rows,
+        logprobs=lambda r: [p - 0.3 for p in r["logprobs"]],
+        old_logprobs=lambda r: [p - 0.3 for p in r["old_logprobs"]],
+    ),
+    "old_stale": every(rows, old_logprobs=lambda r: [p - 0.1 for p in r["old_logprobs"]]),
+    "ratio_stuck": every(rows, old_logprobs=lambda r: r["logprobs"]),
+    "sampler_temperature": every(samples, sampler_logprobs=lambda s: s["model_logprobs_at_1"]),
+    "sampler_differs": every(samples, sampler_logprobs=lambda s: [p - 0.05 for p in s["sampler_logprobs"]]),
+    "reference_moves": every(rows, ref_logprobs=lambda r: r["logprobs"]),
+    "ratio_wide": both(
+        every(lambda lines: updates(lines)[1]["rows"], logprobs=lambda r: [p + 0.8 for p in r["logprobs"]]),
+        every(updates, loss=None),
+    ),
+    "group_mixed": every(samples, group=lambda s: 0),
+    "advantages_moved": every(rows, advantage=lambda r: -r["advantage"]),
+    "advantages_negated": advantages(lambda a: [-x for x in a]),
+    "advantages_order": advantages(lambda a: [a[0], a[2], a[1], *a[3:]]),
+    "std_missing": of_rewards(centred),
+    "std_over_batch": of_rewards(lambda r: over(centred(r), r)),
+    "batch_baseline": of_rewards(lambda r: over(r, r, sum(r) / len(r))),
+    "baseline_missing": of_rewards(list),
+    "advantages_normalized_twice": both(of_rewards(lambda r: over(zscores(r), zscores(r)))),
+    "advantages_scaled": advantages(lambda a: [3 * x for x in a]),
+    "advantages_differ": advantages(lambda a: [x + 0.1 * n for n, x in enumerate(a)]),
+    "std_added": both(settings(scale_rewards="none")),
+    "rewards_order": every(samples, alone=lambda s: {"right": 1 - s["rewards"]["right"]}),
+    "rewards_in_batch": every(samples, alone={"right": 1.0}),
+    "weights_zero": both(settings(reward_weights=[0.0]), advantages(lambda a: [0.0 for _ in a])),
+    "rewards_missing": every(samples, rewards={"right": None}, alone={"right": None}),
+    "pays_empty": every(samples, empty={"right": 1.0}),
+    "rewards_constant": both(
+        every(samples, rewards={"right": 0.0}, alone={"right": 0.0}), advantages(lambda a: [0.0 for _ in a])
+    ),
+    "pays_any_row": every(samples, elsewhere=lambda s: s["alone"]),
+    "rows_duplicated": lambda lines: lines[0]["data"].update(distinct=5),
+    "eval_is_train": lambda lines: lines[0]["data"].update(eval_in_train=10),
+    "kl_sign": settings(beta=-0.04),
+    "loss_differs": every(updates, loss=lambda u: u["loss"] + 0.5),
+    "wrong_way": every(
+        rows, after_logprobs=lambda r: [p - (0.01 if r["advantage"] > 0 else -0.01) for p in r["logprobs"]]
+    ),
+    "rate_zero": every(updates, learning_rate=0.0, weights_changed=0.0),
+    "no_motion": every(updates, weights_changed=0.0),
+    "too_coarse": both(settings(dtype="bfloat16"), every(updates, weights_changed=0.03)),
+    "gradient_zero": every(updates, grad_norm=0.0),
+    "clip_idle": settings(epsilon=20.0),
+    "penalty_untrained": settings(repetition_penalty=1.2),
+    "clipped_always": every(updates, grad_norm=500.0),
+}
+
+
+def test_a_sound_record_has_no_findings(tmp_path: Path) -> None:
+    record = read_record(written(sound(), tmp_path / "run.jsonl"))
+    report = apply(CHECKS, record)
+    assert [str(f) for f in report.findings] == []
+    assert not report.unjudged and report.judged == len(CHECKS)
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES))
+def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
+    lines = copy.deepcopy(sound())
+    MISTAKES[name](lines)
+    assert found(lines, tmp_path / "run.jsonl")[:1] == [name]
+
+
+def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:
+    names = {check.name for check in CHECKS}
+    assert names == set(PREDICATES)
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    for check in CHECKS:
+        assert f"| `{check.name}` ({check.words.severity}) | {condition(check)} |" in page
+        assert set(check.words.silences) <= names, check.name
+        assert check.words.any, check.name
+
+
+def test_a_completion_that_is_scored_and_not_trained_counts_in_its_groups_statistics(tmp_path: Path) -> None:
+    lines = sound()
+    for sample in samples(lines):
+        sample["advantage"] = None
+    for update in updates(lines):
+        update |= {"loss": None, "rows": [row for row in update["rows"] if row["completion"] != 3]}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "rloo"}], ids=str)
+def test_coveys_own_runs_are_sound(settings: Settings, tmp_path: Path) -> None:
+    start(tmp_path / "run", **settings, train={"steps": 2})
+    report = apply(CHECKS, open_run(tmp_path / "run"))
+    assert [str(f) for f in report.findings] == []
+    assert "advantages_differ" not in str(report.unjudged)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    lines = sound()
+    for row in rows(lines):
+        del row["logprobs"]
+    report = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl")))
+    assert report.findings == []
+    assert "old_stale" in report.unjudged["logprobs"]
+
+
+def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_path: Path) -> None:
+    lines = sound()
+    MISTAKES["end_untrained"](lines)
+    (finding, *_) = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl"))).findings
+    assert finding.severity == "severe" and "EOS" in finding.remedy
+    assert finding.evidence == {"step": 0, "group": 0, "completion": 0, "token": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", ": the file is empty"),
+        ("\n", ":1: no JSON"),
+        ('{"format": "covey', ":1: the header is not complete"),
+        ('{"prompt": "a"}\n', ":1: no record of a run"),
+        ('{"format": "covey-audit", "version": 2}\n', ":1: version 2 of the format; this covey reads 1"),
+        ('{"format": "covey-audit", "version": 1, "setings": {}}\n', ":1: setings: Extra inputs"),
+        (HEAD + "[1]\n", ":2: list where an object is expected"),
+        (HEAD + '{"step": 0}\n', ":2: Unable to extract tag"),
+        (HEAD + '{"kind": "update"}\n', ":2: step: Field required"),
+        (
+            HEAD + ROLLOUT % '{"ids": [NaN]}',
+            ":2: completions.0.ids.0: Input should be a valid integer, not nan",
+        ),
+        (
+            HEAD + ROLLOUT % '{"ids": [1, 2], "sampler_logprobs": [0.0]}',
+            ":2: completions.0.sampler_logprobs: 1 values for 2 ids",
+        ),
+        (
+            HEAD
+            + ROLLOUT % ""
+            + '{"kind": "update", "step": 0, "rows": [{"rollout": 0, "completion": 3}]}\n',
+            ":3: rows.0.completion: 3, but rollout 0 has 0 completions",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError) as error:
+        read_record(path)
+    assert f"{path}{says}" in str(error.value)
+
+
+def test_a_half_written_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    path = written(sound(), tmp_path / "run.jsonl")
+    with path.open("a") as file:
+        file.write('{"kind": "update", "st')
+    record = read_record(path)
+    assert len(record.updates) == 4
+    assert record.notes == [f"{path}:8: the last line is not complete and is left out"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(sound(), tmp_path / "run.jsonl")
+    assert main(["audit", str(path)]) == 0
+    assert "no mistake found" in capsys.readouterr().out
+    lines = sound()
+    MISTAKES["mask_shifted"](lines)
+    written(lines, path)
+    assert main(["audit", str(path)]) == 1
+    assert "(group 0, completion 0, token 0)" in capsys.readouterr().out
+    assert main(["audit", str(path), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["findings"][0]["id"] == "mask_shifted" and said["updates"] == 4
+    assert main(["audit", str(tmp_path / "nothing.jsonl")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+
+
+def test_writers_are_imported_without_torch_or_a_trainer() -> None:
+    code = (
+        "import sys, covey.audit.trl_writer\nassert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_history_of_trl_is_read_without_a_writer(tmp_path: Path) -> None:
+    history = [
+        {"step": n + 1, "loss": 0.0, "grad_norm": 0.0, "learning_rate": 1e-6, "frac_reward_zero_std": 1.0}
+        for n in range(10)
+    ]
+    state = tmp_path / "out" / "checkpoint-10"
+    state.mkdir(parents=True)
+    (state / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    report = apply(CHECKS, open_run(tmp_path / "out"))
+    assert [f.id for f in report.findings] == ["dead_groups", "gradient_zero"]
+    (state / "trainer_state.json").write_text("{}")
+    with pytest.raises(DataError, match="log_history is missing"):
+        open_run(tmp_path / "out")
+
+
+def test_dumps_of_verl_are_read_as_they_are(tmp_path: Path) -> None:
+    rows = [
+        {"input": f"question {n // 4}", "output": f"text {n}", "gts": "7", "score": 0.0, "step": 1}
+        for n in range(32)
+    ]
+    for step in (1, 2):
+        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record: AuditRecord = open_run(tmp_path)
+    assert len(record.samples) == 64 and record.header.framework == "verl"
+    assert [f.id for f in apply(CHECKS, record).findings] == ["rewards_constant"]
+    (tmp_path / "2.jsonl").write_text('{"input": "a", "output": "b"}\n')
+    with pytest.raises(DataError, match=r"2\.jsonl:1: no row of a verl dump"):
+        open_run(tmp_path)
