@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from covey.insight.ending import Result
     from covey.insight.findings.finding import Finding
     from covey.runs.estimates import Evaluation
+    from covey.training.run import Observer
 
 
 def train(
@@ -37,7 +39,7 @@ def train(
     Raises CoveyError.
     """
     file = Path(config) if config is not None else None
-    return _run(Start(file, (), with_given(settings)), None, quiet, overwrite=overwrite)
+    return run_start(Start(file, (), with_given(settings)), quiet=quiet, overwrite=overwrite)
 
 
 def resume(
@@ -53,7 +55,8 @@ def resume(
     """
     from covey.runs.origin import start_of
 
-    return _run(start_of(Path(run), trust, values=with_given(settings)), Path(run), quiet, strict)
+    start = start_of(Path(run), trust, values=with_given(settings))
+    return run_start(start, Path(run), quiet=quiet, strict=strict)
 
 
 def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **settings: object) -> Evaluation:
@@ -125,9 +128,19 @@ def sample(
         return sample_once(loaded, *asked, say)
 
 
-def _run(
-    start: Start, resumed: Path | None, quiet: bool, strict: bool = False, overwrite: bool = False
+def run_start(
+    start: Start,
+    resumed: Path | None = None,
+    *,
+    quiet: bool = False,
+    strict: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
 ) -> Result:
+    """Run what a start says, in the folder of an earlier run if it is ``resumed``.
+
+    ``observer`` learns of each step and may end the run. Raises CoveyError.
+    """
     refuse_while_importing()
     from covey.learner.process import torch_as_new
     from covey.runs.removal import remove_run
@@ -147,6 +160,8 @@ def _run(
         )
     again = resumed is not None
     session = RunOptions(strict, again, start.record(), loaded.config.output, same_inputs=not again)
+    if observer is not None:
+        session = replace(session, observer=observer)
     # Under torchrun every rank runs this script; one of them prints.
     console = RunConsole(quiet or environment_rank() > 0)
     for note in loaded.notes:

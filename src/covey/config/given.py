@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from pydantic import GetPydanticSchema
@@ -35,11 +35,14 @@ class Given:
 
 
 class GivenModel(Given):
-    """A transformers model with its tokenizer; it is trained in place."""
+    """A transformers model, or peft's wrapper of one, with its tokenizer; it is trained in place.
 
-    def __init__(self, model: object, tokenizer: object) -> None:
+    ``reference`` is the frozen model that preferences are compared with; None: the model as the run begins.
+    """
+
+    def __init__(self, model: object, tokenizer: object, reference: Any = None) -> None:
         super().__init__(name_of(model))
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.reference = model, tokenizer, reference
         self.source = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
         """The folder or hub id that it was loaded from, or ""."""
 

@@ -1,7 +1,8 @@
 """Models that a Python program passes as objects: the checks before a run, and their state after it.
 
 Such a model is trained in place, as TRL does. Afterwards it has the weights of `final/`, on the device and in
-the dtype of the run, with adapters merged. Its mode and its `requires_grad` flags are as before.
+the dtype of the run. Adapters that the run added are merged, those that it was given stay. Its mode and its
+`requires_grad` flags are as before.
 """
 
 from __future__ import annotations
@@ -9,27 +10,55 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from covey.config.given import GivenModel
+from covey.models.policy import Policy
 from covey.models.pretrained import check_finite, pretrained
 from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
+def adapter_of(given: GivenModel) -> PeftModel | None:
+    """The wrapper of a model that was given with peft's adapters in its layers."""
+    return cast("PeftModel", given.model) if hasattr(given.model, "get_base_model") else None
+
+
+def policy_of(given: GivenModel) -> Policy:
+    """The policy of a model that was given as an object. Raises the errors of ``checked_model``."""
+    return Policy(*checked_model(given), adapter_of(given))
+
+
 def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer. Raises ConfigError if the model cannot be trained."""
-    model = given.model
+    """The model, without the wrapper of its adapters, and its tokenizer.
+
+    Raises ConfigError if the model cannot be trained.
+    """
+    adapter = adapter_of(given)
     tokenizer = given.tokenizer
-    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+    model = adapter.get_base_model() if adapter is not None else given.model
+    if adapter is not None and adapter.active_peft_config.is_prompt_learning:
         raise ConfigError(
-            f"model: a {given.name} is not a causal language model of transformers. Merge adapters first "
-            "(merge_and_unload), and remove wrappers"
+            f"model: {adapter.active_peft_config.peft_type.value} adds virtual tokens to prompts, which no "
+            "sampler here reads; use adapters within layers, as LoRA"
+        )
+    if not isinstance(model, PreTrainedModel) or not _has_head(model):
+        raise ConfigError(
+            f"model: a {given.name} is not a causal language model or a classifier of transformers. Remove "
+            "wrappers"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is not a tokenizer of transformers")
@@ -52,10 +81,20 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
     return model, tokenizer
 
 
+def _has_head(model: PreTrainedModel) -> bool:
+    """Whether a model writes, or judges whole answers."""
+    return model.get_output_embeddings() is not None or is_classifier(model)
+
+
+def is_classifier(model: object) -> bool:
+    """Whether a model judges texts instead of writing them."""
+    return type(model).__name__.endswith("ForSequenceClassification")
+
+
 @contextmanager
 def lent(model: str | GivenModel) -> Iterator[None]:
     """Restore a model that was given as an object after the block: no adapters or gradients, its own mode."""
-    if not isinstance(model, GivenModel) or not isinstance(model.model, PreTrainedModel):
+    if not isinstance(model, GivenModel) or not isinstance(model.model, nn.Module):
         yield
         return
     module = model.model
@@ -66,7 +105,7 @@ def lent(model: str | GivenModel) -> Iterator[None]:
         yield
     finally:
         # Adapters first: merging puts the modules back whose names `trained` has.
-        if hasattr(module, "peft_config") and not had_adapters:
+        if isinstance(module, PreTrainedModel) and hasattr(module, "peft_config") and not had_adapters:
             _merge(module)
         module.train(mode)
         for name, parameter in module.named_parameters():
@@ -77,10 +116,19 @@ def lent(model: str | GivenModel) -> Iterator[None]:
 
 def take_weights(model: str | GivenModel, folder: Path) -> None:
     """Load the weights of a model folder into a model that was given as an object; others stay."""
-    if isinstance(model, GivenModel):
-        module, _ = checked_model(model)
-        saved: nn.Module = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32)
-        module.load_state_dict(saved.state_dict())
+    if not isinstance(model, GivenModel):
+        return
+    module, _ = checked_model(model)
+    adapter = adapter_of(model)
+    if adapter is not None:
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        set_peft_model_state_dict(adapter, load_file(folder / "adapter" / "adapter_model.safetensors"))
+        return
+    loader = AutoModelForSequenceClassification if is_classifier(module) else AutoModelForCausalLM
+    saved: nn.Module = pretrained(loader, folder, dtype=torch.float32)
+    module.load_state_dict(saved.state_dict())
 
 
 def _merge(model: PreTrainedModel) -> None:

@@ -99,6 +99,17 @@ def _low_rank(module: nn.Module) -> LowRank | None:
     return LowRank(cast("LoraLayer", module)) if fits else None
 
 
+def adapts_linears(model: nn.Module) -> bool:
+    """Whether all adapters of a model are within its linear layers, whose modules we call.
+
+    Others, of experts' weights, embeddings or norms, act only where the Hugging Face modules compute.
+    """
+    modules = list(model.modules())
+    adapted = [type(module.base_layer) for module in modules if hasattr(module, "base_layer")]
+    replaced = any(hasattr(module, "original_module") for module in modules)
+    return not replaced and all(kind is nn.Linear for kind in adapted)
+
+
 class FusedLinear:
     """Linear layers with the same input, computed as one product with concatenated outputs.
 

@@ -22,7 +22,7 @@ from covey.config.load import Loaded
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
 from covey.models.gguf import folder_of_gguf
-from covey.models.given import checked_model, take_weights
+from covey.models.given import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
 from covey.models.policy import Policy
@@ -46,23 +46,31 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     config = loaded.config
     device = pick_device(config.device)
     given_dtype = None
+    adapter = None
     if isinstance(config.model, GivenModel):
         model, tokenizer = checked_model(config.model)
+        adapter = adapter_of(config.model)
         given_dtype = model.dtype
+        if is_classifier(model):
+            raise ConfigError(
+                f"model: a {config.model.name} judges texts and writes none; its method is reward_model"
+            )
+        if adapter is not None and config.lora:
+            raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
         if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
             take_weights(config.model, loaded.before / "final")
     elif config.model == "tiny":
         tokenizer = build_tokenizer(texts)
         model = build_model(tokenizer, config.seed)
     else:
-        model, tokenizer = _pretrained(config.model, loaded.folder)
+        model, tokenizer = load_named(config.model, loaded.folder)
     if config.longrope == "long":
         turn_by_long_table(model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, given_dtype)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     # Adapters come after the cast: peft keeps them in float32 on a bfloat16 model.
-    policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
-    policy = with_precision(policy, config)
+    adapted = with_lora(model, tokenizer, config.lora) if config.lora else None
+    policy = with_precision(adapted or Policy(model, tokenizer, adapter), config)
     if not policy.end_ids:
         raise ConfigError(
             f"{config.model}: neither the tokenizer nor the generation config has an end-of-sequence token, "
@@ -78,6 +86,19 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     if loaded.checkpoint is not None:
         policy.load_weights(loaded.checkpoint)
     return policy
+
+
+def own_reference(loaded: Loaded) -> Policy | None:
+    """The reference that a run was given as an object, computing as its policy does; None if it has none."""
+    given = loaded.config.model
+    if not isinstance(given, GivenModel) or given.reference is None:
+        return None
+    reference = GivenModel(given.reference, given.tokenizer)
+    for parameter in given.reference.parameters():
+        parameter.requires_grad_(True)  # it is checked and scored as a policy is; nothing moves it
+    like = checked_model(given)[0]
+    checked_model(reference)[0].to(device=like.device, dtype=like.dtype)
+    return with_precision(policy_of(reference), loaded.config)
 
 
 def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
@@ -142,7 +163,11 @@ def model_files(name: str, folder: Path) -> dict[str, Path]:
     return {str(p.relative_to(home)): p for p in paths if p.suffix in kinds and p.is_file()}
 
 
-def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_named(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The language model of a folder, relative to ``folder`` or not, or of a hub id, in float32.
+
+    Raises ConfigError.
+    """
     source = source_of(name, folder)
     if is_reward_model(Path(source)):
         raise ConfigError(

@@ -31,7 +31,7 @@ from covey.models.forward import (
     leave_images,
     supported,
 )
-from covey.models.linear import FusedLinear, ValueHead
+from covey.models.linear import FusedLinear, ValueHead, adapts_linears
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
 from covey.models.packing import Packed
@@ -75,7 +75,7 @@ class Policy:
         leave_images(model)
         self.tokenizer = tokenizer
         self.adapter = adapter
-        self.decoder = Decoder(model) if supported(model) else None
+        self.decoder = Decoder(model) if supported(model) and adapts_linears(model) else None
         self._head = FusedLinear(model.get_output_embeddings())
         self.rounds = False
         if rounds:
@@ -201,8 +201,7 @@ class Policy:
     @cached_property
     def vocabulary_hash(self) -> str:
         """Hash of the words of all token ids; equal for tokenizers whose ids mean the same."""
-        words = sorted((n, word) for word, n in self.tokenizer.get_vocab().items())
-        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
+        return vocabulary_hash(self.tokenizer)
 
     def load_weights(self, folder: Path) -> None:
         """Load the weights of a checkpoint folder, or its adapter's if this policy trains one.
@@ -327,6 +326,12 @@ class Policy:
         expected = self.model(input_ids=tokens, use_cache=False).logits
         found = self.head(self._states(tokens, torch.ones_like(tokens)))
         return bool(torch.allclose(expected.float(), found.float(), rtol=1e-4, atol=1e-4))
+
+
+def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of a tokenizer's words with their ids."""
+    words = sorted((n, word) for word, n in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
 
 
 def snapshot(policy: Policy) -> Policy:

@@ -17,12 +17,13 @@ from covey.models.sharded import own, split_weights, take, whole_weights
 class Reference:
     """The policy as it was at the start: a frozen copy, or the same model with its adapter off."""
 
-    def __init__(self, policy: Policy, moves: bool = False) -> None:
+    def __init__(self, policy: Policy, moves: bool = False, own: Policy | None = None) -> None:
+        """``own``: another model as the reference, in place of the policy as it is now."""
         # A reference that will move needs weights of its own, also where adapters are trained.
-        self._adapter = None if moves else policy.adapter
-        self._policy = policy
+        self._adapter = None if moves or own is not None else policy.adapter
+        self._policy = own or policy
         if self._adapter is None:
-            self._policy = policy.copied()
+            self._policy = own or policy.copied()
             self._policy.model.requires_grad_(False)
 
     @property

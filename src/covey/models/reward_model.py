@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from covey.models.sharded import unsplit
 from covey.system.opening import RECORD_BYTES, load_json, read_regular
 from covey_verify.errors import ConfigError
 from covey_verify.types import Messages
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class Classes(NamedTuple):
@@ -55,7 +58,13 @@ class TrainedRewardModel(Policy):
 
     packed_bytes = 0  # nothing is sampled from it
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        kind: Judges,
+        adapter: PeftModel | None = None,
+    ) -> None:
         if tokenizer.pad_token_id is None:
             raise ConfigError(
                 "model: the tokenizer of a reward model needs a pad_token; set one in its folder"
@@ -63,7 +72,7 @@ class TrainedRewardModel(Policy):
         model.config.pad_token_id = tokenizer.pad_token_id  # where sequence heads look for the end
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.adapter = None
+        self.adapter = adapter
         self.kind = kind
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
@@ -98,7 +107,9 @@ class TrainedRewardModel(Policy):
 
     def copied(self) -> TrainedRewardModel:
         """A deep copy of the model."""
-        made = TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
+        adapter = copy.deepcopy(self.adapter)
+        model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
+        made = TrainedRewardModel(model, self.tokenizer, self.kind, adapter)
         if self.rounds:
             made.round_products()
         return made

@@ -19,7 +19,7 @@ from pathlib import Path
 from covey import types
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
-from covey.models.given import checked_model
+from covey.models.given import adapter_of, checked_model
 from covey.models.load import model_files
 from covey.models.policy import weights_hash
 from covey.rewards.scorer import Rewards
@@ -47,7 +47,7 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     model = loaded.config.model
     objects = dict[str, str]()
     if isinstance(model, GivenModel):
-        objects = _of_given(model, adapters=loaded.config.lora is not None)
+        objects = _of_given(model, adapters=loaded.config.lora is not None or adapter_of(model) is not None)
     elif model != "tiny":
         files |= _of_model("model", model, loaded.folder)
     for reward in rewards:

@@ -70,7 +70,8 @@ def _plain(text: AnswerText) -> str:
     return " ".join(f"{m['content']}{said}" for m, said in zip(text, calls, strict=True))
 
 
-def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
+def tokens_of(policy: Policy, problem: Problem) -> Sequence[int]:
+    """Return the ids of a prompt: those that were recorded with it, or its text's. Raises DataError."""
     if problem.sampled is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
         if problem.sampled.tokenizer != policy.vocabulary_hash:
@@ -120,7 +121,7 @@ def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
 
 
 def _prompted(policy: Policy, problem: Problem) -> Prompted:
-    tokens = np.array(_tokens(policy, problem), dtype=np.int64)
+    tokens = np.array(tokens_of(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
     return Prompted(replace(problem, thoughts=thoughts), tokens)
 

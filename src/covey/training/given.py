@@ -56,8 +56,13 @@ def train(run: Run, lesson: Lesson) -> None:
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
         values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
         journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
-        if run.evaluate_and_save():
+        if run.end_step(metrics):
             break
+
+
+def learn(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
+    """Run the remaining steps of a loop, whose lesson follows from the run."""
+    train(run, lesson_of(run))
 
 
 ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
@@ -84,13 +89,13 @@ def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
     return {f"held_out/{name}": value for name, value in added(seen).items()}
 
 
-def imitate(run: Run) -> None:
-    """The supervised loop: imitate the answers of a data file or of a task's worked solutions."""
+def imitation(run: Run) -> Lesson:
+    """Return the lesson of the supervised loop: the answers of a data file or of a task's solutions."""
 
     def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         return given_batch([run.train_set[i] for i in rows]), NegativeLogLikelihood()
 
-    train(run, lesson)
+    return lesson
 
 
 @dataclass(frozen=True)

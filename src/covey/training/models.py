@@ -11,7 +11,7 @@ from covey.config.sampling import Servers
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.learner.learner import Learner
-from covey.models.load import load_policy
+from covey.models.load import load_policy, own_reference
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
@@ -45,7 +45,7 @@ def reference_of(policy: Policy, loaded: Loaded) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
     asked = algorithm.needs_reference and loaded.config.method == "rl"
-    return Reference(policy, algorithm.moves_reference) if asked else None
+    return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if asked else None
 
 
 def policy_learner(policy: Policy, loaded: Loaded, reference: Reference | None) -> Learner[Policy]:

@@ -59,9 +59,10 @@ from covey.system.processes import (
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
-from covey.training import collect, given, preference, reward_model, rl
+from covey.training import collect, given, rl
 from covey.training.collect import kept
 from covey.training.hours import hours_line
+from covey.training.lessons import LESSONS
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
@@ -70,10 +71,8 @@ from covey_verify.errors import ConfigError
 
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
-    "imitation": given.imitate,
-    "preference": preference.train,
-    "reward_model": reward_model.train,
     "collection": collect.train,
+    **{name: partial(given.learn, lesson_of) for name, lesson_of in LESSONS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
 
@@ -285,6 +284,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
         with run.watchdog.watching():
             if run.test_set:
                 evaluations["before"] = run.evaluation_at(0)
+            run.options.observer.run_begins(run.state.step)
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
                 train(run)

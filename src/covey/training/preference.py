@@ -15,6 +15,7 @@ from torch import Tensor
 from covey.errors import CheckpointError
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Learner, Objective
+from covey.models.load import own_reference
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
 from covey.objective.bound import AnyBound
@@ -24,16 +25,15 @@ from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.system.processes import by_first, together
-from covey.training import given
-from covey.training.given import Shares
+from covey.training.given import Lesson, Shares
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
 """Examples that are scored between two writes of the file of reference log-probs."""
 
 
-def train(run: Run) -> None:
-    """The loop of a method that learns from preferences."""
+def preferences(run: Run) -> Lesson:
+    """Return the lesson of a method that learns from preferences."""
     loss = run.loaded.loss
     assert loss is not None, "the method has one"
     examples = [*run.train_set, *run.held_out]
@@ -60,7 +60,7 @@ def train(run: Run) -> None:
         tokens = float(batch.mask[0::2].sum()) / len(rows)
         return batch, PreferenceObjective(loss, reference, point, tokens)
 
-    given.train(run, lesson)
+    return lesson
 
 
 def summed(learner: Learner[Policy], batch: Batch) -> Tensor:
@@ -200,9 +200,11 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
 
 
 def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
-    """Return the log-prob of each answer under the model that the run began with, (answers,) each.
+    """Return the log-prob of each answer under the reference, (answers,) each.
 
-    They are computed before the first step, while the policy is that model, and kept in a file; an
+    The reference is the model that the run began with, unless the run was given another.
+
+    The log-probs are computed before the first step, while the policy is that model, and kept in a file; an
     interrupted computation continues from it. If the file is damaged or gone later, they are computed again
     from the model that the run began with. Raises CheckpointError if that model has changed.
     """
@@ -218,8 +220,11 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     # The number of whole examples whose log-probs are ``known``.
     done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
     learner = run.learner
+    own = own_reference(run.loaded)
+    if own is not None:
+        learner = Learner(own, run.loaded.config.train)
     # The policy has moved, so the first model is loaded once more.
-    if done < len(examples) and run.state.step:
+    elif done < len(examples) and run.state.step:
         learner = _first_learner(run, path)
     run.journal.console.doing("scoring the reference")
     while done < len(examples):

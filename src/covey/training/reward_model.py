@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective
+from covey.models.given import adapter_of, checked_model, is_classifier
 from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
@@ -30,10 +32,9 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model
+from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training import given
-from covey.training.given import Shares
+from covey.training.given import Lesson, Shares
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -41,8 +42,8 @@ NEVER_READ = 0
 """Placeholder token after an answer: the value is read where it would be predicted."""
 
 
-def train(run: Run) -> None:
-    """The loop of `method: reward_model`."""
+def judgements(run: Run) -> Lesson:
+    """Return the lesson of `method: reward_model`."""
     loss = run.loaded.loss
     examples = [*run.train_set, *run.held_out]
     assert loss is not None, "the method has one"
@@ -51,7 +52,7 @@ def train(run: Run) -> None:
     def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         return given_batch([examples[i] for i in rows]), RewardObjective(loss if paired else None)
 
-    given.train(run, lesson)
+    return lesson
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class RewardObjective:
 def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
+    if isinstance(config.model, GivenModel) and is_classifier(checked_model(config.model)[0]):
+        return _given(config.model, kind, loaded)
     if isinstance(config.model, str) and config.model != "tiny":
         source = source_of(config.model, loaded.folder)
         if is_reward_model(Path(source)):
@@ -113,6 +116,16 @@ def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> Tra
     if config.train.recompute_layers and model.decoder is not None:
         model.decoder.recompute = True
     return model
+
+
+def _given(given: GivenModel, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
+    model, tokenizer = checked_model(given)
+    if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
+        raise ConfigError(
+            f"model: {given.name} returns {model.config.num_labels} numbers, which is not a {kind}"
+        )
+    model.to(pick_device(loaded.config.device))
+    return with_precision(TrainedRewardModel(model, tokenizer, kind, adapter_of(given)), loaded.config)
 
 
 def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
@@ -150,7 +163,10 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt)
-    ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
+    if problem.sampled is not None:
+        ids = [[*tokens_of(policy, problem), *answer.ids] for answer in example.sampled]
+    else:
+        ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
         raise DataError(f"{problem.id}: the prompt is empty")
     if len(ids) == 2 and ids[0] == ids[1]:

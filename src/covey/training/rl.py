@@ -54,7 +54,7 @@ def train(run: Run) -> None:
             report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
             run.follow(step, metrics, [*rollout.groups, *rollout.filtered], bool(batch.advantages.any()))
             refresh(run.learner, algorithm, before)
-            if run.evaluate_and_save():
+            if run.end_step(metrics):
                 break
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from covey.config.load import Loaded
 from covey.errors import CheckpointError, GuardStop
@@ -43,6 +43,30 @@ from covey.training.guards import Stop, judge_step, judge_update, kl_level
 from covey.types import Group
 
 
+class Wish(NamedTuple):
+    """What an observer wants after a step."""
+
+    stop: bool = False
+    """End the stage here."""
+    save: bool = False
+
+
+class Observer:
+    """What another program learns of a run while it goes on; these methods do nothing."""
+
+    def run_begins(self, step: int) -> None:
+        """Called before the first step, when all is loaded; ``step`` is above 0 if the run was resumed."""
+
+    def step_begins(self, step: int) -> None:
+        """Called before a step, counted from 0."""
+
+    def step_ends(self, step: int, metrics: Mapping[str, float]) -> Wish | None:
+        """Called after ``step`` steps with the last one's metrics; None: no wish."""
+
+    def saved(self, folder: Path) -> None:
+        """Called after a checkpoint was written."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Command-line options that are not part of the config."""
@@ -58,6 +82,7 @@ class RunOptions:
     faults: Faults = field(default_factory=Faults)
     same_inputs: bool = False
     """Refuse to continue a run with other rewards or data."""
+    observer: Observer = field(default_factory=Observer)
 
 
 DEFAULTS = RunOptions()
@@ -98,6 +123,7 @@ class Run:
     def begin_step(self) -> None:
         """Note that a step begins, and inject the faults that a test has planned for it."""
         self.course.step_begins()
+        self.options.observer.step_begins(self.state.step)
         self.options.faults.at_step()
 
     def safe_point(self) -> None:
@@ -256,6 +282,14 @@ class Run:
                 return Evaluation.from_record(record)
         return self.evaluate()
 
+    def end_step(self, metrics: Mapping[str, float]) -> bool:
+        """Evaluate and save when it is time, and tell the observer; return True if the stage ends here."""
+        reached = self.evaluate_and_save()
+        wish = self.options.observer.step_ends(self.state.step, metrics) or Wish()
+        if wish.save and not by_first(checkpoint_at(self.journal.folder.path, self.state.step).exists):
+            self.save()
+        return wish.stop or reached
+
     def evaluate_and_save(self) -> bool:
         """Evaluate and save when it is time; return True once the stage has reached its goal.
 
@@ -303,6 +337,7 @@ class Run:
                 self.critic,
             )
         self.course.checkpoint()
+        self.options.observer.saved(checkpoint_at(journal.folder.path, self.state.step))
 
     def restore(self) -> bool:
         """Go back to the newest good checkpoint; False if there is none. Raises CheckpointError."""

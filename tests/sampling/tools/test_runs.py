@@ -202,14 +202,14 @@ def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"{i}+1="}]} for i in range(4)]
     given = {"model": build_model(tokenizer, 0), "processing_class": tokenizer, "train_dataset": rows}
     made = GRPOTrainer(reward_funcs=right, args=arguments, tools=[double], **given)
-    found = made._settings["rollout.tools"]
+    found = made.settings["rollout.tools"]
     assert found == {"functions": [found["functions"][0]], "environment": None, "max_calls": 2}
     assert found["functions"][0].endswith("test_runs:double") or found["functions"][0].endswith(".py:double")
     with pytest.raises(ConfigError, match="must be a function or class of a file"):
         GRPOTrainer(reward_funcs=right, args=arguments, tools=[lambda number: number], **given)
     playing = GRPOTrainer(reward_funcs=right, args=arguments, environment_factory=Game, **given)
-    assert playing._settings["rollout.tools"]["environment"].endswith(":Game")
-    with pytest.raises(ConfigError, match="whose `reset` returns prompts, and `max_steps`"):
+    assert playing.settings["rollout.tools"]["environment"].endswith(":Game")
+    with pytest.raises(ConfigError, match="without a train_dataset needs `max_steps`"):
         GRPOTrainer(reward_funcs=right, environment_factory=Game, **given | {"train_dataset": None})
 
 

@@ -1,0 +1,123 @@
+"""TRL's configs as dataclasses: fields, types and defaults of TRL 1.16, from the tables in `fields`."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, field, fields, make_dataclass
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+from covey.trl.meanings import MEANINGS, Refused, refusal
+
+TABLES = Path(__file__).parent / "fields"
+OLDER: Mapping[str, tuple[str, object]] = {
+    "warmup_ratio": ("float | None", None),
+    "max_prompt_length": ("int | None", None),
+}
+"""Fields of earlier TRL versions that many scripts have: name -> type, default."""
+KINDS: Mapping[str, Any] = {
+    **{kind.__name__: kind for kind in (bool, int, float, str, dict)},
+    "None": None,
+    "list[str]": list[str],
+    "list[float]": list[float],
+}
+"""Type in a table -> the type."""
+PARSED = ("model_init_kwargs", "chat_template_kwargs", "generation_kwargs", "accelerator_config")
+"""Fields that may be given as JSON on a command line."""
+
+
+@cache
+def table(name: str) -> dict[str, tuple[str, object]]:
+    """Return field -> type and default, in TRL's order, of a table in `fields`."""
+    lines = (TABLES / f"{name}.txt").read_text("utf-8").splitlines()
+    rows = (line.partition(": ") for line in lines)
+    parts = ((name, rest.partition(" = ")) for name, _, rest in rows)
+    return {name: (kind, ast.literal_eval(default)) for name, (kind, _, default) in parts}
+
+
+class Arguments:
+    """What all configs of trainers have besides their fields."""
+
+    output_dir: str
+
+    def __post_init__(self) -> None:
+        """Read JSON texts. Raises Refused for a value that covey does not support."""
+        for name in PARSED:
+            value = getattr(self, name, None)
+            if isinstance(value, str) and value.startswith("{"):
+                setattr(self, name, json.loads(value))
+        self.output_dir = str(self.output_dir or "trainer_output")
+        self.check()
+
+    def check(self) -> None:
+        """Raise Refused for a value that covey does not support."""
+        for name, value in self.given().items():
+            why = refusal(type(self).__name__, name)
+            if why:
+                raise Refused(f"{type(self).__name__}: {name}={value!r}: {why}")
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that have another value than TRL's default."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        defaults = self.defaults()
+        return {name: value for name, value in own.items() if value is not None and value != defaults[name]}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return TRL's defaults."""
+        return {name: default for name, (_, default) in all_fields(cls.__name__).items()}
+
+    def notes(self) -> list[str]:
+        """Return a note for each given field that means something else here, or nothing."""
+        rows = ((name, MEANINGS[type(self).__name__][name]) for name in self.given())
+        return [f"{name}: {row.text}" for name, row in rows if row.note]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields with their values."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    def to_json_string(self) -> str:
+        """Return all fields as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Return all fields as values that trackers accept."""
+        kinds = (bool, int, float, str)
+        return {n: v if isinstance(v, kinds) else str(v) for n, v in self.to_dict().items()}
+
+
+def all_fields(config: str) -> dict[str, tuple[str, object]]:
+    """Return the fields of a config: those that all trainers share, its own, and those of older versions."""
+    return {**table("common"), **table(config), **OLDER}
+
+
+def _field(default: object) -> Any:
+    return (
+        field(default_factory=lambda: list(default)) if isinstance(default, list) else field(default=default)
+    )
+
+
+def _made(name: str, rows: Mapping[str, tuple[str, object]], base: type = Arguments) -> Any:
+    """Return a dataclass with a table's fields, so that argument parsers find types and defaults."""
+    lines = [
+        (name, reduce(or_, (KINDS[part] for part in kind.split(" | "))), _field(default))
+        for name, (kind, default) in rows.items()
+    ]
+    made = make_dataclass(name, lines, bases=(base,))
+    made.__module__ = __name__
+    made.__doc__ = f"TRL's {name}: its fields and defaults."
+    return made
+
+
+GRPOConfig = _made("GRPOConfig", all_fields("GRPOConfig"))
+RLOOConfig = _made("RLOOConfig", all_fields("RLOOConfig"))
+SFTConfig = _made("SFTConfig", all_fields("SFTConfig"))
+DPOConfig = _made("DPOConfig", all_fields("DPOConfig"))
+KTOConfig = _made("KTOConfig", all_fields("KTOConfig"))
+RewardConfig = _made("RewardConfig", all_fields("RewardConfig"))
+ScriptArguments = _made("ScriptArguments", table("ScriptArguments"), object)
+ModelConfig = _made("ModelConfig", table("ModelConfig"), object)

@@ -1,0 +1,133 @@
+"""The model and tokenizer that a trainer is given, by name or as objects, and peft's adapters on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from covey.models.load import load_named
+from covey.models.pretrained import alone, pretrained_tokenizer, unreachable
+from covey.models.tiny import build_model, build_tokenizer
+from covey.trl.meanings import Refused
+from covey_verify.usercode import name_of
+
+DTYPES: Mapping[str, torch.dtype | None] = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+INERT = {
+    *("attn_implementation", "use_cache", "device_map"),
+    "revision",
+    "trust_remote_code",
+    "quantization_config",
+}
+"""Keys of model_init_kwargs besides dtype; the last three only with their defaults."""
+TOKENIZER = "a tokenizer of transformers"
+
+
+def writer(
+    model: object, tokenizer: object, args: Any, texts: Callable[[], Iterable[str]]
+) -> tuple[Any, Any]:
+    """Return a language model and its tokenizer; ``texts`` are what the tokenizer of `tiny` learns from."""
+    if model == "tiny":
+        own = build_tokenizer(texts())
+        return build_model(own, args.seed), own
+    if isinstance(model, str | Path):
+        loaded, own = load_named(str(model), Path())
+        return _in_dtype(loaded, args.model_init_kwargs), _tokenizer(tokenizer or own)
+    _refuse_options(args.model_init_kwargs, "belongs to a model given by name")
+    return _module(model), _tokenizer(tokenizer or _own_tokenizer(model))
+
+
+def judge(model: object, tokenizer: object, args: Any) -> tuple[Any, Any]:
+    """Return a model with one number per text and its tokenizer. Raises Refused for another number."""
+    if isinstance(model, str | Path):
+        options = {"num_labels": 1, "local_files_only": unreachable(str(model))}
+        try:
+            loaded = alone(AutoModelForSequenceClassification, str(model), dtype=torch.float32, **options)
+        except (OSError, ValueError) as error:
+            raise Refused(f"{model}: the model cannot be loaded: {str(error).splitlines()[0]}") from None
+        model = _in_dtype(loaded, args.model_init_kwargs)
+    _module(model)
+    labels = model.config.num_labels  # type: ignore[attr-defined]
+    if labels != 1:
+        raise Refused(
+            f"The model has `num_labels={labels}`, but reward models require `num_labels=1`: load it so"
+        )
+    own = _tokenizer(tokenizer or _own_tokenizer(model))
+    if own.pad_token_id is None:
+        own.pad_token = own.eos_token
+    return model, own
+
+
+def _module(model: object) -> nn.Module:
+    if not isinstance(model, PreTrainedModel) and not hasattr(model, "get_base_model"):
+        raise Refused(f"model: {name_of(model)} is no name, model of transformers or PeftModel")
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _tokenizer(tokenizer: object) -> PreTrainedTokenizerBase:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise Refused(
+            f"processing_class: {name_of(tokenizer)} is not {TOKENIZER}; covey trains on texts only"
+        )
+    return tokenizer
+
+
+def _own_tokenizer(model: object) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the folder or hub id that a model was loaded from. Raises Refused."""
+    source = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    if not source:
+        raise Refused(f"{name_of(model)} was loaded from no folder or hub id: give its processing_class")
+    try:
+        return pretrained_tokenizer(source, local_files_only=unreachable(source))
+    except (OSError, ValueError) as error:
+        raise Refused(f"processing_class: the tokenizer of {source} cannot be loaded: {error}") from None
+
+
+def _in_dtype(model: PreTrainedModel, options: Mapping[str, Any] | None) -> PreTrainedModel:
+    """Return a model in the dtype of model_init_kwargs; float32 as TRL's default."""
+    given = dict(options or {})
+    asked = given.pop("dtype", given.pop("torch_dtype", "float32"))
+    _refuse_options(given, "is not an option of covey's loader")
+    dtype = asked if isinstance(asked, torch.dtype) else DTYPES.get(str(asked), torch.float16)
+    if dtype not in DTYPES.values():
+        raise Refused(f"model_init_kwargs: dtype {asked}: numbers are float32 or bfloat16")
+    return model if dtype is None else model.to(dtype)
+
+
+def _refuse_options(options: Mapping[str, Any] | None, why: str) -> None:
+    for name, value in (options or {}).items():
+        plain = value in (None, False, "main") or name in ("attn_implementation", "use_cache", "device_map")
+        if not (name in INERT and plain) and not (name == "dtype" and value is None):
+            raise Refused(f"model_init_kwargs: {name}={value!r} {why}")
+
+
+def with_adapters(model: Any, peft_config: Any) -> Any:
+    """Return peft's wrapper of a model. Raises Refused for adapters that sampling could not read."""
+    from peft import PeftConfig, get_peft_model
+
+    if not isinstance(peft_config, PeftConfig):
+        raise Refused(f"peft_config must be a config of peft, not {name_of(peft_config)}")
+    if hasattr(model, "get_base_model"):
+        raise Refused(
+            "You passed a `PeftModel` and a `peft_config`: merge the adapters first (merge_and_unload), or "
+            "leave peft_config out"
+        )
+    if peft_config.is_prompt_learning:
+        raise Refused(
+            f"peft_config: {peft_config.peft_type.value} is a prompt-learning method: it adds virtual tokens "
+            "to prompts, which no sampler here reads; use adapters within layers, as LoRA"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
+        return get_peft_model(model, peft_config)

@@ -1,0 +1,116 @@
+"""Reward functions and reward models in TRL's form, as covey's rewards; peft's and tools' specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from covey.rewards.contract import Reward
+from covey.trl.meanings import Refused
+from covey.trl.models import judge
+
+PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
+"""Columns that say nothing about what is correct."""
+
+
+def rewards_of(functions: object, tokenizers: object, args: Any) -> list[dict[Any, dict[str, object]]]:
+    """Return covey's entries of `rewards` for functions and reward models, each with its weight."""
+    every = list(functions) if isinstance(functions, list | tuple) else [functions]
+    if not every or functions is None:
+        raise Refused("No reward source provided: give at least one function in reward_funcs")
+    weights = list(args.reward_weights or [1.0] * len(every))
+    if len(weights) != len(every):
+        raise Refused(
+            f"Number of reward weights ({len(weights)}) must match number of reward functions ({len(every)})"
+        )
+    words = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
+    if tokenizers is None:
+        words = [None] * len(every)
+    if len(words) != len(every):
+        raise Refused(
+            f"The number of reward processing classes ({len(words)}) must match the number of reward "
+            f"functions ({len(every)})."
+        )
+    entries: list[dict[Any, dict[str, object]]] = []
+    for function, tokenizer, weight in zip(every, words, weights, strict=True):
+        called, name = _callable(function, tokenizer, args)
+        taken = {str(own["name"]) for entry in entries for own in entry.values()}
+        unique = name if name not in taken else f"{name}_{len(entries)}"
+        entries.append({called: {"weight": float(weight), "name": unique}})
+    return entries
+
+
+def _callable(function: object, tokenizer: object, args: Any) -> tuple[Callable[..., object], str]:
+    """Return a reward function and its name; a reward model becomes a function."""
+    if isinstance(function, str | Path | nn.Module):
+        model, words = judge(function, tokenizer, _plain(args))
+        source = str(getattr(model.config, "_name_or_path", "") or "reward_model")
+        scored = partial(score, model.eval(), words)
+        return ModelReward(scored), source.rpartition("/")[2]
+    if not callable(function):
+        raise Refused("reward_funcs: a reward must be a function, or the folder or hub id of a reward model")
+    name = getattr(function, "__name__", type(function).__name__)
+    return function, "reward" if name == "<lambda>" else name
+
+
+def _plain(args: Any) -> Any:
+    """Return the config without the options of the trained model's loader."""
+    return type("Options", (), {"model_init_kwargs": None, "seed": args.seed})
+
+
+class ModelReward:
+    """A reward model as a reward function, with the name that a run's record gives it."""
+
+    def __init__(self, scored: Callable[..., list[float]]) -> None:
+        self.scored = scored
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: object) -> list[float]:
+        """Return a score for each completion."""
+        return self.scored(prompts, completions)
+
+
+@torch.no_grad()
+def score(model: Any, tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+    """Return the model's number for each prompt with its completion; conversations through the template."""
+    if isinstance(prompts[0], str):
+        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+    else:
+        pairs = zip(prompts, completions, strict=True)
+        texts = [tokenizer.apply_chat_template([*p, *c], tokenize=False) for p, c in pairs]
+    model.config.pad_token_id = tokenizer.pad_token_id
+    given = tokenizer(
+        texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+    )
+    logits = model(
+        input_ids=given["input_ids"].to(model.device), attention_mask=given["attention_mask"].to(model.device)
+    )
+    return [float(value) for value in logits.logits[:, 0]]
+
+
+def mark_verdict(entries: Sequence[dict[Any, dict[str, object]]], columns: set[str]) -> list[str]:
+    """Mark the reward that says what is correct, if none is declared; return a note about the choice.
+
+    TRL only adds rewards up. Among several the verifier is chosen that knows the problem: the only function
+    whose signature names a column of the data; else the first one. Only accuracy, which TRL does not have,
+    depends on it.
+    """
+    known = [(entry, Reward("", next(iter(entry)))) for entry in entries]
+    if len(entries) < 2 or any(reward.options.verdict for _, reward in known):
+        return []
+    able = [(entry, reward) for entry, reward in known if reward.may_be_verdict] or known
+    read = [(entry, sorted(columns.intersection(reward.parameters) - PROMPTS)) for entry, reward in able]
+    verifiers = [(entry, names) for entry, names in read if names]
+    if len(verifiers) == 1:
+        entry, names = verifiers[0]
+        why = f"the only reward that asks for a column ({names[0]})"
+    else:
+        entry, why = able[0][0], "the first one"
+    (settings,) = entry.values()
+    settings["verdict"] = True
+    choice = f"{settings['name']} says what is correct, {why}; @covey.reward(verdict=True) chooses another"
+    return [f"{choice}. Training follows the sum of all"]

@@ -1,0 +1,351 @@
+"""Rows in TRL's formats as token ids, tokenized as TRL does, and as the rows that covey trains on.
+
+TRL puts the end of sequence after a text and renders conversations by the chat template; which tokens are
+trained follows from the columns. A prepared row has `input_ids` and `labels`, -100 where nothing is trained,
+or `prompt_ids`, `chosen_ids` and `rejected_ids`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from covey.config.given import MOST_STREAMED
+from covey.models.policy import vocabulary_hash
+from covey.rng import key, permutation
+from covey.tasks.sampled import SAMPLED, sampled_column
+from covey.trl.meanings import Refused
+from covey.types import AnswerTokens, SampledTokens
+
+Row = dict[str, Any]
+UNTRAINED = -100
+"""TRL's label of a token that is not trained."""
+
+
+def listed(rows: object, what: str, most: int | None = None) -> list[Row]:
+    """Return rows as a list, at most ``most`` of a stream. Raises Refused for one without end."""
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise Refused(f"{what}: give a table of rows, not {type(rows).__name__}")
+    if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
+        return [dict(row) for row in rows.to_dict(orient="records")]
+    if hasattr(rows, "__len__"):
+        return [dict(row) for row in rows]
+    read = [dict(row) for row in islice(rows, MOST_STREAMED + 1 if most is None else most)]
+    if len(read) > MOST_STREAMED:
+        raise Refused(f"{what}: a stream of more than {MOST_STREAMED:,} rows may be endless: set max_steps")
+    return read
+
+
+def like(given: object, rows: list[Row]) -> Any:
+    """Return prepared rows in the class of the table that was given, where it can be made of a list."""
+    make = getattr(type(given), "from_list", None)
+    return make(rows) if make is not None else rows
+
+
+def in_order(rows: Sequence[Row], seed: int, places: int) -> list[Row]:
+    """Return rows so that a run of ``places`` places takes them in the order given.
+
+    covey permutes each epoch by its seed; the rows of all epochs, placed by the inverse, are one.
+    """
+    every = [rows[n % len(rows)] for n in range(max(places, len(rows)))]
+    order = permutation(key(seed, "order", 0), len(every))
+    placed: list[Row] = [{}] * len(every)
+    for n, place in enumerate(order):
+        placed[int(place)] = every[n]
+    return placed
+
+
+class Reader:
+    """Reads rows by a tokenizer, with a config's settings of rows."""
+
+    def __init__(self, tokenizer: Any, args: Any) -> None:
+        self.tokenizer = tokenizer
+        self.args = args
+        self.identity = vocabulary_hash(tokenizer)
+        end = getattr(args, "eos_token", None) or tokenizer.eos_token
+        self.end = str(end or "")
+        template = getattr(args, "chat_template_path", None)
+        if template:
+            tokenizer.chat_template = _template(template)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a text, with the tokenizer's own beginning."""
+        return list(self.tokenizer(text)["input_ids"])
+
+    def chat(self, messages: Sequence[Any], row: Row, begin: bool = False) -> list[int]:
+        """Return the ids of a conversation, rendered with the row's tools and template arguments."""
+        if self.tokenizer.chat_template is None:
+            raise Refused("a conversation needs a chat template, which this tokenizer does not have")
+        tools = row.get("tools")
+        extra = {
+            **(getattr(self.args, "chat_template_kwargs", None) or {}),
+            **(row.get("chat_template_kwargs") or {}),
+        }
+        known = {
+            "prompt",
+            "completion",
+            "messages",
+            "chosen",
+            "rejected",
+            "label",
+            "tools",
+            "chat_template_kwargs",
+        }
+        extra = {**{k: v for k, v in row.items() if k not in known and isinstance(v, str)}, **extra}
+        rendered = self.tokenizer.apply_chat_template(
+            [bare(m) for m in messages],
+            tools=json.loads(tools) if isinstance(tools, str) else tools,
+            add_generation_prompt=begin,
+            tokenize=True,
+            return_dict=True,
+            **extra,
+        )
+        return list(rendered["input_ids"])
+
+    def ended(self, text: str) -> str:
+        """Return a text with the end of sequence behind it."""
+        return text if not self.end or text.endswith(self.end) else text + self.end
+
+    def answer(self, prompt: Any, answer: Any, row: Row) -> tuple[list[int], list[int]]:
+        """Return the ids of a prompt and of its answer."""
+        if isinstance(prompt, str):
+            before = self.ids(prompt)
+            return before, self.ids(self.ended(prompt + answer))[len(before) :]
+        before = self.chat(prompt, row, begin=True)
+        return before, self.chat([*prompt, *answer], row)[len(before) :]
+
+
+def bare(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in OpenAI's keys, without the nulls that tables pad with."""
+    renamed = {"from": "role", "value": "content"}
+    roles = {"human": "user", "gpt": "assistant"}
+    found = {renamed.get(k, k): v for k, v in message.items() if v is not None}
+    return {**found, "role": roles.get(str(found.get("role")), found.get("role"))}
+
+
+def _template(path: str) -> str:
+    """Return the chat template of a file, or of the tokenizer of a folder or hub id."""
+    if Path(path).is_file():
+        return Path(path).read_text("utf-8")
+    from covey.models.pretrained import pretrained_tokenizer, unreachable
+
+    return str(pretrained_tokenizer(path, local_files_only=unreachable(path)).chat_template)
+
+
+def language_row(reader: Reader, row: Row) -> Row:
+    """Return an SFT row's ids and labels: a text, a conversation, a prompt with its completion, or ids."""
+    args = reader.args
+    if "input_ids" in row:
+        return _pretokenized(row)
+    messages = row.get("messages") or row.get("conversations")
+    if messages is not None:
+        return (
+            _assistants(reader, [], messages, row)
+            if args.assistant_only_loss
+            else _all_trained(reader.chat(messages, row))
+        )
+    if "prompt" in row and "completion" in row:
+        if args.assistant_only_loss and not isinstance(row["prompt"], str):
+            return _assistants(reader, row["prompt"], row["completion"], row)
+        before, after = reader.answer(row["prompt"], row["completion"], row)
+        only = args.completion_only_loss is not False
+        return {
+            "input_ids": before + after,
+            "labels": [UNTRAINED] * len(before) + after if only else before + after,
+        }
+    text = row.get(args.dataset_text_field)
+    if not isinstance(text, str):
+        raise Refused(
+            f"train_dataset: a row has {', '.join(row)}, but SFT reads `{args.dataset_text_field}`, "
+            "`messages`, `prompt` with `completion`, or `input_ids`"
+        )
+    return _all_trained(reader.ids(reader.ended(text)))
+
+
+def _assistants(reader: Reader, before: Sequence[Any], messages: Sequence[Any], row: Row) -> Row:
+    """Return a conversation in which the assistant's messages after ``before`` are trained.
+
+    A message lies between what the template renders before it and with it. Raises Refused if the template
+    changes earlier messages when one is added.
+    """
+    every = [*before, *messages]
+    ids = reader.chat(every, row)
+    labels = [UNTRAINED] * len(ids)
+    for n, message in enumerate(every):
+        if n < len(before) or bare(message).get("role") != "assistant":
+            continue
+        start = reader.chat(every[:n], row, begin=True)
+        so_far = reader.chat(every[: n + 1], row)
+        ends = [place for place in range(len(start), len(ids)) if ids[place] == reader.tokenizer.eos_token_id]
+        # Some templates, Qwen 3's for one, write a last message otherwise; then its end token shows the end.
+        end = len(so_far) if ids[: len(so_far)] == so_far else ends[0] + 1 if ends else 0
+        if ids[: len(start)] != start or not end:
+            raise Refused(
+                "assistant_only_loss: the chat template changes earlier messages when one is added, so the "
+                "assistant's tokens cannot be located; give each answer its own row"
+            )
+        labels[len(start) : end] = ids[len(start) : end]
+    return {"input_ids": ids, "labels": labels}
+
+
+def _all_trained(ids: list[int]) -> Row:
+    return {"input_ids": ids, "labels": list(ids)}
+
+
+def _pretokenized(row: Row) -> Row:
+    """Return a row of ids, with its labels or those that its masks leave."""
+    ids = list(row["input_ids"])
+    if row.get("labels") is not None:
+        return {"input_ids": ids, "labels": list(row["labels"])}
+    masks = [row[name] for name in ("completion_mask", "assistant_masks") if row.get(name) is not None]
+    trained = [all(mask[n] for mask in masks) for n in range(len(ids))]
+    return {
+        "input_ids": ids,
+        "labels": [i if own else UNTRAINED for i, own in zip(ids, trained, strict=True)],
+    }
+
+
+def cut_language(row: Row, args: Any) -> Row | None:
+    """Return a row of at most ``max_length`` tokens; None if no trained token is left."""
+    kept = _kept(args)
+    cut = {"input_ids": row["input_ids"][kept], "labels": row["labels"][kept]}
+    # The first token is predicted by nothing.
+    return cut if any(label != UNTRAINED for label in cut["labels"][1:]) else None
+
+
+def _kept(args: Any) -> slice:
+    most = args.max_length
+    if most is None:
+        return slice(None)
+    return slice(-most, None) if getattr(args, "truncation_mode", "") == "keep_end" else slice(0, most)
+
+
+def preference_row(reader: Reader, row: Row) -> Row:
+    """Return the ids of a pair; a prompt that both conversations repeat is taken from them."""
+    row = with_prompt(row)
+    before, chosen = reader.answer(row["prompt"], row["chosen"], row)
+    _, rejected = reader.answer(row["prompt"], row["rejected"], row)
+    return {"prompt_ids": before, "chosen_ids": chosen, "rejected_ids": rejected}
+
+
+def with_prompt(row: Row) -> Row:
+    """Return a pair with its prompt apart from the answers."""
+    chosen, rejected = (row.get(name) for name in ("chosen", "rejected"))
+    if chosen is None or rejected is None:
+        raise Refused(f"train_dataset: a row has {', '.join(row)}, but pairs are `chosen` and `rejected`")
+    if row.get("prompt") is not None:
+        return row
+    equal = [a == b for a, b in zip(chosen, rejected, strict=False)]
+    shared = len(list(takewhile(bool, equal)))
+    if isinstance(chosen, str):
+        shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word behind it
+    return {**row, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
+
+
+def cut_preference(row: Row, args: Any) -> Row | None:
+    """Return a pair of at most ``max_length`` tokens each; None if nothing is left of an answer."""
+    most = args.max_length
+    if most is None:
+        return row
+    before = row["prompt_ids"]
+    longest = max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+    if getattr(args, "truncation_mode", "") == "keep_end" and len(before) + longest > most:
+        before = before[len(before) + longest - most :] or before[-1:]
+    room = most - len(before)
+    cut = {
+        "prompt_ids": before,
+        **{name: row[name][: max(room, 0)] for name in ("chosen_ids", "rejected_ids")},
+    }
+    return cut if cut["chosen_ids"] and cut["rejected_ids"] and cut["prompt_ids"] else None
+
+
+def judged_row(reader: Reader, row: Row) -> Row:
+    """Return the ids of an answer that was judged alone."""
+    if not {"prompt", "completion", "label"} <= set(row):
+        raise Refused(
+            f"train_dataset: a row has {', '.join(row)}, but KTO reads prompt, completion and label"
+        )
+    before, after = reader.answer(row["prompt"], row["completion"], row)
+    return {"prompt_ids": before, "completion_ids": after, "label": bool(row["label"])}
+
+
+def cut_judged(row: Row, args: Any) -> Row | None:
+    """Return a judged answer of at most ``max_length`` tokens; None if nothing is left of it."""
+    room = len(row["completion_ids"]) if args.max_length is None else args.max_length - len(row["prompt_ids"])
+    cut = {**row, "completion_ids": row["completion_ids"][: max(room, 0)]}
+    return cut if cut["completion_ids"] else None
+
+
+def scored_row(reader: Reader, row: Row) -> Row:
+    """Return the ids of two whole conversations, the chosen and the rejected one."""
+    if row.get("margin") is not None:
+        raise Refused(
+            "train_dataset: `margin` is not supported: a pair's scores are to differ, by no given amount"
+        )
+    if "chosen_input_ids" in row:
+        return {
+            name: list(row[f"{name.removesuffix('_ids')}_input_ids"])
+            for name in ("chosen_ids", "rejected_ids")
+        }
+    found = {}
+    for name in ("chosen", "rejected"):
+        prompt, answer = row.get("prompt"), row.get(name)
+        if answer is None:
+            raise Refused(f"train_dataset: a row has {', '.join(row)}, but pairs are `chosen` and `rejected`")
+        if isinstance(answer, str):
+            found[f"{name}_ids"] = reader.ids(reader.ended((prompt or "") + answer))
+        else:
+            found[f"{name}_ids"] = reader.chat([*(prompt or ()), *answer], row)
+    return found
+
+
+def cut_scored(row: Row, args: Any) -> Row | None:
+    """Return a pair, None if one of them is longer than ``max_length``."""
+    most = args.max_length
+    fits = most is None or max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= most
+    return row if fits and row["chosen_ids"] != row["rejected_ids"] else None
+
+
+def language_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
+    """Return a prompt of the tokens before the first trained one, and the answer behind it."""
+    ids, labels = row["input_ids"], row["labels"]
+    first = next(n for n, label in enumerate(labels) if n and label != UNTRAINED)
+    answer = AnswerTokens(tuple(ids[first:]), tuple(label != UNTRAINED for label in labels[first:]))
+    return ids[:first], {"completion": answer}
+
+
+def _whole(ids: Sequence[int]) -> AnswerTokens:
+    return AnswerTokens(tuple(ids), (True,) * len(ids))
+
+
+def preference_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
+    """Return the prompt and the two answers of a pair."""
+    return row["prompt_ids"], {name: _whole(row[f"{name}_ids"]) for name in ("chosen", "rejected")}
+
+
+def judged_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
+    """Return the prompt and the answer that was judged."""
+    return row["prompt_ids"], {"completion": _whole(row["completion_ids"])}
+
+
+def scored_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
+    """Return what both conversations begin with, and what follows in each."""
+    chosen, rejected = row["chosen_ids"], row["rejected_ids"]
+    same = len(list(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False)))))
+    shared = max(1, min(same, len(chosen) - 1, len(rejected) - 1))
+    return chosen[:shared], {"chosen": _whole(chosen[shared:]), "rejected": _whole(rejected[shared:])}
+
+
+Tokens = Callable[[Row], tuple[list[int], dict[str, AnswerTokens]]]
+
+
+def covey_row(reader: Reader, row: Row, tokens_of: Tokens) -> Row:
+    """Return a row with recorded tokens, which covey trains on as they are."""
+    prompt, answers = tokens_of(row)
+    decode = reader.tokenizer.decode
+    texts = {"prompt": decode(prompt), **{name: decode(list(a.ids)) for name, a in answers.items()}}
+    found: Row = {**texts, **({"label": row["label"]} if "label" in row else {})}
+    return {**found, SAMPLED: sampled_column(found, SampledTokens(reader.identity, tuple(prompt), answers))}

@@ -1,0 +1,175 @@
+"""Trainers that sample: GRPO and RLOO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.config.usercode import spec_of
+from covey.trl.configs import GRPOConfig, RLOOConfig
+from covey.trl.meanings import Refused
+from covey.trl.models import writer
+from covey.trl.rewards import mark_verdict, rewards_of
+from covey.trl.rows import Row, listed
+from covey.trl.trainer import BASES, LOGGER, Trainer, frozen_copy
+from covey_verify.usercode import name_of
+
+NO_LIMIT = 1_000
+"""Limit on tool calls if TRL sets none."""
+METRICS: Mapping[str, str] = {
+    **BASES,
+    "policy_loss": "policy_loss",
+    "reward/mean": "reward",
+    "reward/std": "reward_std",
+    "groups/dead": "frac_reward_zero_std",
+    "length/mean": "completions/mean_length",
+    "length/min": "completions/min_length",
+    "length/max": "completions/max_length",
+    "length/truncated": "completions/clipped_ratio",
+    "entropy": "entropy",
+    "kl/token_k3": "kl",
+    "clip/low": "clip_ratio/low_mean",
+    "clip/high": "clip_ratio/high_mean",
+    "entropy/coef": "entropy_coef",
+    "tools/calls": "tools/call_frequency",
+}
+
+
+class GRPOTrainer(Trainer):
+    """TRL's GRPOTrainer: samples groups of completions and learns from their rewards."""
+
+    config = GRPOConfig
+    names = METRICS
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        *,
+        reward_processing_classes: Any = None,
+        tools: Sequence[Callable[..., object]] | None = None,
+        environment_factory: Any = None,
+        **given: Any,
+    ) -> None:
+        self.tools = tools
+        self.environment_factory = environment_factory
+        self.ref_model: Any = None
+        """The frozen model that the KL compares with; None without one, or where it is the model without its
+        adapters."""
+        own = self._config_of(args)
+        if train_dataset is None:
+            train_dataset = self._empty_prompts(own)
+        self.rewards = rewards_of(reward_funcs, reward_processing_classes, own)
+        self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        words = reward_processing_classes
+        several = isinstance(words, list | tuple)
+        self.reward_processing_classes = list(words) if several else [words] * len(self.rewards)
+        super().__init__(model, own, train_dataset=train_dataset, **given)
+        if own.beta and not hasattr(self.model, "get_base_model"):
+            self.ref_model = self.reference = frozen_copy(self.model)
+        if getattr(own, "importance_sampling_level", "") == "sequence" and own.loss_type != "grpo":
+            LOGGER.warning(
+                "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its "
+                "completion length; GSPO is loss_type='grpo'",
+                own.loss_type,
+            )
+        columns = {name for row in self._rows() for name in row}
+        self._about_rewards = mark_verdict(self.rewards, columns)
+
+    def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, Any]:
+        return writer(model, tokenizer, self.args, lambda: _prompts(listed(rows, "train_dataset", 1000)))
+
+    def _prepared(self, rows: Any, what: str, *_: object) -> Any:
+        if isinstance(rows, Mapping):
+            raise Refused(f"{what}: this is a mapping of tables; give one of them")
+        return rows
+
+    def _data(self, rows: Sequence[Row]) -> list[Row]:
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+    def _source(self, rows: Sequence[Row]) -> dict[str, object]:
+        data: dict[str, object] = {"train": self._data(rows)}
+        if self.args.chat_template_kwargs:
+            data["chat_template_kwargs"] = self.args.chat_template_kwargs
+        return data
+
+    def _shuffles(self) -> bool:
+        return self.args.shuffle_dataset is not False
+
+    def _further(self) -> dict[str, object]:
+        settings: dict[str, object] = {"rewards": self.rewards}
+        if self.tools or self.environment_factory:
+            settings["rollout.tools"] = {
+                "functions": [_spec(f) for f in self.tools or ()],
+                "environment": self.environment_factory and _spec(self.environment_factory),
+                "max_calls": getattr(self.args, "max_tool_calling_iterations", None) or NO_LIMIT,
+            }
+        return settings
+
+    def _notes(self) -> list[str]:
+        return self._about_rewards
+
+    def _empty_prompts(self, args: Any) -> list[Row]:
+        """Return one empty row per prompt of the run; the environment's `reset` supplies the prompts."""
+        if self.environment_factory is None:
+            raise Refused(
+                "`train_dataset` is required: give rows with a `prompt`, or an environment_factory whose "
+                "`reset` returns prompts"
+            )
+        if args.max_steps < 1:
+            raise Refused("environment_factory without a train_dataset needs `max_steps`")
+        self.args = args
+        schedule = self._schedule([])
+        return [{"prompt": [{"role": "user", "content": ""}]} for _ in range(schedule.steps * schedule.rows)]
+
+    def _measuring(self) -> dict[str, object]:
+        group = self.args.num_generations_eval or self.args.num_generations
+        settings = {**super()._measuring(), "rollout.group_size": group}
+        # A completion without siblings has no advantage; the loss is 0 then, whatever the algorithm.
+        return {**settings, "algorithm": "reinforce"} if group == 1 else settings
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        named = super()._named(metrics)
+        for entry in self.rewards:
+            for settings in entry.values():
+                name = settings["name"]
+                own = {"mean": f"reward/{name}/mean", "std": f"reward/{name}/std"}
+                alone = {"mean": "reward/mean", "std": "reward/std"} if len(self.rewards) == 1 else own
+                for part, key in own.items():
+                    value = metrics.get(key, metrics.get(alone[part]))
+                    named |= {f"rewards/{name}/{part}": value} if value is not None else {}
+        logged = {n.removeprefix("user/"): v for n, v in metrics.items() if n.startswith("user/")}
+        return {**named, **logged}
+
+
+class RLOOTrainer(GRPOTrainer):
+    """TRL's RLOOTrainer: the baseline is the mean of a completion's siblings."""
+
+    config = RLOOConfig
+
+
+def _prompts(rows: Sequence[Row]) -> list[str]:
+    """Return the prompts of rows as texts."""
+    return [
+        row["prompt"]
+        if isinstance(row["prompt"], str)
+        else " ".join(str(m.get("content")) for m in row["prompt"])
+        for row in rows
+        if "prompt" in row
+    ]
+
+
+def _spec(function: Any) -> str:
+    """Return the spec by which other processes find a tool or an environment. Raises Refused."""
+    if isinstance(function, Mapping):
+        raise Refused("environment_factory: a run has one environment; give its class")
+    spec = spec_of(function, Path())
+    if spec is None:
+        raise Refused(
+            f"{name_of(function)} must be a function or class of a file or module: calls run in processes of "
+            "their own, which import it by name"
+        )
+    return spec

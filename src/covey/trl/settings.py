@@ -1,0 +1,304 @@
+"""Translation of a config's values to covey's settings: optimizer, schedule, sizes and numbers of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from covey.config.trl import LOSS, value_of
+from covey.config.trl_loss import algorithm_of
+from covey.trl.meanings import Refused
+
+TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
+NEVER = 10**9
+"""A number of steps that no run has."""
+NO_CLIP = 1e9
+VLLM = "vllm_importance_sampling_"
+DPO_LOSSES: Mapping[str, tuple[str, Callable[[Any], dict[str, float]]]] = {
+    "sigmoid": ("dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
+    "hinge": ("hinge", lambda a: {"beta": a.beta}),
+    "ipo": ("ipo", lambda a: {"tau": a.beta}),
+    "robust": ("robust_dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
+}
+"""DPOConfig's loss_type -> covey's method, and its loss from the config."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run. TRL counts optimizer steps; covey counts batches, of ``updates`` of them each."""
+
+    steps: int
+    rows: int
+    """Rows, or prompts, of a batch."""
+    updates: int
+    epoch: float
+    """Batches of an epoch."""
+
+    def every(self, strategy: object, value: object) -> int:
+        """Return after how many batches something happens that TRL counts in optimizer steps; 0: never."""
+        strategy = plain(strategy)
+        if strategy == "epoch":
+            return max(1, round(self.epoch))
+        if strategy == "no" or not isinstance(value, int | float) or value <= 0:
+            return 0
+        # Below 1 it is a fraction of the run.
+        return max(1, math.ceil(value * self.steps if value < 1 else value / self.updates))
+
+
+def plain(value: object) -> object:
+    """Return an enum's value."""
+    return getattr(value, "value", value)
+
+
+def count(args: Any, name: str, otherwise: float = 0) -> int:
+    """Return a count that a config gives, or ``otherwise``."""
+    value = getattr(args, name, None)
+    return int(value if isinstance(value, int | float) else otherwise)
+
+
+def given_schedule(args: Any, rows: int) -> Schedule:
+    """Return the schedule of a trainer of given rows. The last batch of an epoch is filled from the next."""
+    size = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    per_epoch = math.ceil(rows / size)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+    return Schedule(int(steps), size, 1, per_epoch)
+
+
+def sampled_schedule(args: Any, rows: int) -> Schedule:
+    """Return the schedule of a trainer that samples, for one process. Raises Refused."""
+    group = count(args, "num_generations")
+    passes = count(args, "num_iterations")
+    # TRL counts completions: `step` per optimizer step, `size` per rollout batch, which is trained on for
+    # `updates` optimizer steps.
+    step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    per_pass = count(args, "steps_per_generation", args.gradient_accumulation_steps)
+    size = count(args, "generation_batch_size", args.per_device_train_batch_size * per_pass)
+    if min(group, passes, step, size) < 1 or size % group or size % step:
+        raise Refused(
+            f"{type(args).__name__}: the rollout batch has {size} completions; it must be a multiple of "
+            f"{group} (num_generations) and of {step} (completions of an optimizer step)"
+        )
+    prompts = size // group
+    updates = size // step * passes
+    per_epoch = rows // prompts
+    # Rounded up, as all counts of optimizer steps.
+    steps = (
+        math.ceil(args.max_steps / updates) if args.max_steps > 0 else int(per_epoch * args.num_train_epochs)
+    )
+    if steps < 1:
+        raise Refused(
+            f"{type(args).__name__}: the dataset has {rows} rows, but a rollout batch needs {prompts} prompts"
+        )
+    return Schedule(steps, prompts, updates, max(per_epoch, 1))
+
+
+def shared(args: Any, schedule: Schedule) -> dict[str, object]:
+    """Return the settings that all trainers have. Raises Refused."""
+    words = {name: plain(getattr(args, name)) for name in ("lr_scheduler_type", "optim")}
+    saves = schedule.every(args.save_strategy, args.save_steps)
+    settings: dict[str, object] = {
+        "output": args.output_dir,
+        "seed": args.seed,
+        "train.steps": schedule.steps,
+        "train.lr": args.learning_rate,
+        "train.schedule": value_of("lr_scheduler_type", words["lr_scheduler_type"]),
+        "train.optimizer": value_of("optim", words["optim"]),
+        "train.betas": [args.adam_beta1, args.adam_beta2],
+        "train.weight_decay": args.weight_decay,
+        "train.grad_clip": args.max_grad_norm or NO_CLIP,
+        "train.save_every": saves or NEVER,
+    }
+    if words["lr_scheduler_type"] != "constant":  # TRL's `constant` has no warm-up either
+        settings["train.warmup_steps"] = _warmup(args, schedule)
+    if args.save_total_limit:
+        settings["train.keep"] = args.save_total_limit
+    if args.bf16:
+        settings["dtype"] = "bfloat16"
+    if args.use_cpu:
+        settings["device"] = "cpu"
+    named = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or ())
+    known = [name for name in named if name in TRACKERS]
+    if known:
+        settings["tracker"] = known[0]
+    return settings
+
+
+def _warmup(args: Any, schedule: Schedule) -> int:
+    """Return the batches of warm-up. TRL reads a number below 1 as a fraction of the run."""
+    asked = args.warmup_steps or args.warmup_ratio or 0
+    return math.ceil(asked * schedule.steps if asked < 1 else asked / schedule.updates)
+
+
+def sampling(args: Any, schedule: Schedule) -> dict[str, object]:
+    """Return the settings of trainers that sample. Raises Refused."""
+    words = dict(args.generation_kwargs or {})
+    drawn = {name: words.pop(name, getattr(args, name)) for name in ("temperature", "top_p", "top_k")}
+    if words:
+        raise Refused(
+            f"generation_kwargs: {', '.join(sorted(words))}: sampling has temperature, top_p and top_k, "
+            "nothing else"
+        )
+    settings: dict[str, object] = {
+        **shared(args, schedule),
+        "rollout.prompts_per_step": schedule.rows,
+        "rollout.group_size": args.num_generations,
+        "rollout.max_tokens": args.max_completion_length,
+        **{f"rollout.{name}": value or 0 for name, value in drawn.items()},
+        "rollout.mask_truncated": args.mask_truncated_completions,
+        "train.inner_epochs": args.num_iterations,
+        "train.updates_per_batch": schedule.updates // args.num_iterations,
+    }
+    if args.use_vllm and args.vllm_server_base_url:
+        settings["rollout.sampler"] = {"url": [args.vllm_server_base_url]}
+    return settings
+
+
+def grpo_algorithm(args: Any) -> dict[str, object]:
+    """Return GRPO's loss as covey's algorithm. Raises ConfigError."""
+    loss = {name: value for name, value in args.given().items() if name in LOSS}
+    if loss.get("loss_type") == "bnpo":
+        if args.gradient_accumulation_steps > 1:
+            raise Refused(
+                "loss_type bnpo divides by the tokens of each micro-batch, whose size does not matter here; "
+                "use loss_type: dapo, or gradient_accumulation_steps=1, with which both are the same"
+            )
+        loss["loss_type"] = "dapo"
+    algorithm = algorithm_of(loss)
+    if args.top_entropy_quantile < 1:
+        algorithm |= {
+            "select_tokens": {"name": "top_entropy", "share": args.top_entropy_quantile},
+            "token_weights": ["selected_only"],
+        }
+    correction = _correction(args) if args.use_vllm and args.vllm_server_base_url else None
+    if correction:
+        first = [algorithm["correction"]] if algorithm["correction"] else []
+        algorithm["correction"] = [*first, correction]
+    return algorithm
+
+
+def rloo_algorithm(args: Any) -> dict[str, object]:
+    """Return RLOO's loss as covey's algorithm: the response's ratio is clipped, the KL is in the reward."""
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    kl: dict[str, object] | None = None
+    if args.beta:
+        kl = {"estimator": "k1", "coef": args.beta, "place": "reward", "level": "response"}
+        if args.sync_ref_model:
+            kl |= {"refresh_every": args.ref_model_sync_steps, "refresh_mix": args.ref_model_mixup_alpha}
+    return {
+        "name": "rloo",
+        "ratio": "response",
+        "surrogate": {"name": "clip", "clip_low": args.epsilon, "clip_high": high},
+        "reduce": {"name": "sequence_mean", "rows": "all"},
+        "kl": kl,
+        "whiten": "sample_zscore" if args.normalize_advantages else None,
+    }
+
+
+def _correction(args: Any) -> dict[str, object] | None:
+    """Return TRL's importance correction for a server's log-probs, or None. Raises Refused."""
+    if not getattr(args, f"{VLLM}correction", False):
+        return None
+    if args.loss_type == "vespo":
+        raise Refused(
+            "GRPOConfig: with loss_type vespo TRL's weights include the server's log-probs, which covey "
+            f"does not reproduce: set {VLLM}correction=False"
+        )
+    mode, low, high = (getattr(args, VLLM + part) for part in ("mode", "clip_min", "clip_max"))
+    level, _, kind = str(mode).partition("_")
+    if level in ("token", "sequence") and high is not None:
+        if kind == "mask":
+            return {"name": "masked", "level": level, "low": low or 0.0, "high": high}
+        if kind == "truncate" and low is None:
+            return {"name": "truncated", "level": level, "cap": high}
+    raise Refused(
+        f"GRPOConfig: {VLLM}mode={mode!r} with clip_min={low} and clip_max={high} is not supported; use "
+        "token or sequence, _mask or _truncate, with clip_max; clip_min only with a mask"
+    )
+
+
+def given_rows(args: Any, schedule: Schedule, method: str, **loss: float) -> dict[str, object]:
+    """Return the settings of a trainer of given rows."""
+    return {
+        **shared(args, schedule),
+        "method": method,
+        "train.batch_size": schedule.rows,
+        "data.held_out": 0.0,
+        **({"loss": loss} if loss else {}),
+    }
+
+
+def sft_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+    """Return SFT's settings. Raises Refused."""
+    if args.loss_type not in ("nll", "chunked_nll"):
+        raise Refused(f"SFTConfig: loss_type={args.loss_type!r}: covey has the negative log-likelihood, nll")
+    return given_rows(args, schedule, "sft")
+
+
+def dpo_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+    """Return DPO's settings. Raises Refused for a loss that covey does not have."""
+    losses = [args.loss_type] if isinstance(args.loss_type, str) else list(args.loss_type)
+    if len(losses) != 1 or losses[0] not in DPO_LOSSES:
+        raise Refused(
+            f"DPOConfig: loss_type={args.loss_type!r}: covey has one loss at a time, of "
+            f"{', '.join(DPO_LOSSES)}"
+        )
+    method, loss = DPO_LOSSES[losses[0]]
+    return given_rows(args, schedule, method, **loss(args))
+
+
+def kto_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+    """Return KTO's settings."""
+    names = ("beta", "desirable_weight", "undesirable_weight")
+    return given_rows(args, schedule, "kto", **{name: getattr(args, name) for name in names})
+
+
+def reward_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+    """Return a reward model's settings."""
+    return given_rows(args, schedule, "reward_model", center=args.center_rewards_coefficient or 0.0)
+
+
+def notes_on(args: Any, schedule: Schedule) -> list[str]:
+    """Return notes about what a config says and a run does otherwise."""
+    notes = args.notes()
+    if getattr(args, "use_vllm", False) and not args.vllm_server_base_url:
+        notes.append(
+            "use_vllm=True without vllm_server_base_url: covey samples with its own engine in this process"
+        )
+    counted = {"max_steps": args.max_steps}
+    if plain(args.save_strategy) == "steps":
+        counted["save_steps"] = args.save_steps
+    for name, steps in counted.items():
+        if steps >= 1 and steps % schedule.updates and name in args.given():
+            up = math.ceil(steps / schedule.updates) * schedule.updates
+            notes.append(
+                f"{name}={steps} is rounded up to {up}: a rollout batch is trained in {schedule.updates} "
+                "optimizer steps"
+            )
+    return notes
+
+
+Settings = Callable[[Any, Schedule], dict[str, object]]
+SCHEDULES: Mapping[str, Callable[[Any, int], Schedule]] = {
+    **dict.fromkeys(("GRPOConfig", "RLOOConfig"), sampled_schedule),
+    **dict.fromkeys(("SFTConfig", "DPOConfig", "KTOConfig", "RewardConfig"), given_schedule),
+}
+
+
+def _sampled(
+    algorithm: Callable[[Any], dict[str, object]], args: Any, schedule: Schedule
+) -> dict[str, object]:
+    return {**sampling(args, schedule), "algorithm": algorithm(args)}
+
+
+SETTINGS: Mapping[str, Settings] = {
+    "GRPOConfig": partial(_sampled, grpo_algorithm),
+    "RLOOConfig": partial(_sampled, rloo_algorithm),
+    "SFTConfig": sft_settings,
+    "DPOConfig": dpo_settings,
+    "KTOConfig": kto_settings,
+    "RewardConfig": reward_settings,
+}
+"""Config -> the function that gives its settings."""

@@ -1,0 +1,445 @@
+"""The base of all trainers: TRL's surface over a run of covey.
+
+``train`` starts a run in ``args.output_dir``. The trainer observes it: it calls transformers' callbacks and
+keeps ``state``. ``evaluate`` measures rows by the run's objective, without an update.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, NamedTuple
+
+from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler
+
+from covey.api import run_start
+from covey.config.given import GivenModel, with_given
+from covey.config.load import Loaded
+from covey.config.start import Start
+from covey.errors import GuardStop
+from covey.insight.ending import Result
+from covey.learner.process import caller_restored, torch_as_new
+from covey.models.given import lent
+from covey.training.measure import measure
+from covey.training.run import Observer, Wish
+from covey.trl.meanings import Refused
+from covey.trl.models import with_adapters
+from covey.trl.rows import Row, in_order, listed
+from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, notes_on, plain
+
+LOGGER = logging.getLogger("covey.trl")
+
+
+class TrainOutput(NamedTuple):
+    """The result of TRL's `train()`."""
+
+    global_step: int
+    """Optimizer steps of the run, including those before a resume."""
+    training_loss: float
+    """Mean loss over these steps; 0 if none was done."""
+    metrics: Mapping[str, float | str]
+
+
+class Printer:
+    """The part of accelerate's Accelerator that scripts use."""
+
+    is_main_process = True
+    num_processes = 1
+
+    def print(self, *words: object) -> None:
+        """Print once, whatever the number of processes."""
+        print(*words)
+
+
+class Trainer(Observer):
+    """A model, rows and a config; subclasses say how rows are read and what is logged.
+
+    The run that ``train`` starts tells it of each step.
+    """
+
+    config: ClassVar[Any]
+    """The config's class."""
+    names: ClassVar[Mapping[str, str]]
+    """covey's metric -> the name under which TRL logs it."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        peft_config: Any = None,
+        **others: Any,
+    ) -> None:
+        self.args = self._config_of(args)
+        self.args.check()
+        self._refuse(others)
+        if isinstance(train_dataset, Iterator):  # it can be read only once
+            train_dataset = listed(train_dataset, "train_dataset", self._most())
+        self.reference: Any = None
+        """The frozen model that preferences are compared with, if it is not the model as the run begins."""
+        self.aux_loss_enabled = False
+        self.model, self.processing_class = self._load(model, processing_class, train_dataset)
+        if peft_config is not None:
+            self.model = with_adapters(self.model, peft_config)
+        self.train_dataset = self._prepared(train_dataset, "train_dataset", self._most())
+        self.eval_dataset = self._prepared_each(eval_dataset)
+        self.result: Result | None = None
+        """covey's result of the run; None before `train`, and if a guard stopped it."""
+        self.control = TrainerControl()
+        self.state = TrainerState()
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback, *(callbacks or ())], self.model, self.processing_class, None, None
+        )
+        self._running = False
+        self._stopped = ""
+        """Why a guard stopped the run."""
+        self._unlogged: list[Mapping[str, float]] = []
+        self._losses: list[float] = []
+        self.control = self._call("on_init_end")
+        self.settings = self._settings(self._rows())
+
+    # Subclasses
+
+    def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, Any]:
+        """Return the model and its tokenizer."""
+        raise NotImplementedError
+
+    def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
+        """Return rows as the trainer reads them."""
+        raise NotImplementedError
+
+    def _data(self, rows: Sequence[Row]) -> list[Row]:
+        """Return prepared rows in covey's form."""
+        raise NotImplementedError
+
+    def _schedule(self, rows: Sequence[Row]) -> Schedule:
+        return SCHEDULES[self.config.__name__](self.args, len(rows))
+
+    def _further(self) -> dict[str, object]:
+        """Return settings that do not follow from the config alone."""
+        return {}
+
+    # TRL's surface
+
+    def train(self, resume_from_checkpoint: object = None, **_: object) -> TrainOutput:
+        """Train in `output_dir`, or continue its run.
+
+        A run that a guard stops ends as in TRL, with its reason printed and in `metrics["stopped"]`.
+        """
+        again = _wants_resume(resume_from_checkpoint, self.args.output_dir)
+        rows = self._rows()
+        settings = self._settings(rows)
+        self.schedule = self._schedule(rows)
+        for note in [*notes_on(self.args, self.schedule), *self._notes()]:
+            print(f"note: {note}")
+        self._keep_reference()
+        self._stopped = ""
+        began = time.monotonic()
+        ordered = self._ordered(rows)
+        start = Start(
+            None, (), with_given({**settings, "model": self._given(), "data": self._source(ordered)})
+        )
+        quiet = bool(self.args.disable_tqdm)
+        try:
+            self.result = run_start(start, quiet=quiet, overwrite=not again, observer=self)
+        except GuardStop as reason:
+            self._stopped = str(reason)
+            print(f"stopped: {reason}")
+        finally:
+            self._running = False
+        return self._output(time.monotonic() - began)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        *,
+        metric_key_prefix: str = "eval",
+        **_: object,
+    ) -> dict[str, float]:
+        """Measure rows under the present weights, log the metrics and return them."""
+        ready = eval_dataset is None or isinstance(eval_dataset, str)
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, str):
+            metric_key_prefix = f"{metric_key_prefix}_{given}"
+            given = self.eval_dataset[given]
+        if given is None:
+            raise Refused("evaluate: there is no eval_dataset")
+        tables = given if isinstance(given, Mapping) else {"": given}
+        found: dict[str, float] = {}
+        for name, rows in tables.items():
+            prefix = f"{metric_key_prefix}_{name}" if name else metric_key_prefix
+            found |= self._evaluate(rows if ready else self._prepared(rows, "eval_dataset"), prefix)
+        return found
+
+    def _evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
+        """Measure prepared rows, log the metrics under a prefix and return them."""
+        began = time.monotonic()
+        values = self._named(self._measure(listed(rows, "eval_dataset")))
+        values |= {"runtime": round(time.monotonic() - began, 3)}
+        metrics = {f"{prefix}_{name}": value for name, value in values.items()}
+        self.log(metrics)
+        self.control = self._call("on_evaluate", metrics=metrics)
+        return metrics
+
+    def log(self, logs: dict[str, float], *_: object) -> None:
+        """Add an entry to `state.log_history` and tell the callbacks."""
+        logs = {**logs, "epoch": round(float(self.state.epoch or 0), 4)}
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.control = self._call("on_log", logs=logs)
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, as a class or an object."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback and return it."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback."""
+        self.callback_handler.remove_callback(callback)
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this process writes."""
+        return True
+
+    @property
+    def accelerator(self) -> Printer:
+        """What scripts print with."""
+        return Printer()
+
+    @property
+    def hub_model_id(self) -> str:
+        """The name under which push_to_hub uploads."""
+        return str(self.args.hub_model_id or Path(self.args.output_dir).absolute().name)
+
+    def save_model(self, output_dir: str | Path | None = None, **_: object) -> None:
+        """Write the model, its adapters alone if it has some, and the tokenizer to a folder."""
+        folder = str(output_dir or self.args.output_dir)
+        self.model.save_pretrained(folder)
+        self.processing_class.save_pretrained(folder)
+
+    def save_state(self) -> None:
+        """Write `trainer_state.json` to `output_dir`."""
+        self.state.save_to_json(str(Path(self.args.output_dir) / "trainer_state.json"))
+
+    def push_to_hub(self, commit_message: str = "End of training", **_: object) -> Any:
+        """Upload the model and the tokenizer to the hub."""
+        name = self.hub_model_id
+        options = {"token": self.args.hub_token, "private": self.args.hub_private_repo}
+        self.processing_class.push_to_hub(name, commit_message=commit_message, **options)
+        return self.model.push_to_hub(name, commit_message=commit_message, **options)
+
+    # Inside
+
+    def _config_of(self, args: Any) -> Any:
+        """Return the config; transformers' TrainingArguments become one."""
+        if args is None:
+            return self.config()
+        if isinstance(args, self.config):
+            return args
+        if not is_dataclass(args):
+            raise Refused(f"args: give a {self.config.__name__}, not {type(args).__name__}")
+        known = {f.name for f in fields(self.config)}
+        own = {f.name: plain(getattr(args, f.name)) for f in fields(args) if f.name in known}
+        defaults = self.config.defaults()
+        usual = {"accelerator_config", "parallelism_config", "fsdp_config", "fsdp"}
+        return self.config(**{n: v for n, v in own.items() if n not in usual and v != defaults[n]})
+
+    def _refuse(self, others: Mapping[str, Any]) -> None:
+        for name, value in others.items():
+            if value is not None and value != (None, None):
+                raise Refused(f"{type(self).__name__}: {name} has no counterpart in covey; remove it")
+
+    def _most(self) -> int | None:
+        """Return how many rows of a stream a run takes; None if that is not known."""
+        if self.args.max_steps < 1:
+            return None
+        schedule = self._schedule([])
+        return schedule.rows * schedule.steps
+
+    def _prepared_each(self, rows: Any) -> Any:
+        if rows is None:
+            return None
+        if isinstance(rows, Mapping):
+            return {name: self._prepared(own, f"eval_dataset[{name!r}]") for name, own in rows.items()}
+        return self._prepared(rows, "eval_dataset")
+
+    def _rows(self) -> list[Row]:
+        return listed(self.train_dataset, "train_dataset", self._most())
+
+    def _given(self) -> GivenModel:
+        return GivenModel(self.model, self.processing_class, self.reference)
+
+    def _keep_reference(self) -> None:
+        """Copy the model before it moves, where the trainer will compare with it later."""
+
+    def _settings(self, rows: Sequence[Row]) -> dict[str, object]:
+        """Return covey's settings, without model and data."""
+        schedule = self._schedule(rows)
+        return {**SETTINGS[self.config.__name__](self.args, schedule), **self._further()}
+
+    def _source(self, rows: Sequence[Row]) -> dict[str, object]:
+        return {"train": self._data(rows)}
+
+    def _notes(self) -> list[str]:
+        return []
+
+    def _ordered(self, rows: list[Row]) -> list[Row]:
+        """Return rows so that the run takes them as the config says. Raises Refused."""
+        strategy = self.args.train_sampling_strategy
+        if strategy not in ("random", "sequential"):
+            raise Refused(f"train_sampling_strategy={strategy!r}: rows are taken at random or sequentially")
+        if strategy == "random" and self._shuffles():
+            return rows
+        return in_order(rows, self.args.seed, self.schedule.rows * self.schedule.steps)
+
+    def _shuffles(self) -> bool:
+        return True
+
+    def _loaded(self, settings: Mapping[str, object], rows: Sequence[Row]) -> Loaded:
+        values = {**settings, "model": self._given(), "data": self._source(rows)}
+        return Start(None, (), with_given(values)).load()
+
+    def _measure(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Return the metrics of prepared rows, by covey's names."""
+        loaded = self._loaded(self._measuring(), rows)
+        with ExitStack() as around:
+            if not self._running:  # within a run all of this is so already
+                around.enter_context(torch_as_new())
+                around.enter_context(caller_restored())
+                around.enter_context(lent(loaded.config.model))
+            return measure(loaded, self.state.global_step)
+
+    def _measuring(self) -> dict[str, object]:
+        """Return the settings with which some rows are measured."""
+        return {**self._settings(self._rows()), "tracker": None}
+
+    def _call(self, event: str, **details: Any) -> TrainerControl:
+        handler = self.callback_handler
+        if event == "on_log":
+            self.control.should_log = False
+        if event == "on_evaluate":
+            self.control.should_evaluate = False
+        if event == "on_save":
+            self.control.should_save = False
+        answer = handler.call_event(event, self.args, self.state, self.control, **details)
+        self.control = answer or self.control
+        return self.control
+
+    # What the run tells
+
+    def run_begins(self, step: int) -> None:
+        """Prepare the state for a run that begins or continues."""
+        self._running = True
+        updates = self.schedule.updates
+        history = self.state.log_history
+        self.state = TrainerState(max_steps=self.schedule.steps * updates, log_history=history)
+        self.state.num_train_epochs = max(1, round(self.schedule.steps / self.schedule.epoch))
+        self.state.compute_steps(self.args, self.state.max_steps)
+        self._count(step)
+        self.control = TrainerControl()
+        self._unlogged, self._losses = [], []
+        self._call("on_train_begin")
+        self._call("on_epoch_begin")
+        if self.args.eval_on_start and self.eval_dataset is not None:
+            self.evaluate()
+
+    def _count(self, step: int) -> None:
+        """Note how far the run is."""
+        self.state.global_step = step * self.schedule.updates
+        self.state.epoch = step / self.schedule.epoch
+
+    def step_begins(self, step: int) -> None:
+        """Call on_step_begin."""
+        self.state.global_step = step * self.schedule.updates
+        self._call("on_step_begin")
+
+    def saved(self, folder: Path) -> None:
+        """Call on_save."""
+        self._call("on_save", checkpoint=str(folder))
+
+    def step_ends(self, step: int, metrics: Mapping[str, float]) -> Wish:
+        """Do after a step what its callbacks and the config ask for; return what is left to do."""
+        self._count(step)
+        self._unlogged.append(metrics)
+        self._losses += [metrics["loss"]] if "loss" in metrics else []
+        self._call("on_step_end")
+        epoch = max(1, round(self.schedule.epoch))
+        ends = step % epoch == 0 or step == self.schedule.steps
+        if ends:
+            self._call("on_epoch_end")
+        if self.control.should_log:
+            self.log(self._named(_means(self._unlogged)))
+            self._unlogged = []
+        if self.control.should_evaluate:
+            self.control.should_evaluate = False
+            if self.eval_dataset is not None:
+                self.evaluate()
+        if ends and step < self.schedule.steps:
+            self._call("on_epoch_begin")
+        return Wish(
+            self.control.should_training_stop, self.control.should_save and step < self.schedule.steps
+        )
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return metrics by TRL's names, those that it has."""
+        return {name: metrics[ours] for ours, name in self.names.items() if ours in metrics}
+
+    def _output(self, seconds: float) -> TrainOutput:
+        """Log and return the summary of a run, as TRL does."""
+        losses = [loss for loss in self._losses if math.isfinite(loss)]
+        loss = fmean(losses) if losses else 0.0
+        steps = self.state.global_step
+        metrics: dict[str, Any] = {
+            "train_runtime": round(seconds, 4),
+            "train_samples_per_second": round(steps * self.schedule.rows / max(seconds, 1e-9), 3),
+            "train_steps_per_second": round(steps / max(seconds, 1e-9), 3),
+            "total_flos": 0.0,
+            "train_loss": loss,
+        }
+        self.log({**self._named(_means(self._unlogged)), **metrics})
+        if self._stopped:
+            metrics["stopped"] = self._stopped
+        self._call("on_train_end")
+        return TrainOutput(steps, loss, {**metrics, "epoch": float(self.state.epoch or 0)})
+
+
+BASES: Mapping[str, str] = {
+    "loss": "loss",
+    "optimizer/grad_norm": "grad_norm",
+    "optimizer/lr": "learning_rate",
+}
+"""Metrics that every trainer logs."""
+
+
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that have it; the learning rate is the last one."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    found = {name: fmean(step[name] for step in steps if name in step) for name in names}
+    return found | ({"optimizer/lr": steps[-1]["optimizer/lr"]} if steps and "optimizer/lr" in found else {})
+
+
+def _wants_resume(asked: object, output: str) -> bool:
+    """Whether the run in the folder is to continue. Raises Refused for another folder."""
+    if isinstance(asked, str | Path) and Path(output).resolve() not in Path(asked).resolve().parents:
+        raise Refused(
+            f"train: resume_from_checkpoint={str(asked)!r} is not in {output}, whose run would continue"
+        )
+    return bool(asked)
+
+
+def frozen_copy(model: Any) -> Any:
+    """Return a copy of a model as it is now."""
+    return copy.deepcopy(model)
