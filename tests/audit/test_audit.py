@@ -376,7 +376,7 @@ def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_p
         ('{"format": "covey', ":1: the header is not complete"),
         ('{"prompt": "a"}\n', ":1: no record of a run"),
         ('{"format": "covey-audit", "version": 2}\n', ":1: version 2 of the format; this covey reads 1"),
-        ('{"format": "covey-audit", "version": 1, "setings": {}}\n', ":1: setings: Extra inputs"),
+        ('{"format": "covey-audit", "version": 1, "setting": {}}\n', ":1: setting: Extra inputs"),
         (HEAD + "[1]\n", ":2: list where an object is expected"),
         (HEAD + '{"step": 0}\n', ":2: Unable to extract tag"),
         (HEAD + '{"kind": "update"}\n', ":2: step: Field required"),
