@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from covey.audit.check import apply
 from covey.audit.record import AuditRecord, read_record
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES, condition
+from covey.audit.trl_writer import _TrlRecorder
 from covey.cli import main
 from covey_verify.errors import DataError
 from tests.train.test_runs import start
@@ -464,3 +466,16 @@ def test_dumps_of_verl_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "2.jsonl").write_text('{"input": "a", "output": "b"}\n')
     with pytest.raises(DataError, match=r"2\.jsonl:1: no row of a verl dump"):
         open_run(tmp_path)
+
+
+def test_a_recorder_that_fails_leaves_the_trainer_alone(capsys) -> None:
+    recorder = object.__new__(_TrlRecorder)
+    recorder.failed = False
+    recorder.file = SimpleNamespace(path="run.jsonl")
+
+    def broken(result: int, _: int) -> int:
+        raise KeyError("advantages")
+
+    assert [recorder.around(broken, lambda x: x + 1, 1) for _ in range(2)] == [2, 2]
+    said = capsys.readouterr().out
+    assert said == "run.jsonl: the record ends here (KeyError: 'advantages'); training goes on\n"

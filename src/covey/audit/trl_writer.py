@@ -1,7 +1,7 @@
 """Write a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
 
 Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
-return is copied. Only the first process writes.
+return is copied. Only the first process writes. If recording fails, the record ends and training goes on.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
     recorder = _TrlRecorder(trainer, Path(path), looks, probes)
     for name in WRAPPED:
         if hasattr(trainer, name):
-            setattr(trainer, name, functools.partial(getattr(recorder, name), getattr(trainer, name)))
-    ends = {"on_pre_optimizer_step": recorder.before_step, "on_step_end": recorder.after_step}
+            own = getattr(recorder, name)
+            setattr(trainer, name, functools.partial(recorder.around, own, getattr(trainer, name)))
+    ends = {
+        "on_pre_optimizer_step": lambda *_, **__: recorder.attempt(recorder.before_step),
+        "on_step_end": lambda *_, **__: recorder.attempt(recorder.after_step),
+    }
     trainer.add_callback(type("AuditCallback", (TrainerCallback,), ends)())
 
 
@@ -69,15 +73,31 @@ class _TrlRecorder:
         self.logprobs: Any = None
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
+        self.failed = False
 
-    def _calculate_rewards(self, inner: Any, inputs: Any, prompts: Any, texts: Any, ids: Any) -> Any:
-        rewards = inner(inputs, prompts, texts, ids)
+    def around(self, own: Any, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the trainer, and give its result to ``own``, which may return another one."""
+        result = inner(*args, **kwargs)
+        replaced = self.attempt(own, result, *args, **kwargs)
+        return result if replaced is None else replaced
+
+    def attempt(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a part of the recorder. If it fails, print the reason and record nothing more."""
+        if self.failed:
+            return None
+        try:
+            return own(*args, **kwargs)
+        except Exception as error:
+            self.failed = True
+            reason = f"{type(error).__name__}: {error}"
+            print(f"{self.file.path}: the record ends here ({reason}); training goes on")
+            return None
+
+    def _calculate_rewards(self, rewards: Any, inputs: Any, prompts: Any, texts: Any, ids: Any) -> None:
         rows = [{k: v for k, v in row.items() if k not in ("prompt", "completion")} for row in inputs]
         self.scored = (prompts, texts, ids, rows, rewards.tolist())
-        return rewards
 
-    def _generate_and_score_completions(self, inner: Any, inputs: Any) -> Any:
-        output = inner(inputs)
+    def _generate_and_score_completions(self, output: Any, inputs: Any) -> Any:
         if not self.trainer.model.training:
             return output
         # An update may use several rollouts, and a rollout several updates: the last ones are kept.
@@ -135,13 +155,10 @@ class _TrlRecorder:
         extra = {"trainer_state": self.trainer.state, "log_extra": _ignore, "log_metric": _ignore}
         return probe(functions, columns, prompts, extra)
 
-    def _get_per_token_logps_and_entropies(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        result = inner(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(self, result: Any, *_: Any, **__: Any) -> None:
         self.logprobs = result[0]
-        return result
 
-    def _compute_loss(self, inner: Any, model: Any, inputs: Any) -> Any:
-        loss = inner(model, inputs)
+    def _compute_loss(self, loss: Any, _model: Any, inputs: Any) -> None:
         if self.trainer.model.training:
             self.update["loss"] += loss.item()
             mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
@@ -162,19 +179,16 @@ class _TrlRecorder:
                 }
                 row["advantage"] = float(own) if own.dim() == 0 else numbers(own[:end])
                 self.update["rows"].append({"rollout": number, "completion": place, **row})
-        return loss
 
-    def _get_grad_norm(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        norm = inner(*args, **kwargs)
+    def _get_grad_norm(self, norm: Any, *_: Any, **__: Any) -> None:
         self.update["grad_norm"] = None if norm is None else float(norm)
-        return norm
 
-    def before_step(self, _callback: Any, *_: Any, **__: Any) -> None:
+    def before_step(self) -> None:
         """Keep the learning rate of the update that comes, and a part of the weights before it."""
         self.update["learning_rate"] = self.trainer.optimizer.param_groups[0]["lr"]
         self.file.weights_changed(self.trainer.model.parameters())
 
-    def after_step(self, _callback: Any, *_: Any, **__: Any) -> None:
+    def after_step(self) -> None:
         """Write the update's line."""
         for row in self.update["rows"]:
             sample = self.samples[row["rollout"], row["completion"]]
