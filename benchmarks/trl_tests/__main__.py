@@ -1,6 +1,6 @@
 """Measure covey.trl by TRL's own tests.
 
-    python benchmarks/trl_tests CHECKOUT --python VENV_WITH_TRL --out results.json grpo rloo sft dpo reward
+    python benchmarks/trl_tests CHECKOUT --python VENV_WITH_TRL/bin/python [grpo rloo sft dpo reward]
 
 CHECKOUT is a clone of huggingface/trl. Each file runs twice in the same environment, with TRL's trainers and
 with covey's, on tiny random models and local rows (``stand_ins``). A test counts if TRL itself passes it.
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--again", action="store_true", help="measure TRL again where results are kept")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     folder = Path(args.folder or tempfile.mkdtemp(prefix="trl_tests_")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([args.python, str(HERE / "stand_ins.py"), str(folder)], check=True, capture_output=True)

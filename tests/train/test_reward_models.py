@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from covey.rollouts.learned import LEARNED, reward_model_bytes
 from covey.tasks.examples import Example
 from covey.training.given import added
 from covey.training.reward_model import RewardObjective, encode_judged
-from covey.types import Problem
+from covey.types import AnswerTokens, Problem, SampledTokens
 from covey_verify.errors import ConfigError, CoveyError, DataError
 
 PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "5 5"}
@@ -110,6 +111,18 @@ def test_loss_and_gradient_are_those_of_trls_reward_trainer(tmp_path: Path) -> N
     seen, gradient = step_of(model, PAIRS, bind(bradley_terry, center=0.01))
     assert seen["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
     close(gradient, gradient_of(expected, trainer.model), within=1e-5)
+
+
+def test_a_pair_that_a_policy_sampled_is_read_as_it_will_be_judged() -> None:
+    """By its text: the policy may have another vocabulary, or split the text as nobody else does."""
+    model = reward_model()
+    (plain,) = encode_judged(model, PAIRS[:1])
+    tokens = {"chosen": AnswerTokens((9,), (True,)), "rejected": AnswerTokens((8, 7), (True, True))}
+    problem = replace(PAIRS[0].problem, sampled=SampledTokens("another", (5, 6), tokens))
+    sampled = replace(PAIRS[0], problem=problem, sampled=tuple(tokens.values()))
+    (encoded,) = encode_judged(model, [sampled])
+    assert encoded.tokens.tolist() == plain.tokens.tolist()
+    assert [a.tokens.tolist() for a in encoded.answers] == [a.tokens.tolist() for a in plain.answers]
 
 
 def test_a_process_head_is_asked_at_the_end_of_each_step() -> None:

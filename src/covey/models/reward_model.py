@@ -64,7 +64,9 @@ class TrainedRewardModel(Policy):
         tokenizer: PreTrainedTokenizerBase,
         kind: Judges,
         adapter: PeftModel | None = None,
+        reads_tokens: bool = False,
     ) -> None:
+        """``reads_tokens``: rows that have tokens are read by these, not by their texts."""
         if tokenizer.pad_token_id is None:
             raise ConfigError(
                 "model: the tokenizer of a reward model needs a pad_token; set one in its folder"
@@ -74,6 +76,7 @@ class TrainedRewardModel(Policy):
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.kind = kind
+        self.reads_tokens = reads_tokens
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None

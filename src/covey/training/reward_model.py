@@ -125,7 +125,8 @@ def _given(given: GivenModel, kind: Judges, loaded: Loaded) -> TrainedRewardMode
             f"model: {given.name} returns {model.config.num_labels} numbers, which is not a {kind}"
         )
     model.to(pick_device(loaded.config.device))
-    return with_precision(TrainedRewardModel(model, tokenizer, kind, adapter_of(given)), loaded.config)
+    judge = TrainedRewardModel(model, tokenizer, kind, adapter_of(given), reads_tokens=True)
+    return with_precision(judge, loaded.config)
 
 
 def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
@@ -163,7 +164,8 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt)
-    if problem.sampled is not None:
+    # Tokens that a policy sampled are another vocabulary's, or split as no text is that will be judged.
+    if problem.sampled is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
         ids = [[*tokens_of(policy, problem), *answer.ids] for answer in example.sampled]
     else:
         ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
