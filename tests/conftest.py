@@ -10,6 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from transformers import (
     AutoModelForCausalLM,
     CwmConfig,
@@ -193,6 +194,10 @@ EXACT = (
     "olmo3",
 )
 """Those whose widths the compiled operations take."""
+
+# A busy machine makes examples slowly, which is no fault of a test.
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def sharpened(config: PretrainedConfig) -> torch.nn.Module:
