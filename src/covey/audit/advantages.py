@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,11 +50,12 @@ class Scored:
         values = (self.rewards[at], self.components[:, at], self.weights, self.group[at], self.lengths[at])
         return Scored(self.step, places, *values, self.found[at])
 
-    def by_group(self, estimate: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return an estimate of each group's rewards. (N,)."""
-        result = torch.zeros_like(self.rewards)
+    def by_group(self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None) -> Tensor:
+        """Return an estimate of each group's ``values``, (N,), by default of its rewards. (N,)."""
+        values = self.rewards if values is None else values
+        result = torch.zeros_like(values)
         for g in self.group.unique():
-            result[self.group == g] = estimate(self.rewards[self.group == g])
+            result[self.group == g] = estimate(values[self.group == g])
         return result
 
 
@@ -62,11 +64,9 @@ def weights_of(record: AuditRecord, names: list[str]) -> list[float]:
     given = record.setting("reward_weights")
     if isinstance(given, dict):
         return [float(given.get(name, 1.0)) for name in names]
-    return (
-        [float(w) for w in given]
-        if isinstance(given, list) and len(given) == len(names)
-        else [1.0] * len(names)
-    )
+    if isinstance(given, list) and len(given) == len(names):
+        return [float(weight) for weight in given]
+    return [1.0] * len(names)
 
 
 def totals(record: AuditRecord, samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,29 +185,38 @@ def fits(found: Tensor, candidate: Tensor) -> bool:
 
 # --- explanations ---------------------------------------------------------------------------------
 
-Explanation = Callable[[Scored, Tensor], bool]
-"""Whether advantages are what a mistake makes of those expected (N,)."""
+
+class Compared(NamedTuple):
+    """The advantages of a rollout beside those that the convention gives."""
+
+    rollout: Scored
+    due: Tensor
+    """(N,)."""
 
 
-def negated(rollout: Scored, due: Tensor) -> bool:
-    """They have the other sign."""
-    return fits(rollout.found, -due)
+Explanation = Callable[[Compared], bool]
+"""Whether advantages are what a mistake makes of those expected; its docstring is said of them."""
 
 
-def in_another_order(rollout: Scored, due: Tensor) -> bool:
-    """They are those of other completions: the same numbers in another order."""
-    return fits(rollout.found.sort().values, due.sort().values)
+def negated(compared: Compared) -> bool:
+    """The advantages have the other sign."""
+    return fits(compared.rollout.found, -compared.due)
 
 
-def divided_by_the_batchs_std(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are the rewards less their group's mean over the std of the whole batch."""
-    return _over_batch(rollout, rollout.by_group(group_centered))
+def in_another_order(compared: Compared) -> bool:
+    """The advantages are those of other completions: the same numbers in another order."""
+    return fits(compared.rollout.found.sort().values, compared.due.sort().values)
 
 
-def batch_is_the_baseline(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are compared with the whole batch and not with their group."""
-    centered = group_centered(rollout.rewards)
-    return fits(rollout.found, centered) or _over_batch(rollout, centered)
+def divided_by_the_batchs_std(compared: Compared) -> bool:
+    """The advantages are the rewards less their group's mean, over the std of the whole batch."""
+    return _over_batch(compared.rollout, compared.rollout.by_group(group_centered))
+
+
+def batch_is_the_baseline(compared: Compared) -> bool:
+    """The advantages compare a completion with the whole batch, not with its group."""
+    centered = group_centered(compared.rollout.rewards)
+    return fits(compared.rollout.found, centered) or _over_batch(compared.rollout, centered)
 
 
 def _over_batch(rollout: Scored, centered: Tensor) -> bool:
@@ -215,44 +224,39 @@ def _over_batch(rollout: Scored, centered: Tensor) -> bool:
     return any(fits(rollout.found, divided(centered, std + 1e-6)) for std in stds)
 
 
-def normalized_again(rollout: Scored, due: Tensor) -> bool:
-    """They are the expected ones, less their mean over the batch and divided by their std once more."""
+def normalized_again(compared: Compared) -> bool:
+    """The advantages are the expected ones, normalized once more over the batch or their group."""
+    rollout, due = compared
     again = [divided(group_centered(due), standard_deviation(due, ddof) + 1e-6) for ddof in (0, 1)]
-    again += [rollout_by_group(rollout, due)]
+    again.append(rollout.by_group(group_zscore, due))
     return any(fits(rollout.found, candidate) for candidate in again)
 
 
-def rollout_by_group(rollout: Scored, due: Tensor) -> Tensor:
-    """Return advantages normalized within their groups once more. (N,)."""
-    result = torch.zeros_like(due)
-    for g in rollout.group.unique():
-        result[rollout.group == g] = group_zscore(due[rollout.group == g])
-    return result
+def without_a_baseline(compared: Compared) -> bool:
+    """The advantages are the rewards themselves."""
+    return fits(compared.rollout.found, compared.rollout.rewards)
 
 
-def without_a_baseline(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are the rewards themselves."""
-    return fits(rollout.found, rollout.rewards)
+def without_the_std(compared: Compared) -> bool:
+    """The advantages are the rewards less their group's mean, undivided."""
+    return fits(compared.rollout.found, compared.rollout.by_group(group_centered))
 
 
-def without_the_std(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are the rewards less their group's mean, undivided."""
-    return fits(rollout.found, rollout.by_group(group_centered))
-
-
-def with_a_std(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are divided by their group's std."""
+def with_a_std(compared: Compared) -> bool:
+    """The advantages are divided by their group's std."""
+    rollout = compared.rollout
     return any(fits(rollout.found, rollout.by_group(partial(group_zscore, ddof=d))) for d in (0, 1))
 
 
-def scaled(rollout: Scored, due: Tensor) -> bool:
-    """They are the expected ones times a number."""
-    factor = float((rollout.found * due).sum() / due.square().sum().clamp(min=1e-12))
-    return factor > 0 and fits(rollout.found, factor * due)
+def scaled(compared: Compared) -> bool:
+    """The advantages are the expected ones times a number."""
+    found, due = compared.rollout.found, compared.due
+    factor = float((found * due).sum() / due.square().sum().clamp(min=1e-12))
+    return factor > 0 and fits(found, factor * due)
 
 
-def anything(rollout: Scored, due: Tensor) -> bool:  # noqa: ARG001
-    """They are not those of the settings, and nothing above says why."""
+def anything(_compared: Compared) -> bool:
+    """The advantages are not those of the settings, and no known mistake explains them."""
     return True
 
 
@@ -280,22 +284,19 @@ def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
         rollout = every.trained()
         if due is None or fits(rollout.found, due):
             continue
-        name = next(name for name, applies in EXPLANATIONS.items() if applies(rollout, due))
-        causes.setdefault(name, []).append(_trouble(rollout, due, EXPLANATIONS[name]))
+        compared = Compared(rollout, due)
+        name = next(name for name, applies in EXPLANATIONS.items() if applies(compared))
+        causes.setdefault(name, []).append(_trouble(compared, EXPLANATIONS[name]))
     if not causes:
         return None
     name = max(causes, key=lambda cause: len(causes[cause]))
     return name, causes[name][0]
 
 
-def _trouble(rollout: Scored, due: Tensor, cause: Explanation) -> Trouble:
+def _trouble(compared: Compared, cause: Explanation) -> Trouble:
+    rollout, due = compared
     worst = int((rollout.found - due).abs().argmax())
-    said = (
-        (cause.__doc__ or "")
-        .rstrip(".")
-        .replace("They are", "advantages are")
-        .replace("They have", "advantages have")
-    )
+    said = (cause.__doc__ or "").removesuffix(".").replace("The", "the", 1)
     numbers = f"{float(rollout.found[worst]):.4g} where {float(due[worst]):.4g} is expected"
     evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
     return Trouble(f"{said}: {numbers}", rollout.step, evidence)

@@ -38,9 +38,9 @@ CHECKS = _checks()
 
 def condition(check: Check) -> str:
     """Return when a check speaks, in a sentence: the docstring of its predicate."""
+    # The predicates of explanations are one function, bound to a name.
     predicate = advantages.EXPLANATIONS.get(check.name, check.predicate)
-    text = " ".join((inspect.getdoc(predicate) or "").split())
-    return text.replace("They ", "The advantages ") if check.name in advantages.EXPLANATIONS else text
+    return " ".join((inspect.getdoc(predicate) or "").split())
 
 
 def audit(path: Path) -> tuple[AuditRecord, Report]:
