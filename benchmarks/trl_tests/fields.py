@@ -1,6 +1,6 @@
 """Write TRL's config fields, with types and defaults, into covey's tables.
 
-VENV_WITH_TRL/bin/python benchmarks/trl_tests/fields.py src/covey/trl/fields
+VENV_WITH_TRL/bin/python benchmarks/trl_tests/fields.py src/covey/config/trl_fields
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trl
 from transformers import TrainingArguments
+from trl.scripts.grpo import GRPOScriptArguments
 
 CONFIGS = ("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "KTOConfig", "RewardConfig")
 OF_SCRIPTS = ("ScriptArguments", "ModelConfig")
@@ -68,6 +69,8 @@ def main(folder: Path) -> None:
         name: {n: v for n, v in own.items() if n not in shared} for name, own in tables.items()
     }
     files |= {name: table(getattr(trl, name)) for name in OF_SCRIPTS}
+    own = table(GRPOScriptArguments)
+    files["GRPOScriptArguments"] = {n: v for n, v in own.items() if n not in files["ScriptArguments"]}
     for name, lines in files.items():
         text = "".join(f"{field}: {value}\n" for field, value in lines.items())
         (folder / f"{name}.txt").write_text(text, "utf-8")

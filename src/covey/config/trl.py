@@ -3,25 +3,44 @@
 A name of TRL either has exactly its meaning in TRL, or it is refused with covey's key and the difference.
 Names with the same meaning are in the rows of the settings (``Setting.trl``); the names of the loss are read
 together, with TRL's defaults for those that are not given; ``OTHERS`` has a row for each of the others.
+The tables in `trl_fields` have all fields of TRL's configs; benchmarks/trl_tests/fields.py writes them.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from covey.config.rows import schema_rows
 from covey_verify.errors import ConfigError
 
-_LINES = (Path(__file__).parent / "trl_1_16.txt").read_text("utf-8").splitlines()
-CHECKED_IN: Mapping[str, str] = {name: default for name, _, default in (x.partition(" ") for x in _LINES)}
-"""TRL's name -> its default as a Python literal, "" if it is not of GRPOConfig. One per line of the file."""
-DEFAULTS: Mapping[str, object] = {
-    name: ast.literal_eval(value) for name, value in CHECKED_IN.items() if value
-}
+TABLES = Path(__file__).parent / "trl_fields"
+Fields: TypeAlias = Mapping[str, tuple[str, object]]
+"""Field -> its type, in words, and its default."""
+
+
+@cache
+def table(name: str) -> Fields:
+    """Return a table of `trl_fields`, in TRL's order."""
+    lines = (TABLES / f"{name}.txt").read_text("utf-8").splitlines()
+    rows = (line.partition(": ") for line in lines)
+    parts = ((field, rest.partition(" = ")) for field, _, rest in rows)
+    return {field: (kind, ast.literal_eval(default)) for field, (kind, _, default) in parts}
+
+
+def fields_of(config: str) -> Fields:
+    """Return the fields of a trainer's config: those that all trainers share, and its own."""
+    return {**table("common"), **table(config)}
+
+
+DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in fields_of("GRPOConfig").items()}
 """GRPOConfig's defaults."""
+OF_SCRIPTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
+CHECKED_IN = frozenset(DEFAULTS).union(*(table(name) for name in OF_SCRIPTS))
+"""All names of GRPOConfig, and of the configs that scripts have besides."""
 
 SAME: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
 """TRL's name -> the setting with the same meaning, to which it is renamed with a note."""

@@ -1,20 +1,18 @@
-"""TRL's configs as dataclasses: fields, types and defaults of TRL 1.16, from the tables in `fields`."""
+"""TRL's configs as dataclasses: fields, types and defaults of TRL 1.16, from `covey.config.trl`."""
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, make_dataclass
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import Any
 
+from covey.config.trl import Fields, fields_of, table
 from covey.trl.meanings import MEANINGS, Refused, refusal
 
-TABLES = Path(__file__).parent / "fields"
-OLDER: Mapping[str, tuple[str, object]] = {
+OLDER: Fields = {
     "warmup_ratio": ("float | None", None),
     "max_prompt_length": ("int | None", None),
 }
@@ -28,15 +26,6 @@ KINDS: Mapping[str, Any] = {
 """Type in a table -> the type."""
 PARSED = ("model_init_kwargs", "chat_template_kwargs", "generation_kwargs", "accelerator_config")
 """Fields that may be given as JSON on a command line."""
-
-
-@cache
-def table(name: str) -> dict[str, tuple[str, object]]:
-    """Return field -> type and default, in TRL's order, of a table in `fields`."""
-    lines = (TABLES / f"{name}.txt").read_text("utf-8").splitlines()
-    rows = (line.partition(": ") for line in lines)
-    parts = ((name, rest.partition(" = ")) for name, _, rest in rows)
-    return {name: (kind, ast.literal_eval(default)) for name, (kind, _, default) in parts}
 
 
 class Arguments:
@@ -90,18 +79,18 @@ class Arguments:
         return {n: v if isinstance(v, kinds) else str(v) for n, v in self.to_dict().items()}
 
 
-def all_fields(config: str) -> dict[str, tuple[str, object]]:
-    """Return the fields of a config: those that all trainers share, its own, and those of older versions."""
-    return {**table("common"), **table(config), **OLDER}
+def all_fields(config: str) -> Fields:
+    """Return the fields of a config, and those of older versions."""
+    return {**fields_of(config), **OLDER}
 
 
 def _field(default: object) -> Any:
-    return (
-        field(default_factory=lambda: list(default)) if isinstance(default, list) else field(default=default)
-    )
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default))
+    return field(default=default)
 
 
-def _made(name: str, rows: Mapping[str, tuple[str, object]], base: type = Arguments) -> Any:
+def _made(name: str, rows: Fields, base: type = Arguments) -> Any:
     """Return a dataclass with a table's fields, so that argument parsers find types and defaults."""
     lines = [
         (name, reduce(or_, (KINDS[part] for part in kind.split(" | "))), _field(default))

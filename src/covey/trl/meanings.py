@@ -6,7 +6,7 @@ the advice on names that YAML files may hold too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from covey.config import trl
@@ -44,7 +44,7 @@ def _refused(names: str, why: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), Meaning("refused", why))
 
 
-def _of_files(names: Mapping[str, object]) -> dict[str, Meaning]:
+def _of_files(names: Iterable[str]) -> dict[str, Meaning]:
     """Return the meanings of names that configs in YAML know too."""
     found: dict[str, Meaning] = {}
     for name in names:
@@ -184,7 +184,7 @@ OWN: Mapping[str, Mapping[str, Meaning]] = {
 
 
 def _meanings(config: str) -> dict[str, Meaning]:
-    return {**_of_files(trl.CHECKED_IN), **_of_files(dict.fromkeys(trl.OLDER)), **SHARED, **OWN[config]}
+    return {**_of_files(trl.CHECKED_IN), **_of_files(trl.OLDER), **SHARED, **OWN[config]}
 
 
 MEANINGS: Mapping[str, Mapping[str, Meaning]] = {config: _meanings(config) for config in OWN}

@@ -404,9 +404,10 @@ class Trainer(Observer):
         steps = self.state.global_step
         metrics: dict[str, Any] = {
             "train_runtime": round(seconds, 4),
-            "train_samples_per_second": round(steps * self.schedule.rows / max(seconds, 1e-9), 3),
+            "train_samples_per_second": round(
+                steps / self.schedule.updates * self.schedule.rows / max(seconds, 1e-9), 3
+            ),
             "train_steps_per_second": round(steps / max(seconds, 1e-9), 3),
-            "total_flos": 0.0,
             "train_loss": loss,
         }
         self.log({**self._named(_means(self._unlogged)), **metrics})
