@@ -8,8 +8,9 @@ or `prompt_ids`, `chosen_ids` and `rejected_ids`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from covey.tasks.sampled import SAMPLED, sampled_column
 from covey.trl.meanings import Refused
 from covey.types import AnswerTokens, SampledTokens
 
+LOGGER = logging.getLogger("covey.trl")
 Row = dict[str, Any]
 UNTRAINED = -100
 """TRL's label of a token that is not trained."""
@@ -65,6 +67,7 @@ class Reader:
         self.tokenizer = tokenizer
         self.args = args
         self.identity = vocabulary_hash(tokenizer)
+        self.warned = False
         end = getattr(args, "eos_token", None) or tokenizer.eos_token
         self.end = str(end or "")
         template = getattr(args, "chat_template_path", None)
@@ -84,17 +87,6 @@ class Reader:
             **(getattr(self.args, "chat_template_kwargs", None) or {}),
             **(row.get("chat_template_kwargs") or {}),
         }
-        known = {
-            "prompt",
-            "completion",
-            "messages",
-            "chosen",
-            "rejected",
-            "label",
-            "tools",
-            "chat_template_kwargs",
-        }
-        extra = {**{k: v for k, v in row.items() if k not in known and isinstance(v, str)}, **extra}
         rendered = self.tokenizer.apply_chat_template(
             [bare(m) for m in messages],
             tools=json.loads(tools) if isinstance(tools, str) else tools,
@@ -109,13 +101,41 @@ class Reader:
         """Return a text with the end of sequence behind it."""
         return text if not self.end or text.endswith(self.end) else text + self.end
 
-    def answer(self, prompt: Any, answer: Any, row: Row) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt and of its answer."""
+    def answers(self, prompt: Any, given: Sequence[Any], row: Row) -> tuple[list[int], list[list[int]]]:
+        """Return the ids of a prompt and of each answer to it.
+
+        A prompt alone may have other ids than before an answer: tokens merge across the border, or the
+        template renders it otherwise. As in TRL an answer then begins where the two part, with a warning.
+        Raises Refused if nothing of the prompt is left.
+        """
         if isinstance(prompt, str):
             before = self.ids(prompt)
-            return before, self.ids(self.ended(prompt + answer))[len(before) :]
-        before = self.chat(prompt, row, begin=True)
-        return before, self.chat([*prompt, *answer], row)[len(before) :]
+            whole = [self.ids(self.ended(prompt + answer)) for answer in given]
+        else:
+            before = self.chat(prompt, row, begin=True)
+            whole = [self.chat([*prompt, *answer], row) for answer in given]
+        shared = min(shared_length(before, ids) for ids in whole)
+        if before and not shared:
+            raise Refused(f"train_dataset: {prompt!r:.80} alone has other tokens than before its answer")
+        if shared < len(before) and not self.warned:
+            self.warned = True
+            LOGGER.warning(
+                "The tokenized prompt is not a prefix of the tokenized prompt with its answer: %r at its end "
+                "is left out, and the answer begins there. A sampler sees another context than is trained. "
+                "Other rows may have this too",
+                self.tokenizer.decode(before[shared:]),
+            )
+        return before[:shared], [ids[shared:] for ids in whole]
+
+
+def shared_length(ids: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many elements two sequences have in common at their beginning.
+
+    >>> shared_length([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    differ = (n for n, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
+    return next(differ, min(len(ids), len(other)))
 
 
 def bare(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +170,7 @@ def language_row(reader: Reader, row: Row) -> Row:
     if "prompt" in row and "completion" in row:
         if args.assistant_only_loss and not isinstance(row["prompt"], str):
             return _assistants(reader, row["prompt"], row["completion"], row)
-        before, after = reader.answer(row["prompt"], row["completion"], row)
+        before, (after,) = reader.answers(row["prompt"], [row["completion"]], row)
         only = args.completion_only_loss is not False
         return {
             "input_ids": before + after,
@@ -226,8 +246,7 @@ def _kept(args: Any) -> slice:
 def preference_row(reader: Reader, row: Row) -> Row:
     """Return the ids of a pair; a prompt that both conversations repeat is taken from them."""
     row = with_prompt(row)
-    before, chosen = reader.answer(row["prompt"], row["chosen"], row)
-    _, rejected = reader.answer(row["prompt"], row["rejected"], row)
+    before, (chosen, rejected) = reader.answers(row["prompt"], [row["chosen"], row["rejected"]], row)
     return {"prompt_ids": before, "chosen_ids": chosen, "rejected_ids": rejected}
 
 
@@ -238,8 +257,7 @@ def with_prompt(row: Row) -> Row:
         raise Refused(f"train_dataset: a row has {', '.join(row)}, but pairs are `chosen` and `rejected`")
     if row.get("prompt") is not None:
         return row
-    equal = [a == b for a, b in zip(chosen, rejected, strict=False)]
-    shared = len(list(takewhile(bool, equal)))
+    shared = shared_length(chosen, rejected)
     if isinstance(chosen, str):
         shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word behind it
     return {**row, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
@@ -268,7 +286,7 @@ def judged_row(reader: Reader, row: Row) -> Row:
         raise Refused(
             f"train_dataset: a row has {', '.join(row)}, but KTO reads prompt, completion and label"
         )
-    before, after = reader.answer(row["prompt"], row["completion"], row)
+    before, (after,) = reader.answers(row["prompt"], [row["completion"]], row)
     return {"prompt_ids": before, "completion_ids": after, "label": bool(row["label"])}
 
 
@@ -334,8 +352,7 @@ def judged_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
 def scored_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
     """Return what both conversations begin with, and what follows in each."""
     chosen, rejected = row["chosen_ids"], row["rejected_ids"]
-    same = len(list(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False)))))
-    shared = max(1, min(same, len(chosen) - 1, len(rejected) - 1))
+    shared = max(1, min(shared_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1))
     return chosen[:shared], {"chosen": _whole(chosen[shared:]), "rejected": _whole(rejected[shared:])}
 
 

@@ -63,33 +63,33 @@ class ValueMarks(NamedTuple):
 
 
 FUNCTION_MARKS = ValueMarks(
-    re.compile(r"<tool_call>\s*<function=([\w.-]+)>"),
-    re.compile(r"\s*<parameter=([\w.-]+)>\n?"),
-    "<parameter={}>",
-    re.compile(r"</parameter>(?=\s*(?:<parameter=[\w.-]+>|</function>\s*</tool_call>))"),
-    re.compile(r"\s*</function>\s*</tool_call>"),
-    lambda value: value.removesuffix("\n"),
-    "<function=...> with its <parameter=...>, each closed",
+    name=re.compile(r"<tool_call>\s*<function=([\w.-]+)>"),
+    opens=re.compile(r"\s*<parameter=([\w.-]+)>\n?"),
+    opening="<parameter={}>",
+    closes=re.compile(r"</parameter>(?=\s*(?:<parameter=[\w.-]+>|</function>\s*</tool_call>))"),
+    ends=re.compile(r"\s*</function>\s*</tool_call>"),
+    value=lambda value: value.removesuffix("\n"),
+    shown="<function=...> with its <parameter=...>, each closed",
 )
 PAIR_MARKS = ValueMarks(
-    re.compile(r"<tool_call>\s*([^<>\s]+)"),
-    re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
-    "<arg_key>{}</arg_key>",
-    re.compile(r"</arg_value>(?=\s*(?:<arg_key>[^<>]*</arg_key>\s*<arg_value>|</tool_call>))"),
-    re.compile(r"\s*</tool_call>"),
-    lambda value: value,
-    "name with its <arg_key> and <arg_value>, each closed",
+    name=re.compile(r"<tool_call>\s*([^<>\s]+)"),
+    opens=re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    opening="<arg_key>{}</arg_key>",
+    closes=re.compile(r"</arg_value>(?=\s*(?:<arg_key>[^<>]*</arg_key>\s*<arg_value>|</tool_call>))"),
+    ends=re.compile(r"\s*</tool_call>"),
+    value=str,
+    shown="name with its <arg_key> and <arg_value>, each closed",
 )
 ELEMENT_MARKS = ValueMarks(
-    re.compile(r'<atem:invoke name="([\w.-]+)">'),
-    re.compile(r'\s*<atem:parameter name="([\w.-]+)">'),
-    '<atem:parameter name="{}">',
-    re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter name=|</atem:invoke>))"),
-    re.compile(r"\s*</atem:invoke>"),
-    lambda value: value,
-    "<atem:invoke> with its <atem:parameter>, each closed",
-    "<atem:invoke name=",
-    "</atem:invoke>",
+    name=re.compile(r'<atem:invoke name="([\w.-]+)">'),
+    opens=re.compile(r'\s*<atem:parameter name="([\w.-]+)">'),
+    opening='<atem:parameter name="{}">',
+    closes=re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter name=|</atem:invoke>))"),
+    ends=re.compile(r"\s*</atem:invoke>"),
+    value=str,
+    shown="<atem:invoke> with its <atem:parameter>, each closed",
+    begin="<atem:invoke name=",
+    close="</atem:invoke>",
 )
 NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
