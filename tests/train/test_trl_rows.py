@@ -11,7 +11,6 @@ from covey.models.tiny import build_tokenizer
 from covey.trl.meanings import Refused
 from covey.trl.rows import Reader, preference_row
 
-
 WORDS = {"a": 1, "b": 2, "ab": 3, "e": 4}
 
 

@@ -173,7 +173,7 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
         by_rollout.setdefault(use.row.rollout, []).append(use)
     off = [distance(uses, sampler, trainer) for uses in by_rollout.values()]
     off = [value for value in off if not math.isnan(value)]
-    grows = all(later > 0.8 * before for before, later in pairwise(off))
+    grows = all(following > 0.8 * before for before, following in pairwise(off))
     if len(off) < 3 or not (grows and off[0] < CLOSER * off[-1] and off[-1] > APART):
         return None
     last = list(by_rollout.values())[-1]

@@ -17,7 +17,10 @@ LOOKED_AT = 4096
 
 
 class Recorder:
-    """A record that is being written; the header first, then a line whenever something happened."""
+    """A record that is being written: the header, then a line whenever something happens.
+
+    An earlier record of this name is replaced.
+    """
 
     def __init__(self, path: Path, **header: object) -> None:
         self.path = path
@@ -62,7 +65,7 @@ def plain_logprobs(
 
 
 def numbers(values: Any) -> list[float]:
-    """Return a tensor of one dimension as numbers of six digits."""
+    """Return a tensor of one dimension as numbers of seven digits, which is float32's precision."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 
 
