@@ -1,4 +1,4 @@
-"""Reward functions and reward models in TRL's form, as covey's rewards; peft's and tools' specs."""
+"""Reward functions and reward models in TRL's form, as covey's rewards, and the choice of the verdict."""
 
 from __future__ import annotations
 
