@@ -22,7 +22,7 @@ def test_the_new_task_runs(tmp_path, monkeypatch, capsys) -> None:
     """Its rows, its tests and its config are used as its README says, with another model."""
     home = tmp_path / "my tasks" / "dates"
     assert main(["new", str(home), "--model", "tiny"]) == 0
-    assert "python rows.py" in capsys.readouterr().out
+    assert f"cd '{home}' && python rows.py" in capsys.readouterr().out
     python(home, "rows.py")
     assert "6 passed" in python(
         home, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider"

@@ -19,11 +19,12 @@ def command_new(folder: Path, *, model: str = "", as_json: Json = False) -> int:
     :param model: Hub id, folder or GGUF file for the config, in place of SmolLM2-135M-Instruct.
     """
     from covey.commands.new_task import FILES, write_task
+    from covey.insight.usage import shell_word
 
     write_task(folder, model)
     lines = [
         f"{folder} has {', '.join(FILES)}",
-        f"next    cd {folder} && python rows.py && covey train run.yaml",
+        f"next    cd {shell_word(str(folder))} && python rows.py && covey train run.yaml",
         "read    README.md says what each file is for, and what to change",
     ]
     _print(as_json, {"folder": str(folder), "files": list(FILES)}, lines)
