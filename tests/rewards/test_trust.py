@@ -15,7 +15,6 @@ UNPICKLING = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
 ALLOWED = {
     "covey_verify/sandbox/driver.py": {"exec", "compile", "__import__"},  # the confined child itself
     "covey/config/trl.py": {"literal_eval"},  # TRL's defaults, in a file of the package
-    "covey/trl/configs.py": {"literal_eval"},  # the same, in tables of all trainers
     "covey_verify/isolated.py": {"compile"},  # in a child, and what it compiles is never run
 }
 IN_CHILDREN_ONLY = {"sympy", "mpmath", "math_verify", "reasoning_gym"}
