@@ -21,7 +21,8 @@ for _group in """
     kg 1 kg kilogram 千克 公斤; kg 0.45359237 lb pound; oz 1 oz ounce; l 1 l liter litre; l 0.001 ml
     l 0.001 milliliter millilitre; gal 1 gal gallon; degree 1 degree deg; rad 1 rad radian; dollar 0.01 cent
     euro 1 euro eur; dollar 1 dollar usd; sterling 1 gbp sterling; ohm 1 ohm; n 1 n newton
-    j 1 j joule; j 1000 kj kilojoule; w 1 w watt; w 1000 kw kilowatt; v 1 v volt; pa 1 pa pascal; hz 1 hz hertz; k 1 k kelvin; mol 1 mol mole
+    j 1 j joule; j 1000 kj kilojoule; w 1 w watt; w 1000 kw kilowatt; v 1 v volt
+    pa 1 pa pascal; hz 1 hz hertz; k 1 k kelvin; mol 1 mol mole
     a 1 a ampere amp; unit 1 unit; celsius 1 celsius °C; fahrenheit 1 fahrenheit °F
 """.replace("\n", ";").split(";"):
     if _group.strip():
