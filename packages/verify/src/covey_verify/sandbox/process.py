@@ -363,4 +363,6 @@ def _bwrap(
         command += _mounts_over(*candidates, seen)
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
+    for number, standard in enumerate(("stdin", "stdout", "stderr")):
+        command += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{standard}"]
     return [*command, "--bind", writable, writable] if writable else command
