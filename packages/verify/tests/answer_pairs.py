@@ -1503,6 +1503,7 @@ No solution | no
 (2,3) | 2+3i
 T, F, T | T, T, F
 True, False | \text{False, True}
+[0, 1) | 0, 1
 11_2 | (11)_3
 """,
 }

@@ -105,7 +105,7 @@ class Comparison:
         """Compare two structures, or a structure with a formula."""
         if "ratio" in kinds:
             return self._ratios(ours, theirs)
-        if kinds == {"list", "tuple"}:  # 3,1 for (3,1)
+        if kinds == {"list", "tuple"} and {"[)", "(]"}.isdisjoint((ours.text, theirs.text)):  # 3,1 for (3,1)
             return self._in_order(ours.parts, theirs.parts)
         if kinds == {"list"} and all(folded(p.text) in TRUTHS for n in (ours, theirs) for p in n.parts):
             return self._in_order(ours.parts, theirs.parts)
