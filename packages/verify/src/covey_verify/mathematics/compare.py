@@ -335,18 +335,22 @@ class Comparison:
 
 
 def components(node: Node) -> tuple[Node, ...] | None:
-    """Return the three components of a sum of multiples of the unit vectors i, j and k, or None."""
+    """Return the three components of a sum of multiples of the unit vectors i, j and k, or None.
+
+    A multiple of i alone, without an accent, is a complex number.
+    """
     found = [number(0)] * 3
-    terms = node.parts if node.kind == "sum" else (node,)
-    for term in terms if node.kind in ("sum", "product", "name") else ():
+    names = set[str]()
+    for term in node.parts if node.kind == "sum" else (node,):
         factors = term.parts if term.kind == "product" else (term,)
-        units = [f for f in factors if f.kind == "name" and f.text.rpartition(" ")[2] in VECTORS]
-        if len(units) != 1:
+        vectors = [f for f in factors if f.kind == "name" and f.text.rpartition(" ")[2] in VECTORS]
+        if len(vectors) != 1:
             return None
-        place = VECTORS.index(units[0].text.rpartition(" ")[2]) % 3
-        others = [f for f in factors if f is not units[0]]
+        names.add(vectors[0].text)
+        place = VECTORS.index(vectors[0].text.rpartition(" ")[2]) % 3
+        others = [f for f in factors if f is not vectors[0]]
         found[place] = Node("sum", (found[place], product(*others) if others else number(1)))
-    return tuple(found) if node.kind in ("sum", "product", "name") else None
+    return None if names == {"i"} else tuple(found)
 
 
 def hundredth(node: Node) -> Node:

@@ -314,7 +314,8 @@ class Formulas(Measures):
         if len(run) > 4 or (len(run) > 1 and run in SHORT_WORDS):
             raise Unreadable(f"the word {run!r} in a formula")
         letter = self.first().text
-        if letter.isupper() and letter not in APPLIED and self._pair_begins():  # the point M(2,3)
+        # C(5,2) may be a number of choices.
+        if letter.isupper() and letter not in (*APPLIED, "C") and self._pair_begins():  # the point M(2,3)
             return Node("chain", (name(letter), self.atom()), marks=("=",))
         if letter in APPLIED and (self.is_sign("(") or (self.is_sign("'") and self.is_sign("(", 1))):
             return self._applied(letter)

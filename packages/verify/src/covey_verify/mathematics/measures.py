@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from covey_verify.mathematics import units
 from covey_verify.mathematics.functions import Functions
-from covey_verify.mathematics.tokens import value_of
+from covey_verify.mathematics.tokens import Token, value_of
 from covey_verify.mathematics.tree import Node, Unreadable, name, number, product
 from covey_verify.mathematics.vocabulary import FRACTIONS, KNOWN, is_letters
 
@@ -61,7 +61,9 @@ class Measures(Functions):
     def with_smaller(self, larger: Node) -> Node:
         """Read what follows in a smaller unit: `2 hours 15 minutes`, `5 feet and 3 inches`."""
         kept = list(self.left)
-        if self.peek().text in ("and", ","):
+        # Of other units, `and` joins two answers: 2 m and 5 cm.
+        joined = larger.text == "s" or larger.value == units.KNOWN["foot"][0]
+        if joined and self.peek() == Token("separator", "and", self.peek().gap):
             self.take()
         if larger.kind == "quantity" and self.peek().kind == "number":
             smaller = self.term()
