@@ -39,7 +39,11 @@ def plain(program: Path) -> tuple[bool, str]:
             cwd=folder,
             env=environment,
         ) as child:
-            output, _ = child.communicate(timeout=300)
+            try:
+                output, _ = child.communicate(timeout=3 * LIMITS.wall)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                return False, ""
     return child.returncode == 0, output.decode("utf-8", "surrogateescape")
 
 
