@@ -30,7 +30,7 @@ def plain(program: Path) -> tuple[bool, str]:
     with TemporaryDirectory() as folder, program.with_suffix(".in").open("rb") as given:
         # No modules beside the program, and no limit on the digits of a number, as sandboxes have it.
         command = [sys.executable, "-P", "-X", "int_max_str_digits=0", str(program)]
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": ""}
         with subprocess.Popen(
             command,
             stdin=given,
