@@ -141,7 +141,7 @@ class Worker:
                 # An async function is timed in its process too, so the wait here is longer by GRACE.
                 before = link.kept_waiting(look=False)
                 late = seconds + GRACE * self.reward.is_async
-                waited = partial(_more_than, before, link)
+                waited = partial(_waited_since, before, link)
                 reply = Call.begun(link.ask(message), late, waited).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
@@ -158,7 +158,7 @@ class Worker:
                 return Outcome("ok", reply)
 
 
-def _more_than(before: float, link: WorkerLink) -> float:
+def _waited_since(before: float, link: WorkerLink) -> float:
     return link.kept_waiting() - before
 
 
