@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.config.load import flatten
+from covey.insight.verdict import ends, points
 from covey.runs.estimates import (
     Estimate,
     Evaluation,
@@ -46,9 +47,9 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         "b": str(second),
         "settings": {name: list(values) for name, values in settings.items()},
         "files": files,
-        "held_out": {name: _ends(estimate) for name, estimate in held_out.items()} or None,
+        "held_out": {name: ends(estimate) for name, estimate in held_out.items()} or None,
         "note": why_not,
-        "training": {"problems": shared, **_ends(common)} if common is not None else None,
+        "training": {"problems": shared, **ends(common)} if common is not None else None,
     }
     lines = [f"A: {first}", f"B: {second}", ""]
     lines.append("what differs" if settings or files else "same settings, same files")
@@ -154,9 +155,5 @@ def _pair(
 
 def _signed(estimate: Estimate) -> str:
     if estimate.share:
-        return f"{100 * estimate.value:+.0f} points [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"
+        return points(estimate)
     return f"{estimate.value:+.3g} [{estimate.low:+.3g}, {estimate.high:+.3g}]"
-
-
-def _ends(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

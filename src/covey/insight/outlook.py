@@ -11,9 +11,9 @@ from covey.insight import gpus
 from covey.insight.advice import advice
 from covey.insight.forecast import seconds_text
 from covey.insight.preview import Preview
+from covey.insight.verdict import ends
 from covey.objective.diagnostics import sampled_entropy, score_metrics
 from covey.objective.texts import answers_inside, text_metrics
-from covey.runs.estimates import Estimate
 from covey.runs.rollouts import or_null
 
 SIZES_TOLD = (2, 4, 8, 16, 32, 64)
@@ -37,11 +37,11 @@ def record(preview: Preview) -> dict[str, object]:
         "completions": len(preview.lengths),
         "max_tokens": measured.limit or preview.stage.config.rollout.max_tokens,
         "pass_rates": {g.problem.id: g.pass_rate for g in groups},
-        "pass@1": _ends(preview.pass_rate()),
-        "dead": {str(size): _ends(preview.dead(size)) for size in sizes},
+        "pass@1": ends(preview.pass_rate()),
+        "dead": {str(size): ends(preview.dead(size)) for size in sizes},
         "price_of_a_live_group": {str(size): _price(preview, size) for size in sizes},
         "temperatures": {
-            f"{t:g}": {"pass@1": _ends(rate), "dead": _ends(dead)}
+            f"{t:g}": {"pass@1": ends(rate), "dead": ends(dead)}
             for t in preview.others
             for rate, dead, _ in [preview.at(t)]
         },
@@ -174,7 +174,3 @@ def _histogram(rates: np.ndarray, width: int = 40) -> Iterator[str]:
     for name, count in zip(BUCKETS, counts, strict=True):
         bar = "█" * round(width * count / counts.max())
         yield f"{name:>12} {bar or ('▏' if count else '')} {count or ''}".rstrip()
-
-
-def _ends(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

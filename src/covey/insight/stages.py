@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.runs.estimates import Estimate, Evaluation, gains
+from covey.insight.verdict import points
+from covey.runs.estimates import Evaluation, gains
 from covey.runs.folder import read_stream
 from covey.system.opening import count_lines
 from covey.system.plot import table
@@ -51,11 +52,3 @@ def _remarks(folder: Path, last: Mapping[str, Any]) -> Iterator[str]:
         # The mean of each reward function; the mean of their sum is reward/mean.
         if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2:
             yield f"{name.split('/')[1]} {value:.2f}"
-
-
-def points(gain: Estimate) -> str:
-    """Return a difference of fractions as percentage points with its interval."""
-    if math.isnan(gain.value):
-        return "not known"
-    value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))
-    return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
