@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.config.load import flatten
+from covey.insight.show import curve_lines
 from covey.insight.verdict import ends, points
 from covey.runs.estimates import (
     Estimate,
@@ -23,14 +24,12 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.plot import Curve, draw, span
+from covey.system.plot import Curve, span
 from covey_verify.errors import ConfigError
 
 LATE = 0.25
 """Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
-WIDTH = 78
-"""Characters of a line of curves."""
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
@@ -150,7 +149,7 @@ def _pair(
     if all(points):
         bounds = bounds or span([value for own in points for _, value in own])
         curves = [Curve(f"{run} {name}", own, bounds=bounds) for run, own in zip("AB", points, strict=True)]
-        yield from (line.plain.rstrip() for line in draw(curves, WIDTH, 4, last))
+        yield from curve_lines(curves, 4, last)
 
 
 def _signed(estimate: Estimate) -> str:
