@@ -111,7 +111,7 @@ def _problem_of(
             "Put the data back"
         )
     # The logged prompt decides, since a chat template may have been changed.
-    logged = _with_thoughts(replace(problem, prompt=row["prompt"]), log, number, wording)
+    logged = wording.with_thoughts(replace(problem, prompt=row["prompt"]), log.prompts[number].tolist())
     return replace(problem, thoughts=logged.thoughts)
 
 
@@ -133,14 +133,6 @@ def _result(log: RolloutLog, step: int, number: int, group: GroupScoring) -> Res
         (name, s.status) for name, component in new.components.items() for s in component.scores
     )
     return RescoredGroup(step, number, new.problem.id, old, new.rewards, statuses)
-
-
-def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wording) -> Problem:
-    """Return a group's problem with the note whether its prompt, by its recorded tokens, opens thoughts."""
-    place = list(log.groups).index(group)
-    ends = log.arrays["prompt_ends"]
-    first = int(ends[place - 1]) if place else 0
-    return wording.with_thoughts(problem, log.arrays["prompt_tokens"][first : int(ends[place])].tolist())
 
 
 def _completion(log: RolloutLog, place: int) -> Completion:
