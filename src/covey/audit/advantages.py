@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Trouble
+from covey.audit.check import Predicate, Trouble
 from covey.audit.conventions import convention_of
-from covey.audit.record import AuditRecord, Rollout, Sample
+from covey.audit.record import AuditRecord, Numbers, Rollout, Sample
 from covey.objective.advantages import (
     divided,
     group_centered,
@@ -72,17 +72,19 @@ def weights_of(record: AuditRecord, names: list[str]) -> list[float]:
 def totals(record: AuditRecord, samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
     """Return rewards (N,), components (K, N) and weights (K,); NaN for a completion without any score."""
     names = list(dict.fromkeys(name for s in samples for name in s.rewards))
-    rows = [
-        [math.nan if s.rewards.get(n) is None else float(s.rewards[n] or 0) for s in samples] for n in names
-    ]
-    components = torch.tensor(rows, dtype=torch.float64).reshape(len(names), len(samples))
-    weights = torch.tensor(weights_of(record, names), dtype=torch.float64)
+    components = torch.full((len(names), len(samples)), math.nan, dtype=torch.float64)
+    for k, name in enumerate(names):
+        components[k] = _tensor([s.rewards.get(name) for s in samples])
+    weights = _tensor(weights_of(record, names))
     sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
-    sums = (
-        sums.where(~components.isnan().all(0), math.nan) if names else torch.full((len(samples),), math.nan)
-    )
-    given = torch.tensor([math.nan if s.reward is None else s.reward for s in samples], dtype=torch.float64)
+    sums = sums.where(~components.isnan().all(0), math.nan)
+    given = _tensor([s.reward for s in samples])
     return sums.where(given.isnan(), given), components, weights
+
+
+def _tensor(values: Sequence[float | None]) -> Tensor:
+    """Return (N,) float64, NaN for None."""
+    return torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float64)
 
 
 def groups_of(samples: list[Sample]) -> list[int]:
@@ -113,7 +115,7 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
     rewards, components, weights = totals(record, samples)
     group = groups_of(samples)
     places = [n for n in range(len(samples)) if not rewards[n].isnan()]
-    found = torch.tensor([math.nan if used[n] is None else float(used[n] or 0) for n in places])
+    found = _tensor([used[n] for n in places])
     if int((~found.isnan()).sum()) < 2:
         return
     at = torch.tensor(places)
@@ -125,12 +127,14 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
         weights,
         torch.tensor([group[n] for n in places]),
         torch.tensor([max(1, lengths[n]) for n in places]),
-        found.double(),
+        found,
     )
 
 
-def _one(advantage: float | list[float | None], mask: list[bool] | None) -> float | None:
-    """Return the advantage of a completion whose tokens all have the same; None if they differ."""
+def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | None:
+    """Return the advantage of a completion whose tokens all have the same; None if they differ or it is
+    unknown.
+    """
     if not isinstance(advantage, list):
         return advantage
     on = [a for a, m in zip(advantage, mask or [True] * len(advantage), strict=False) if m and a is not None]
@@ -302,10 +306,15 @@ def _trouble(compared: Compared, cause: Explanation) -> Trouble:
     return Trouble(f"{said}: {numbers}", rollout.step, evidence)
 
 
-def explained_by(name: str, record: AuditRecord) -> Trouble | None:
-    """Return the trouble if this is the explanation of the record's advantages."""
-    found = explanation(record)
-    return found[1] if found is not None and found[0] == name else None
+def explained_by(name: str) -> Predicate:
+    """Return the check that speaks if this is the explanation of a record's advantages."""
+
+    def check(record: AuditRecord) -> Trouble | None:
+        found = explanation(record)
+        return found[1] if found is not None and found[0] == name else None
+
+    check.__doc__ = EXPLANATIONS[name].__doc__
+    return check
 
 
 def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
@@ -328,26 +337,24 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     numbers of the update are among those of the rollout.
     """
     for rollout in record.rollouts:
-        uses = [
-            use
-            for use in record.uses
-            if use.row.rollout == rollout.number and use.sample.advantage is not None
-        ]
-        given = [
-            (use, _one(use.row.advantage, use.row.mask)) for use in uses if use.row.advantage is not None
-        ]
         own = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
-        moved = [(u, a) for u, a in given if a is not None and abs(a - (u.sample.advantage or 0)) > 1e-4]
-        if moved and all(a is None or round(a, 5) in own for _, a in given):
-            use, value = moved[0]
-            pair = f"{value:.4g} for {use.sample.advantage:.4g}"
-            said = f"completions are trained with the advantages of others: {pair}"
+        # Each use of a completion: the advantage of its update, and that of its rollout.
+        given = [
+            (use, _one(use.row.advantage, use.row.mask), use.sample.advantage)
+            for use in record.uses
+            if use.row.rollout == rollout.number
+        ]
+        pairs = [(use, a, due) for use, a, due in given if a is not None and due is not None]
+        moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
+        if moved and all(round(a, 5) in own for _, a, _ in pairs):
+            use, value, due = moved[0]
+            said = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
             return Trouble(said, use.update.step, {"completion": use.row.completion})
     return None
 
 
-CHECKS: dict[str, Callable[[AuditRecord], Trouble | None]] = {
+CHECKS: dict[str, Predicate] = {
     "group_mixed": group_mixes_prompts,
     "advantages_moved": advantages_of_updates_differ,
-    **{name: partial(explained_by, name) for name in EXPLANATIONS},
+    **{name: explained_by(name) for name in EXPLANATIONS},
 }
