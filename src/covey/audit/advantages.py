@@ -59,7 +59,7 @@ class Scored:
         return result
 
 
-def weights_of(record: AuditRecord, names: list[str]) -> list[float]:
+def weights_of(record: AuditRecord, names: Sequence[str]) -> list[float]:
     """Return the weight of each reward function."""
     given = record.setting("reward_weights")
     if isinstance(given, dict):
@@ -89,7 +89,7 @@ def _tensor(values: Sequence[float | None]) -> Tensor:
 
 def groups_of(samples: list[Sample]) -> list[int]:
     """Return the number of each completion's group: the recorded one, else that of its prompt."""
-    prompts = [str(s.prompt if s.prompt is not None else s.prompt_ids) for s in samples]
+    prompts = [s.prompt_text for s in samples]
     numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}
     return [numbers[p] if s.group is None else s.group for s, p in zip(samples, prompts, strict=True)]
 
@@ -325,7 +325,7 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
             if sample.group is None:
                 continue
             known = prompts.setdefault(sample.group, set())
-            known.add(str(sample.prompt if sample.prompt is not None else sample.prompt_ids))
+            known.add(sample.prompt_text)
             if len(known) > 1:
                 said = "a group has completions of several prompts, which are compared with each other"
                 return Trouble(said, rollout.step, {"group": sample.group, "completion": place})

@@ -185,8 +185,7 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
 def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     """More than a hundredth of the ratios of an update, and at least three, are above 2."""
     for update in record.updates:
-        uses = [use for use in record.uses if use.update is update]
-        ratios = [x - y for use in uses for _, x, y in pairs(use, trainer, old)]
+        ratios = [x - y for use in record.uses_of(update) for _, x, y in pairs(use, trainer, old)]
         wide = sum(ratio > math.log(2) for ratio in ratios)
         if wide > max(2, 0.01 * len(ratios)):
             return Trouble(f"{wide} of {len(ratios)} ratios of an update are above 2", update.step)

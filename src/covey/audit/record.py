@@ -101,6 +101,11 @@ class Sample(_Part):
     empty: Scores = {}
     """Rewards of an empty text for this row."""
 
+    @property
+    def prompt_text(self) -> str:
+        """The prompt, or its ids, as a key: completions of one prompt have the same."""
+        return str(self.prompt if self.prompt is not None else self.prompt_ids)
+
 
 class Row(_Part):
     """One completion as an update trains on it."""
@@ -216,6 +221,15 @@ class AuditRecord:
                     yield Use(line, row, rollout.completions[row.completion], *times)
             updates += 1
             changes += (line.weights_changed or 0.0) > MOTION
+
+    def uses_of(self, update: Update) -> list[Use]:
+        """Return the completions in one update."""
+        return [use for use in self.uses if use.update is update]
+
+    @cached_property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the reward functions."""
+        return tuple(dict.fromkeys(name for _, _, sample in self.samples for name in sample.rewards))
 
     def setting(self, name: str, default: object = None) -> object:
         """Return a setting of the framework, by its own name."""
