@@ -246,7 +246,7 @@ def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     ]
     panels.append(Panel("training, sampled", [_course(row) for row in rows], unit=" %", bounds=(0, 100)))
     title = f"{sweep.home.name}: held-out accuracy, sampled, with 95 % intervals"
-    return chart(panels, title, across=2, wide=300, high=200, title=title)
+    return chart(panels, title, title=title)
 
 
 def _over(sweep: Sweep, rows: Sequence[CellRow], place: int) -> Panel:

@@ -17,6 +17,8 @@ from covey.objective.texts import answers_inside
 from covey.runs.rollouts import or_null
 
 SIZES_TOLD = (2, 4, 8, 16, 32, 64)
+BAR = 40
+"""Characters of the longest bar."""
 BUCKETS = ("0 %", "below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %", "100 %")
 GROUPS = 32
 """Problems that are sampled if there is time."""
@@ -172,10 +174,10 @@ def _price(preview: Preview, size: int) -> float | None:
     return size / live if live > 0.001 else None
 
 
-def _histogram(rates: np.ndarray, width: int = 40) -> Iterator[str]:
+def _histogram(rates: np.ndarray) -> Iterator[str]:
     # Bucket 0 is exactly 0 %, bucket 5 exactly 100 %, and 1 to 4 are the quarters between.
     place = np.where(rates <= 0, 0, np.where(rates >= 1, 5, 1 + np.minimum((4 * rates).astype(int), 3)))
     counts = np.bincount(place, minlength=len(BUCKETS))
     for name, count in zip(BUCKETS, counts, strict=True):
-        bar = "█" * round(width * count / counts.max())
+        bar = "█" * round(BAR * count / counts.max())
         yield f"{name:>12} {bar or ('▏' if count else '')} {count or ''}".rstrip()

@@ -18,11 +18,17 @@ from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.insight.card import CardFacts, write_cards
-from covey.insight.curve import write_curve
-from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
+from covey.insight.ending import (
+    Result,
+    offer,
+    ranked,
+    read_result,
+    stage_table,
+    told_of_better,
+    write_curve,
+)
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import gravest, likely, no_signal
-from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
 from covey.learner.process import caller_restored, passed_over

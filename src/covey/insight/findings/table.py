@@ -27,9 +27,7 @@ MOST_LOOKS = 400
 """Largest number of steps after which the rules are applied to a recorded run, evenly spaced."""
 
 
-def explain(
-    metrics: Records, evals: Records, setting: SettingOf, rules: Sequence[Rule] = RULES
-) -> list[Finding]:
+def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Finding]:
     """Return the findings that a run would have made step by step, from its records."""
     found: list[Finding] = []
     taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
@@ -39,7 +37,7 @@ def explain(
         known = [e for at, e in taken if at <= step or n == len(metrics)]
         # As a run that watches itself has it: no rule looks at the steps between the first and the last.
         shown = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
-        found += find(rules, RunView(shown, known, setting, steps=n), [f.id for f in found], step)
+        found += find(RULES, RunView(shown, known, setting, steps=n), [f.id for f in found], step)
     return found
 
 
