@@ -102,32 +102,23 @@ def scored(record: AuditRecord) -> tuple[Scored, ...]:
 
 def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
     samples = rollout.completions
-    used = {place: s.advantage for place, s in enumerate(samples)}
-    lengths = {place: len(s.ids or ()) for place, s in enumerate(samples)}
-    seen = set[int]()
-    for use in record.uses:
-        place = use.row.completion
-        # What an update used counts, the first time.
-        if use.row.rollout == rollout.number and place not in seen and use.row.advantage is not None:
-            seen.add(place)
+    used = [s.advantage for s in samples]
+    lengths = [len(s.ids or ()) for s in samples]
+    # What an update used counts, the first time: later uses are written first and replaced.
+    for use in reversed(record.uses):
+        if use.row.rollout == rollout.number and use.row.advantage is not None:
+            place = use.row.completion
             used[place] = _one(use.row.advantage, use.row.mask)
-            lengths[place] = sum(use.row.mask or ()) or lengths[place]
+            lengths[place] = sum(use.row.mask or ()) or len(use.sample.ids or ())
     rewards, components, weights = totals(record, samples)
-    group = groups_of(samples)
-    places = [n for n in range(len(samples)) if not rewards[n].isnan()]
-    found = _tensor([used[n] for n in places])
+    at = torch.nonzero(~rewards.isnan())[:, 0]
+    found = _tensor(used)[at]
     if int((~found.isnan()).sum()) < 2:
         return
-    at = torch.tensor(places)
+    group = torch.tensor(groups_of(samples))
+    length = torch.tensor(lengths).clamp(min=1)
     yield Scored(
-        rollout.step,
-        places,
-        rewards[at],
-        components[:, at],
-        weights,
-        torch.tensor([group[n] for n in places]),
-        torch.tensor([max(1, lengths[n]) for n in places]),
-        found,
+        rollout.step, at.tolist(), rewards[at], components[:, at], weights, group[at], length[at], found
     )
 
 

@@ -67,7 +67,9 @@ class _TrlRecorder:
             tokens=tokens,
             data=facts_of(*prompts),
         )
-        self.trainer, self.looks, self.probes = trainer, looks, probes
+        self.trainer = trainer
+        self.looks = looks
+        self.probes = probes
         self.scored: tuple[Any, ...] = ()
         self.count = -1
         self.logprobs: Any = None
@@ -159,26 +161,29 @@ class _TrlRecorder:
         self.logprobs = result[0]
 
     def _compute_loss(self, loss: Any, _model: Any, inputs: Any) -> None:
-        if self.trainer.model.training:
-            self.update["loss"] += loss.item()
-            mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-            values = {"logprobs": self.logprobs} | {
-                name: inputs[f"{name.removesuffix('logprobs')}per_token_logps"]
-                for name in ("old_logprobs", "ref_logprobs")
-                if f"{name.removesuffix('logprobs')}per_token_logps" in inputs
-            }
-            for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
-                # As far as the last token that was sampled or is trained; behind it is padding.
-                trained = [int(at) + 1 for at in mask[n].nonzero()]
-                end = max([len(self.samples[number, place]["ids"]), *trained])
-                row: dict[str, Any] = {name: numbers(v[n][:end].detach()) for name, v in values.items()}
-                own = inputs["advantages"][n]
-                row |= {
+        if not self.trainer.model.training:
+            return
+        self.update["loss"] += loss.item()
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        values = {"logprobs": self.logprobs}
+        for name in ("old", "ref"):
+            if f"{name}_per_token_logps" in inputs:
+                values[f"{name}_logprobs"] = inputs[f"{name}_per_token_logps"]
+        for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
+            # As far as the last token that was sampled or is trained; behind it is padding.
+            trained = [int(at) + 1 for at in mask[n].nonzero()]
+            end = max([len(self.samples[number, place]["ids"]), *trained])
+            advantage = inputs["advantages"][n]
+            self.update["rows"].append(
+                {
+                    "rollout": number,
+                    "completion": place,
+                    **{name: numbers(v[n][:end].detach()) for name, v in values.items()},
                     "mask": mask[n][:end].int().tolist(),
                     "ids": inputs["completion_ids"][n][:end].tolist(),
+                    "advantage": float(advantage) if advantage.dim() == 0 else numbers(advantage[:end]),
                 }
-                row["advantage"] = float(own) if own.dim() == 0 else numbers(own[:end])
-                self.update["rows"].append({"rollout": number, "completion": place, **row})
+            )
 
     def _get_grad_norm(self, norm: Any, *_: Any, **__: Any) -> None:
         self.update["grad_norm"] = None if norm is None else float(norm)

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from covey.system.console import duration
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey_verify.errors import ConfigError, CoveyError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
@@ -272,17 +273,17 @@ def run_page(name: str, folder: Path) -> Record:
     known = reading(folder)
     records = known.streams()
     notes = _notes(known)
-    settings = _unless_damaged(partial(recorded_values, folder), notes, list[Record]())
-    environment = _unless_damaged(partial(read_environment, folder), notes, None)
-    seconds = _unless_damaged(partial(seconds_of, folder, records["timings"]), notes, 0.0)
-    verdict = _unless_damaged(partial(run_verdict, folder, records["evals"], seconds), notes, None)
+    settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
+    environment = _unless_damaged(notes, None, read_environment, folder)
+    seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])
+    verdict = _unless_damaged(notes, None, run_verdict, folder, records["evals"], seconds)
     state = run_state(folder)
     if state in ("stopped", "interrupted"):
         notes.append(read_ending(folder))
     positions = {kind: tail.at for kind, tail in known.tails.items()}
     remarks: list[Finding] = []
     if not records["findings"]:
-        remarks = _unless_damaged(partial(_remarks, folder, tuple(positions.values())), notes, remarks)
+        remarks = _unless_damaged(notes, remarks, _remarks, folder, tuple(positions.values()))
     return {
         "run": name,
         "folder": str(folder),
@@ -310,10 +311,10 @@ def _notes(known: Reading) -> list[str]:
     return notes
 
 
-def _unless_damaged(read: Callable[[], T], notes: list[str], otherwise: T) -> T:
+def _unless_damaged(notes: list[str], otherwise: T, read: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
     """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
     try:
-        return read()
+        return read(*given, **_)
     except CoveyError as error:
         notes.append(str(error))
         return otherwise
