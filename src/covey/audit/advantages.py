@@ -146,7 +146,9 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
     result = torch.zeros(mask.shape, dtype=torch.float64)
     for g in rollout.group.unique():
         rows = torch.nonzero(rollout.group == g)[:, 0]
-        own = algorithm.advantage(_group_data(rollout, rows, mask[rows]))
+        components = rollout.components[:, rows]
+        data = GroupData.scored(rollout.rewards[rows], components, rollout.weights, mask[rows])
+        own = algorithm.advantage(data)
         result[rows] = own[:, None].expand(-1, width) if own.ndim == 1 else own
     known = ~rollout.found.isnan()
     result = result[known]
@@ -154,23 +156,6 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
         whole = BatchData(result, mask[known], rollout.rewards[known], rollout.group[known])
         result = algorithm.whiten(whole)
     return result[:, 0]
-
-
-def _group_data(rollout: Scored, rows: Tensor, mask: Tensor) -> GroupData:
-    return GroupData(
-        rewards=rollout.rewards[rows],
-        components=rollout.components[:, rows],
-        weights=rollout.weights,
-        lengths=rollout.lengths[rows].double(),
-        mask=mask,
-        tokens=torch.zeros(mask.shape, dtype=torch.int64),
-        steps=[],
-        greedy_reward=None,
-        old_logprobs=None,
-        old_collision=None,
-        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
-        values=None,
-    )
 
 
 def fits(found: Tensor, candidate: Tensor) -> bool:

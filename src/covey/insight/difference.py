@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.config.load import flatten
-from covey.insight.show import curve_lines
+from covey.insight.show import curve_lines, series
 from covey.insight.verdict import ends, points
 from covey.runs.estimates import (
     Estimate,
@@ -131,12 +131,8 @@ def _curves(first: Path, second: Path) -> Iterator[str]:
     rewarded = any("reward/mean" in m for m in logs[0])
     for name, metric in CURVES.items():
         if metric != "loss" or not rewarded:
-            yield from _pair(name, _points(logs, metric), last)
-    yield from _pair("held-out accuracy", _points(evals, "pass@1"), last, (0.0, 1.0))
-
-
-def _points(logs: Sequence[Sequence[Mapping[str, float]]], metric: str) -> list[list[tuple[float, float]]]:
-    return [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in logs]
+            yield from _pair(name, [series(log, metric) for log in logs], last)
+    yield from _pair("held-out accuracy", [series(log, "pass@1") for log in evals], last, (0.0, 1.0))
 
 
 def _pair(

@@ -120,11 +120,16 @@ def _curves(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
     name = "reward" if any("reward/mean" in m for m in metrics) else "loss"
     points = [(m["step"], value) for m in metrics for value in _known(m, name)]
     curves = [Curve(name, points)]
-    held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
+    held_out = series(evals, "pass@1")
     if held_out:
         curves.append(Curve("held-out accuracy", held_out, bounds=(0.0, 1.0)))
     last = max([1.0, *(step for curve in curves for step, _ in curve.points)])
     return curve_lines(curves, 5, last)
+
+
+def series(records: NumberRecords, metric: str) -> list[tuple[float, float]]:
+    """Return (step, value) of the records that have a metric."""
+    return [(r["step"], r[metric]) for r in records if r.get(metric) is not None]
 
 
 def curve_lines(curves: Sequence[Curve], height: int, last: float) -> list[str]:

@@ -92,6 +92,8 @@ class Trainer(Observer):
         self.args = self._config_of(args)
         self.args.check()
         self._refuse(others)
+        if train_dataset is None:
+            raise Refused("`train_dataset` is required")
         if isinstance(train_dataset, Iterator):  # it can be read only once
             train_dataset = listed(train_dataset, "train_dataset", self._most())
         self.reference: Any = None

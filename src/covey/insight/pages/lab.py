@@ -98,20 +98,7 @@ def group_tool(
 
 def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -> GroupData:
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return GroupData(
-        rewards=rewards,
-        components=rewards[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=mask.sum(-1).double(),
-        mask=mask,
-        tokens=torch.full(mask.shape, -1),
-        steps=(),
-        greedy_reward=greedy,
-        old_logprobs=None,
-        old_collision=None,
-        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
-        values=None,
-    )
+    return GroupData.scored(rewards, rewards[None], torch.ones(1, dtype=torch.float64), mask, greedy)
 
 
 def _is_dead(data: GroupData) -> bool:
