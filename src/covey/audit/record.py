@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -20,8 +20,8 @@ from covey_verify.errors import DataError
 if TYPE_CHECKING:
     from covey.objective.algorithms import Algorithm
 
-FORMAT = "covey-audit"
-VERSION = 1
+FORMAT: Final = "covey-audit"
+VERSION: Final = 1
 MOTION = 0.01
 """Fraction of changed weights from which an update counts as one that moved the policy."""
 

@@ -96,9 +96,14 @@ def chart(
             parts.append(f'<g transform="translate({x},{y + TOP})">{drawing}</g>')
         y += TOP + height + BOTTOM
     width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
-    paper = _element("rect", class_="paper", width=width, height=y + 4)
+    return _picture(parts, label, width, y + 4)
+
+
+def _picture(parts: Sequence[str], label: str, width: int, height: int) -> str:
+    """Return an SVG of these elements on paper of this size, px."""
+    paper = _element("rect", class_="paper", width=width, height=height)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 4}" class="chart" role="img"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="chart" role="img"'
         f' aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">\n'
         + "\n".join([f"<style>{STYLE}</style>", paper, *parts, "</svg>"])
     )
