@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,14 +114,27 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 
 def _late_rewards(stage: Path) -> dict[str, float]:
-    """Return problem and prompt -> mean late reward. Two files may use one name for different problems."""
+    """Return problem and prompt -> mean late reward."""
     steps = recorded_steps(stage)
+    late = steps[-max(1, round(LATE * len(steps))) :]
+    rewards = by_problem(stage, late, lambda row: row["reward"])
+    return {problem: float(np.mean(own)) for problem, own in rewards.items()}
+
+
+def by_problem(
+    stage: Path, steps: Iterable[int], value: Callable[[Mapping[str, Any]], float | None]
+) -> dict[str, list[float]]:
+    """Return problem and prompt -> a value of each of its logged completions that has one.
+
+    Two files may use one name for different problems.
+    """
     found = defaultdict[str, list[float]](list)
-    for step in steps[-max(1, round(LATE * len(steps))) :]:
+    for step in steps:
         for row in read_rollouts(stage, step).rows:
-            if row["reward"] is not None:
-                found[f"{row['problem']} {row['prompt']}"].append(row["reward"])
-    return {problem: float(np.mean(rewards)) for problem, rewards in found.items()}
+            known = value(row)
+            if known is not None:
+                found[f"{row['problem']} {row['prompt']}"].append(known)
+    return found
 
 
 def _curves(first: Path, second: Path) -> Iterator[str]:
