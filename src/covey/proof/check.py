@@ -30,7 +30,6 @@ from covey.sampling.base import Sampler
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.rl import prepare, updates
-from covey.training.run import Run
 from covey.training.setup import set_up
 from covey_verify.errors import ConfigError
 
@@ -72,37 +71,34 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
         stage = loaded.stages()[-1]
         # A run of its own in a scratch folder: the user's output folder is never touched.
         config = stage.config.model_copy(update={"output": Path(folder) / "check"})
+        algorithm = stage.algorithm
         run = set_up(replace(stage, config=config), console, StopSignal())
         try:
-            minibatch = _minibatch(run, stage, console)
+            problems = (run.train_set, run.sampler, run.rewards)
+            rollouts = Rollouts(*problems, config.rollout, algorithm, config.seed)
+            console.doing("sampling one batch")
+            sampled = next(rollouts.after(0, Position(), run.on_sample))
+            old = old_logprob_source(algorithm, run.sampler, updates_of(config))
+            groups = sampled.groups or sampled.filtered
+            now = run.state.coefficients
+            parts = (run.learner, algorithm, config, old, now, run.critic)
+            batch = prepare(groups, *parts)
+            if not batch.advantages.any():
+                console.say(
+                    "all completions got the same reward; for this check every second one gets 1 instead"
+                )
+                # Without any advantage the gradient is 0 and every claim would hold for any code.
+                batch = with_signal(prepare(told_apart(groups), *parts))
+            # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
+            if algorithm.advantage.own and off_centre(batch, groups) is not None:
+                console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
+            minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
-            now = run.state.coefficients
-            objective = PolicyObjective(stage.algorithm, rollout.temperature, rollout.max_tokens, now)
+            objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
             return list(claims(run.learner, run.sampler, objective, minibatch))
         finally:
             run.journal.folder.close()
-
-
-def _minibatch(run: Run, stage: Loaded, console: RunConsole) -> Batch:
-    """Sample one batch, and return its first minibatch."""
-    config = stage.config
-    algorithm = stage.algorithm
-    rollouts = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
-    console.doing("sampling one batch")
-    sampled = next(rollouts.after(0, Position(), run.on_sample))
-    old = old_logprob_source(algorithm, run.sampler, updates_of(config))
-    groups = sampled.groups or sampled.filtered
-    parts = (run.learner, algorithm, config, old, run.state.coefficients, run.critic)
-    batch = prepare(groups, *parts)
-    if not batch.advantages.any():
-        console.say("all completions got the same reward; for this check every second one gets 1 instead")
-        # Without any advantage the gradient is 0 and every claim would hold for any code.
-        batch = with_signal(prepare(told_apart(groups), *parts))
-    # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
-    if algorithm.advantage.own and off_centre(batch, groups) is not None:
-        console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
-    return next(updates(batch, algorithm, config, old, step=0))
 
 
 def claims(
