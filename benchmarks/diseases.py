@@ -329,7 +329,7 @@ def main() -> None:
     if arguments.write:
         (RESULTS / "diseases.md").write_text(page)
         label = "A metric of each disease and its cure over the steps"
-        (RESULTS / "diseases.svg").write_text(chart(panels, label))
+        (RESULTS / "diseases.svg").write_text(chart(panels, label, across=3, wide=190, high=110))
 
 
 def report(rows: Sequence[str], sentences: Sequence[str], healthy: Sequence[str]) -> str:

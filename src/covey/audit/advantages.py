@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Trouble
+from covey.audit.check import Predicate, Trouble
 from covey.audit.conventions import convention_of
-from covey.audit.record import AuditRecord, Rollout, Sample
+from covey.audit.record import AuditRecord, Numbers, Rollout, Sample
 from covey.objective.advantages import (
     divided,
     group_centered,
@@ -59,7 +59,7 @@ class Scored:
         return result
 
 
-def weights_of(record: AuditRecord, names: list[str]) -> list[float]:
+def weights_of(record: AuditRecord, names: Sequence[str]) -> list[float]:
     """Return the weight of each reward function."""
     given = record.setting("reward_weights")
     if isinstance(given, dict):
@@ -72,22 +72,24 @@ def weights_of(record: AuditRecord, names: list[str]) -> list[float]:
 def totals(record: AuditRecord, samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
     """Return rewards (N,), components (K, N) and weights (K,); NaN for a completion without any score."""
     names = list(dict.fromkeys(name for s in samples for name in s.rewards))
-    rows = [
-        [math.nan if s.rewards.get(n) is None else float(s.rewards[n] or 0) for s in samples] for n in names
-    ]
-    components = torch.tensor(rows, dtype=torch.float64).reshape(len(names), len(samples))
-    weights = torch.tensor(weights_of(record, names), dtype=torch.float64)
+    components = torch.full((len(names), len(samples)), math.nan, dtype=torch.float64)
+    for k, name in enumerate(names):
+        components[k] = _tensor([s.rewards.get(name) for s in samples])
+    weights = _tensor(weights_of(record, names))
     sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
-    sums = (
-        sums.where(~components.isnan().all(0), math.nan) if names else torch.full((len(samples),), math.nan)
-    )
-    given = torch.tensor([math.nan if s.reward is None else s.reward for s in samples], dtype=torch.float64)
+    sums = sums.where(~components.isnan().all(0), math.nan)
+    given = _tensor([s.reward for s in samples])
     return sums.where(given.isnan(), given), components, weights
+
+
+def _tensor(values: Sequence[float | None]) -> Tensor:
+    """Return (N,) float64, NaN for None."""
+    return torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float64)
 
 
 def groups_of(samples: list[Sample]) -> list[int]:
     """Return the number of each completion's group: the recorded one, else that of its prompt."""
-    prompts = [str(s.prompt if s.prompt is not None else s.prompt_ids) for s in samples]
+    prompts = [s.prompt_text for s in samples]
     numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}
     return [numbers[p] if s.group is None else s.group for s, p in zip(samples, prompts, strict=True)]
 
@@ -100,37 +102,30 @@ def scored(record: AuditRecord) -> tuple[Scored, ...]:
 
 def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
     samples = rollout.completions
-    used = {place: s.advantage for place, s in enumerate(samples)}
-    lengths = {place: len(s.ids or ()) for place, s in enumerate(samples)}
-    seen = set[int]()
-    for use in record.uses:
-        place = use.row.completion
-        # What an update used counts, the first time.
-        if use.row.rollout == rollout.number and place not in seen and use.row.advantage is not None:
-            seen.add(place)
+    used = [s.advantage for s in samples]
+    lengths = [len(s.ids or ()) for s in samples]
+    # What an update used counts, the first time: later uses are written first and replaced.
+    for use in reversed(record.uses):
+        if use.row.rollout == rollout.number and use.row.advantage is not None:
+            place = use.row.completion
             used[place] = _one(use.row.advantage, use.row.mask)
-            lengths[place] = sum(use.row.mask or ()) or lengths[place]
+            lengths[place] = sum(use.row.mask or ()) or len(use.sample.ids or ())
     rewards, components, weights = totals(record, samples)
-    group = groups_of(samples)
-    places = [n for n in range(len(samples)) if not rewards[n].isnan()]
-    found = torch.tensor([math.nan if used[n] is None else float(used[n] or 0) for n in places])
+    at = torch.nonzero(~rewards.isnan())[:, 0]
+    found = _tensor(used)[at]
     if int((~found.isnan()).sum()) < 2:
         return
-    at = torch.tensor(places)
+    group = torch.tensor(groups_of(samples))
+    length = torch.tensor(lengths).clamp(min=1)
     yield Scored(
-        rollout.step,
-        places,
-        rewards[at],
-        components[:, at],
-        weights,
-        torch.tensor([group[n] for n in places]),
-        torch.tensor([max(1, lengths[n]) for n in places]),
-        found.double(),
+        rollout.step, at.tolist(), rewards[at], components[:, at], weights, group[at], length[at], found
     )
 
 
-def _one(advantage: float | list[float | None], mask: list[bool] | None) -> float | None:
-    """Return the advantage of a completion whose tokens all have the same; None if they differ."""
+def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | None:
+    """Return the advantage of a completion whose tokens all have the same; None if they differ or it is
+    unknown.
+    """
     if not isinstance(advantage, list):
         return advantage
     on = [a for a, m in zip(advantage, mask or [True] * len(advantage), strict=False) if m and a is not None]
@@ -151,7 +146,9 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
     result = torch.zeros(mask.shape, dtype=torch.float64)
     for g in rollout.group.unique():
         rows = torch.nonzero(rollout.group == g)[:, 0]
-        own = algorithm.advantage(_group_data(rollout, rows, mask[rows]))
+        components = rollout.components[:, rows]
+        data = GroupData.scored(rollout.rewards[rows], components, rollout.weights, mask[rows])
+        own = algorithm.advantage(data)
         result[rows] = own[:, None].expand(-1, width) if own.ndim == 1 else own
     known = ~rollout.found.isnan()
     result = result[known]
@@ -159,23 +156,6 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
         whole = BatchData(result, mask[known], rollout.rewards[known], rollout.group[known])
         result = algorithm.whiten(whole)
     return result[:, 0]
-
-
-def _group_data(rollout: Scored, rows: Tensor, mask: Tensor) -> GroupData:
-    return GroupData(
-        rewards=rollout.rewards[rows],
-        components=rollout.components[:, rows],
-        weights=rollout.weights,
-        lengths=rollout.lengths[rows].double(),
-        mask=mask,
-        tokens=torch.zeros(mask.shape, dtype=torch.int64),
-        steps=[],
-        greedy_reward=None,
-        old_logprobs=None,
-        old_collision=None,
-        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
-        values=None,
-    )
 
 
 def fits(found: Tensor, candidate: Tensor) -> bool:
@@ -302,10 +282,15 @@ def _trouble(compared: Compared, cause: Explanation) -> Trouble:
     return Trouble(f"{said}: {numbers}", rollout.step, evidence)
 
 
-def explained_by(name: str, record: AuditRecord) -> Trouble | None:
-    """Return the trouble if this is the explanation of the record's advantages."""
-    found = explanation(record)
-    return found[1] if found is not None and found[0] == name else None
+def explained_by(name: str) -> Predicate:
+    """Return the check that speaks if this is the explanation of a record's advantages."""
+
+    def check(record: AuditRecord) -> Trouble | None:
+        found = explanation(record)
+        return found[1] if found is not None and found[0] == name else None
+
+    check.__doc__ = EXPLANATIONS[name].__doc__
+    return check
 
 
 def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
@@ -316,7 +301,7 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
             if sample.group is None:
                 continue
             known = prompts.setdefault(sample.group, set())
-            known.add(str(sample.prompt if sample.prompt is not None else sample.prompt_ids))
+            known.add(sample.prompt_text)
             if len(known) > 1:
                 said = "a group has completions of several prompts, which are compared with each other"
                 return Trouble(said, rollout.step, {"group": sample.group, "completion": place})
@@ -328,26 +313,24 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     numbers of the update are among those of the rollout.
     """
     for rollout in record.rollouts:
-        uses = [
-            use
-            for use in record.uses
-            if use.row.rollout == rollout.number and use.sample.advantage is not None
-        ]
-        given = [
-            (use, _one(use.row.advantage, use.row.mask)) for use in uses if use.row.advantage is not None
-        ]
         own = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
-        moved = [(u, a) for u, a in given if a is not None and abs(a - (u.sample.advantage or 0)) > 1e-4]
-        if moved and all(a is None or round(a, 5) in own for _, a in given):
-            use, value = moved[0]
-            pair = f"{value:.4g} for {use.sample.advantage:.4g}"
-            said = f"completions are trained with the advantages of others: {pair}"
+        # Each use of a completion: the advantage of its update, and that of its rollout.
+        given = [
+            (use, _one(use.row.advantage, use.row.mask), use.sample.advantage)
+            for use in record.uses
+            if use.row.rollout == rollout.number
+        ]
+        pairs = [(use, a, due) for use, a, due in given if a is not None and due is not None]
+        moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
+        if moved and all(round(a, 5) in own for _, a, _ in pairs):
+            use, value, due = moved[0]
+            said = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
             return Trouble(said, use.update.step, {"completion": use.row.completion})
     return None
 
 
-CHECKS: dict[str, Callable[[AuditRecord], Trouble | None]] = {
+CHECKS: dict[str, Predicate] = {
     "group_mixed": group_mixes_prompts,
     "advantages_moved": advantages_of_updates_differ,
-    **{name: partial(explained_by, name) for name in EXPLANATIONS},
+    **{name: explained_by(name) for name in EXPLANATIONS},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,10 @@ class Trouble(NamedTuple):
     step: int = 0
     evidence: Mapping[str, int | float] = {}
     """The group, completion and token that show it; numbers by name."""
+
+
+Predicate = Callable[[AuditRecord], Trouble | None]
+"""Returns what is wrong in a record, None if nothing is; its docstring is the condition."""
 
 
 class Words(BaseModel):
@@ -48,9 +53,13 @@ class Check:
     """A mistake that a record can show."""
 
     name: str
-    predicate: Callable[[AuditRecord], Trouble | None]
-    """Its docstring is the condition."""
+    predicate: Predicate
     words: Words
+
+    @property
+    def condition(self) -> str:
+        """When the check speaks, in a sentence: the docstring of its predicate."""
+        return " ".join((inspect.getdoc(self.predicate) or "").split())
 
     def lacking(self, record: AuditRecord) -> list[str]:
         """Return the fields that it needs and the record lacks."""

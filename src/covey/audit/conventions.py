@@ -53,20 +53,26 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
 
 
 def _trl(record: AuditRecord) -> Algorithm | None:
-    settings = record.header.settings
-    given: dict[str, object] = {name: settings[name] for name in LOSS if name in settings}
+    given = _loss_settings(record)
     # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
     if given.get("loss_type") == "bnpo":
         given["loss_type"] = "dapo"
-    # TRL's arguments have values for every loss_type; algorithm_of refuses those that have no effect.
-    given = {name: value for name, value in given.items() if value != LOSS[name]}
-    of_advantages: dict[str, object] = {name: given[name] for name in ADVANTAGES if name in given}
+    of_advantages = {name: given[name] for name in ADVANTAGES if name in given}
     for kept in (given, of_advantages):
         try:
             return build_algorithm(algorithm_of(kept))
         except ConfigError:
             continue
     return None
+
+
+def _loss_settings(record: AuditRecord) -> dict[str, object]:
+    """Return TRL's settings of the loss that are not its defaults.
+
+    Its arguments have values for every loss_type, and `algorithm_of` refuses those that have no effect.
+    """
+    settings = record.header.settings
+    return {n: settings[n] for n, usual in LOSS.items() if n in settings and settings[n] != usual}
 
 
 def same_loss(record: AuditRecord) -> bool:
@@ -79,10 +85,8 @@ def same_loss(record: AuditRecord) -> bool:
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )
-    given = {name: record.header.settings[name] for name in LOSS if name in record.header.settings}
-    changed = {name: value for name, value in given.items() if value != LOSS[name]}
     try:
-        algorithm_of(changed)
+        algorithm_of(_loss_settings(record))
     except ConfigError:
         return False
     return plain and not record.setting("sync_ref_model")

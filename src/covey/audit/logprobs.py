@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean
 
 from covey.audit.check import Trouble
@@ -15,48 +16,29 @@ APART = 0.02
 """Nats a token: rounding to bfloat16 stays below."""
 CLOSER = 0.2
 """An explanation leaves at most this part of a difference."""
-Select = Callable[[Use], Sequence[float | None] | None]
+Select = Callable[[Use], Numbers | None]
 
 
-def trainer(use: Use) -> Numbers | None:
-    """The trainer's log-probs."""
-    return use.row.logprobs
-
-
-def old(use: Use) -> Numbers | None:
-    """The log-probs that the ratio divides by."""
-    return use.row.old_logprobs
-
-
-def sampler(use: Use) -> Numbers | None:
-    """The sampler's log-probs."""
-    return use.sample.sampler_logprobs
-
-
-def own(use: Use) -> Numbers | None:
-    """Log-probs that the writer has computed once more at the sampling temperature."""
-    return use.sample.model_logprobs
-
-
-def after(use: Use) -> Numbers | None:
-    """The same after the update."""
-    return use.row.after_logprobs
-
-
-def at_1(use: Use) -> Numbers | None:
-    """The same at temperature 1."""
-    return use.sample.model_logprobs_at_1
+trainer: Select = attrgetter("row.logprobs")
+"""The trainer's log-probs."""
+old: Select = attrgetter("row.old_logprobs")
+"""The log-probs that the ratio divides by."""
+sampler: Select = attrgetter("sample.sampler_logprobs")
+"""The sampler's log-probs."""
+own: Select = attrgetter("sample.model_logprobs")
+"""Log-probs that the writer has computed once more at the sampling temperature."""
+after: Select = attrgetter("row.after_logprobs")
+"""The same after the update."""
+at_1: Select = attrgetter("sample.model_logprobs_at_1")
+"""The same at temperature 1."""
+reference: Select = attrgetter("row.ref_logprobs")
+"""The reference's log-probs."""
 
 
 def later(use: Use) -> Numbers | None:
-    """The same, one place late: what a shifted trainer has."""
-    values = use.sample.model_logprobs
+    """Return the model's own log-probs, one place late: what a shifted trainer has."""
+    values = own(use)
     return None if values is None else [*values[1:], None]
-
-
-def reference(use: Use) -> Numbers | None:
-    """The reference's log-probs."""
-    return use.row.ref_logprobs
 
 
 def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
@@ -203,8 +185,7 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
 def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     """More than a hundredth of the ratios of an update, and at least three, are above 2."""
     for update in record.updates:
-        uses = [use for use in record.uses if use.update is update]
-        ratios = [x - y for use in uses for _, x, y in pairs(use, trainer, old)]
+        ratios = [x - y for use in record.uses_of(update) for _, x, y in pairs(use, trainer, old)]
         wide = sum(ratio > math.log(2) for ratio in ratios)
         if wide > max(2, 0.01 * len(ratios)):
             return Trouble(f"{wide} of {len(ratios)} ratios of an update are above 2", update.step)

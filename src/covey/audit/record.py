@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -20,8 +20,8 @@ from covey_verify.errors import DataError
 if TYPE_CHECKING:
     from covey.objective.algorithms import Algorithm
 
-FORMAT = "covey-audit"
-VERSION = 1
+FORMAT: Final = "covey-audit"
+VERSION: Final = 1
 MOTION = 0.01
 """Fraction of changed weights from which an update counts as one that moved the policy."""
 
@@ -100,6 +100,11 @@ class Sample(_Part):
     """Its rewards if it is shown with another problem's row."""
     empty: Scores = {}
     """Rewards of an empty text for this row."""
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt, or its ids, as a key: completions of one prompt have the same."""
+        return str(self.prompt if self.prompt is not None else self.prompt_ids)
 
 
 class Row(_Part):
@@ -216,6 +221,15 @@ class AuditRecord:
                     yield Use(line, row, rollout.completions[row.completion], *times)
             updates += 1
             changes += (line.weights_changed or 0.0) > MOTION
+
+    def uses_of(self, update: Update) -> list[Use]:
+        """Return the completions in one update."""
+        return [use for use in self.uses if use.update is update]
+
+    @cached_property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the reward functions."""
+        return tuple(dict.fromkeys(name for _, _, sample in self.samples for name in sample.rewards))
 
     def setting(self, name: str, default: object = None) -> object:
         """Return a setting of the framework, by its own name."""

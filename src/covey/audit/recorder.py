@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from covey.audit.record import FORMAT, VERSION
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 LOOKED_AT = 4096
 """Most weights of each of a model's tensors that are compared before and after an update."""
@@ -24,7 +28,7 @@ class Recorder:
 
     def __init__(self, path: Path, **header: object) -> None:
         self.path = path
-        self._before: list[Any] = []
+        self._before: list[Tensor] = []
         path.write_text("")
         self.write(format=FORMAT, version=VERSION, **header)
 
@@ -33,7 +37,7 @@ class Recorder:
         with self.path.open("a") as file:
             file.write(json.dumps(line, default=str) + "\n")
 
-    def weights_changed(self, parameters: Iterable[Any]) -> float | None:
+    def weights_changed(self, parameters: Iterable[Tensor]) -> float | None:
         """Return the fraction of the trained weights that have changed since the last call; at first None."""
         trained = [p.detach() for p in parameters if p.requires_grad]
         now = [p.flatten()[:LOOKED_AT].clone() for p in trained[:: max(1, len(trained) // 32)]]
@@ -46,7 +50,11 @@ class Recorder:
 
 
 def plain_logprobs(
-    model: Any, prompt_ids: Sequence[int], ids: Sequence[int], temperatures: Sequence[float], context: Any
+    model: nn.Module,
+    prompt_ids: Sequence[int],
+    ids: Sequence[int],
+    temperatures: Sequence[float],
+    context: AbstractContextManager[object],
 ) -> list[list[float]]:
     """Return the log-probs of one completion at each temperature, without padding and dropout.
 
@@ -64,7 +72,7 @@ def plain_logprobs(
     return [numbers((logits / t).log_softmax(-1).gather(-1, chosen)[:, 0]) for t in temperatures]
 
 
-def numbers(values: Any) -> list[float]:
+def numbers(values: Tensor) -> list[float]:
     """Return a tensor of one dimension as numbers of seven digits, which is float32's precision."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 from covey.audit.advantages import groups_of, totals, weights_of
@@ -17,43 +16,37 @@ ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "exp
 """Columns that are usually a row's answer."""
 
 
-def _functions(record: AuditRecord) -> list[str]:
-    return list(dict.fromkeys(name for _, _, s in record.samples for name in s.rewards))
+Scoring = tuple[int, int, float, float]
+"""(step, completion, reward in its batch, reward alone)."""
 
 
-def _asked(record: AuditRecord, name: str) -> list[tuple[int, int, float, float]]:
-    """Return (step, place, reward in its batch, reward alone) of the completions that were scored twice."""
-    return [
-        (step, n, float(paid), float(alone))
-        for step, n, s in record.samples
-        for paid, alone in [(s.rewards.get(name), s.alone.get(name))]
-        if paid is not None and alone is not None
-    ]
+def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[Scoring], list[Scoring]]]:
+    """Yield each function with the completions that it scored twice, and those of them paid otherwise."""
+    for name in record.functions:
+        asked = list[Scoring]()
+        for step, n, sample in record.samples:
+            paid, alone = sample.rewards.get(name), sample.alone.get(name)
+            if paid is not None and alone is not None:
+                asked.append((step, n, paid, alone))
+        if len(asked) >= FEWEST:
+            yield name, asked, [a for a in asked if abs(a[2] - a[3]) > 1e-5]
 
 
 def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
     """A function's rewards are those that it gives completions one by one, in another order."""
-    for name in _functions(record):
-        asked = _asked(record, name)
-        moved = [a for a in asked if abs(a[2] - a[3]) > 1e-5]
-        same = all(
-            math.isclose(a, b, abs_tol=1e-5)
-            for a, b in zip(sorted(a[2] for a in asked), sorted(a[3] for a in asked), strict=True)
-        )
-        if len(asked) >= FEWEST and moved and same:
+    for name, asked, moved in _scored_twice(record):
+        pairs = zip(sorted(a[2] for a in asked), sorted(a[3] for a in asked), strict=True)
+        if moved and all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairs):
             step, n, paid, alone = moved[0]
             said = f"{name} pays {len(moved)} of {len(asked)} completions what others have earned"
-            said += f" ({paid:g} for {alone:g})"
-            return Trouble(said, step, {"completion": n})
+            return Trouble(f"{said} ({paid:g} for {alone:g})", step, {"completion": n})
     return None
 
 
 def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
     """More than a tenth of the completions get another reward when they are scored alone."""
-    for name in _functions(record):
-        asked = _asked(record, name)
-        moved = [a for a in asked if abs(a[2] - a[3]) > 1e-5]
-        if len(asked) >= FEWEST and len(moved) > 0.1 * len(asked):
+    for name, asked, moved in _scored_twice(record):
+        if len(moved) > 0.1 * len(asked):
             step, n, paid, alone = moved[0]
             said = (
                 f"{name} pays {len(moved)} of {len(asked)} completions otherwise when they are scored alone"
@@ -92,12 +85,17 @@ def _sum(record: AuditRecord, scores: dict[str, float | None]) -> float:
     return sum(w * v for w, v in zip(weights_of(record, list(scores)), values, strict=True))
 
 
+def _rewards(record: AuditRecord) -> list[float]:
+    """Return the rewards of all completions that have one."""
+    sums = (total for r in record.rollouts for total in totals(record, r.completions)[0].tolist())
+    return [s for s in sums if not math.isnan(s)]
+
+
 def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
     """In more than nine rows of ten an empty text gets as much as the best completion of the run, and not all
     completions get that.
     """
-    sums = [total for r in record.rollouts for total in totals(record, r.completions)[0].tolist()]
-    known = [s for s in sums if not math.isnan(s)]
+    known = _rewards(record)
     best = max(known, default=math.nan)
     empty = [(step, n, _sum(record, s.empty)) for step, n, s in record.samples if s.empty]
     paid = [e for e in empty if e[2] >= best]
@@ -126,9 +124,7 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
 
 def rewards_are_constant(record: AuditRecord) -> Trouble | None:
     """Every completion of the run, of at least 16, got the same reward."""
-    values = [
-        v for r in record.rollouts for v in totals(record, r.completions)[0].tolist() if not math.isnan(v)
-    ]
+    values = _rewards(record)
     if len(values) < 2 * FEWEST or len(set(values)) > 1:
         return None
     return Trouble(f"all {len(values)} completions got the reward {values[0]:g}")
@@ -136,23 +132,19 @@ def rewards_are_constant(record: AuditRecord) -> Trouble | None:
 
 def rewards_are_missing(record: AuditRecord) -> Trouble | None:
     """More than a twentieth of a function's scores are missing, of completions that others have scored."""
-    for name in _functions(record):
+    for name in record.functions:
         scores = [s.rewards.get(name) for _, _, s in record.samples if s.rewards]
         lacking = sum(score is None or math.isnan(score) for score in scores)
-        everywhere = lacking == len(scores)
-        if (
-            len(scores) >= FEWEST
-            and lacking > 0.05 * len(scores)
-            and (everywhere or len(_functions(record)) == 1)
-        ):
+        # One of several functions may have nothing to say of some completions.
+        counts = lacking == len(scores) or len(record.functions) == 1
+        if len(scores) >= FEWEST and lacking > 0.05 * len(scores) and counts:
             return Trouble(f"{name} gave {lacking} of {len(scores)} completions no number")
     return None
 
 
 def weight_is_zero(record: AuditRecord) -> Trouble | None:
     """All reward functions have the weight 0."""
-    names = _functions(record)
-    if names and not any(weights_of(record, names)):
+    if record.functions and not any(weights_of(record, record.functions)):
         return Trouble("every reward function has the weight 0")
     return None
 
@@ -187,9 +179,7 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
     """In more than nine of ten groups, of at least 8, all completions got the same reward; or TRL's metric
     says so of every step, of at least 8.
     """
-    logged = [
-        u.metrics["frac_reward_zero_std"] for u in record.updates if "frac_reward_zero_std" in u.metrics
-    ]
+    logged = [update.metrics.get("frac_reward_zero_std") for update in record.updates]
     shares = [share for share in logged if share is not None]
     if not record.rollouts and len(shares) >= FEWEST and min(shares) > 0.9:
         return Trouble(f"in every step {100 * min(shares):.0f} % of the groups or more have equal rewards")
@@ -197,17 +187,11 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
     dead = [(step, g) for step, g, rewards in groups if len(set(rewards)) == 1]
     if len(groups) < FEWEST or len(dead) <= 0.9 * len(groups):
         return None
-    several = len({rewards[0] for _, _, rewards in groups}) > 1
-    why = (
-        " and differ between groups: they do not depend on the completion"
-        if several and len(dead) == len(groups)
-        else ""
-    )
-    return Trouble(
-        f"in {len(dead)} of {len(groups)} groups all rewards are equal{why}",
-        dead[0][0],
-        {"group": dead[0][1]},
-    )
+    said = f"in {len(dead)} of {len(groups)} groups all rewards are equal"
+    if len(dead) == len(groups) and len({rewards[0] for _, _, rewards in groups}) > 1:
+        said += " and differ between groups: they do not depend on the completion"
+    step, group = dead[0]
+    return Trouble(said, step, {"group": group})
 
 
 def rows_are_duplicated(record: AuditRecord) -> Trouble | None:
@@ -231,35 +215,34 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
     fewer than half as many.
     """
     rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
-    for column in (name for name in ANSWERS if any(name in s.row for s in rows)):
+    for column in ANSWERS if len(rows) >= FEWEST else ():
         answers = [str(s.row.get(column, "")).strip() for s in rows]
-        told = [
-            bool(answer) and _contains(str(s.prompt), answer) for s, answer in zip(rows, answers, strict=True)
-        ]
-        # The next row with another answer, for what chance comes to.
-        others = [
-            next((a for a in [*answers[n:], *answers[:n]] if a and a != answers[n]), "")
-            for n in range(len(rows))
-        ]
-        chance = [bool(o) and _contains(str(s.prompt), o) for s, o in zip(rows, others, strict=True)]
-        if len(rows) >= FEWEST and sum(told) > 0.9 * len(rows) and sum(chance) < 0.5 * sum(told):
-            return Trouble(f"the {column} is in {sum(told)} of {len(rows)} prompts")
+        told = _told(rows, answers)
+        chance = _told(rows, [_next_other(answers, n) for n in range(len(rows))])
+        if told > 0.9 * len(rows) and chance < 0.5 * told:
+            return Trouble(f"the {column} is in {told} of {len(rows)} prompts")
     return None
 
 
-def _contains(text: str, answer: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+def _next_other(answers: list[str], n: int) -> str:
+    """Return the answer of the next row that has another one, for what chance comes to; '' without one."""
+    following = [*answers[n:], *answers[:n]]
+    return next((answer for answer in following if answer and answer != answers[n]), "")
+
+
+def _told(rows: list[Sample], answers: list[str]) -> int:
+    """Return how many prompts have the answer beside them as a word of its own."""
+    pairs = [(str(sample.prompt), answer) for sample, answer in zip(rows, answers, strict=True) if answer]
+    return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None for text, answer in pairs)
 
 
 def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
     """A rollout has the same prompt and row in more than one group, in more than a tenth of its groups."""
     for rollout in record.rollouts:
-        first = {
-            g: s
-            for s, g in reversed(list(zip(rollout.completions, groups_of(rollout.completions), strict=True)))
-        }
-        count = Counter(f"{s.prompt} {s.prompt_ids}" for s in first.values())
-        again = sum(n - 1 for n in count.values())
+        first = dict[int, str]()
+        for sample, group in zip(rollout.completions, groups_of(rollout.completions), strict=True):
+            first.setdefault(group, f"{sample.prompt} {sample.prompt_ids}")
+        again = len(first) - len(set(first.values()))
         rows = record.header.data.rows or 0
         if len(first) >= 4 and again > 0.1 * len(first) and rows > len(first):
             return Trouble(

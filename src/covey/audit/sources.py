@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from covey.audit.record import AuditRecord, Header, Rollout, Row, Sample, Update, read_record
+from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
+from covey.config.load import Loaded
 from covey.runs.folder import read_numbers
 from covey.runs.reader import last_stage, look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
@@ -53,15 +54,6 @@ def covey_run(folder: Path) -> AuditRecord:
     """Read a run folder of covey, or that of a pipeline's last stage. Raises ConfigError without a run."""
     stage = last_stage(folder)
     loaded = look_at(stage)
-    config = loaded.config
-    settings: dict[str, object] = {
-        "temperature": config.rollout.temperature,
-        "max_completion_length": config.rollout.max_tokens,
-        "num_generations": config.rollout.group_size,
-        "max_grad_norm": config.train.grad_clip,
-        "beta": loaded.algorithm.kl.coef if loaded.algorithm.kl is not None else 0.0,
-    }
-    header = Header(format="covey-audit", version=1, framework="covey", settings=settings)
     steps = recorded_steps(stage)
     shown = sorted({*steps[: MOST_STEPS // 4], *steps[-MOST_STEPS:]})
     notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps are looked at"]
@@ -73,12 +65,26 @@ def covey_run(folder: Path) -> AuditRecord:
             lines.append(_covey_rollout(logs[step], step))
         if step in metrics:
             lines.append(_covey_update(logs.get(step), metrics[step], step))
-    return AuditRecord(header, tuple(lines), loaded.algorithm, notes)
+    return AuditRecord(_header("covey", _covey_settings(loaded)), tuple(lines), loaded.algorithm, notes)
+
+
+def _header(framework: str, settings: dict[str, object] | None = None) -> Header:
+    return Header(format=FORMAT, version=VERSION, framework=framework, settings=settings or {})
+
+
+def _covey_settings(loaded: Loaded) -> dict[str, object]:
+    """Return a run's settings by the names that checks know."""
+    config = loaded.config
+    return {
+        "temperature": config.rollout.temperature,
+        "max_completion_length": config.rollout.max_tokens,
+        "num_generations": config.rollout.group_size,
+        "max_grad_norm": config.train.grad_clip,
+        "beta": loaded.algorithm.kl.coef if loaded.algorithm.kl is not None else 0.0,
+    }
 
 
 def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
-    prompts = np.split(log.arrays["prompt_tokens"], log.arrays["prompt_ends"][:-1])
-    prompt_of = dict(zip(log.groups, prompts, strict=True))
     samples = []
     for place, row in enumerate(log.rows):
         arrays = log.of_completion(place)
@@ -86,7 +92,7 @@ def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
         samples.append(
             Sample(
                 prompt=row["prompt"],
-                prompt_ids=prompt_of[row["group"]].tolist(),
+                prompt_ids=log.prompts[row["group"]].tolist(),
                 text=row["completion"],
                 ids=arrays["tokens"].tolist(),
                 group=row["group"],
@@ -143,8 +149,7 @@ def trl_state(path: Path) -> AuditRecord:
         raise DataError(
             f"{path}: its history has no step with a loss; set logging_steps below the steps done"
         )
-    header = Header(format="covey-audit", version=1, framework="trl")
-    return AuditRecord(header, tuple(lines), None, [f"{path}: metrics only, no completions"])
+    return AuditRecord(_header("trl"), tuple(lines), None, [f"{path}: metrics only, no completions"])
 
 
 def _logged(entry: Mapping[str, Any]) -> Update:
@@ -186,5 +191,4 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
             samples.append(sample)
         step = int(path.stem) if path.stem.isdecimal() else number
         lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
-    header = Header(format="covey-audit", version=1, framework="verl")
-    return AuditRecord(header, tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])
+    return AuditRecord(_header("verl"), tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import yaml
 from pydantic import TypeAdapter
 
 from covey.audit import advantages, logprobs, rewards, tokens, updates
-from covey.audit.check import Check, Report, Trouble, Words, apply
+from covey.audit.check import Check, Predicate, Report, Words, apply
 from covey.audit.record import AuditRecord
 from covey.audit.sources import open_run
 from covey.insight.show import finding_lines
 
-PREDICATES: Mapping[str, Callable[[AuditRecord], Trouble | None]] = {
+PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
     **logprobs.CHECKS,
     **advantages.CHECKS,
@@ -34,13 +33,6 @@ def _checks() -> tuple[Check, ...]:
 
 CHECKS = _checks()
 """The most certain first: what is read off ids and masks, then what is computed again, then settings."""
-
-
-def condition(check: Check) -> str:
-    """Return when a check speaks, in a sentence: the docstring of its predicate."""
-    # The predicates of explanations are one function, bound to a name.
-    predicate = advantages.EXPLANATIONS.get(check.name, check.predicate)
-    return " ".join((inspect.getdoc(predicate) or "").split())
 
 
 def audit(path: Path) -> tuple[AuditRecord, Report]:

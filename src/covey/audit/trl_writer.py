@@ -7,13 +7,17 @@ return is copied. Only the first process writes. If recording fails, the record 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from covey.audit.probes import probe
 from covey.audit.recorder import Recorder, facts_of, numbers, plain_logprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WRAPPED = (
     "_calculate_rewards",
@@ -23,6 +27,9 @@ WRAPPED = (
     "_get_grad_norm",
 )
 PLAIN = (str, int, float, list, type(None))
+T = TypeVar("T")
+Rows = list[dict[str, Any]]
+Tensors = dict[str, "Tensor"]
 KEPT = 8
 """Rollouts whose completions are kept in memory."""
 
@@ -67,21 +74,23 @@ class _TrlRecorder:
             tokens=tokens,
             data=facts_of(*prompts),
         )
-        self.trainer, self.looks, self.probes = trainer, looks, probes
+        self.trainer = trainer
+        self.looks = looks
+        self.probes = probes
         self.scored: tuple[Any, ...] = ()
         self.count = -1
-        self.logprobs: Any = None
+        self.logprobs: Tensor
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
         self.failed = False
 
-    def around(self, own: Any, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    def around(self, own: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a method of the trainer, and give its result to ``own``, which may return another one."""
         result = inner(*args, **kwargs)
         replaced = self.attempt(own, result, *args, **kwargs)
         return result if replaced is None else replaced
 
-    def attempt(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+    def attempt(self, own: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Call a part of the recorder. If it fails, print the reason and record nothing more."""
         if self.failed:
             return None
@@ -93,11 +102,13 @@ class _TrlRecorder:
             print(f"{self.file.path}: the record ends here ({reason}); training goes on")
             return None
 
-    def _calculate_rewards(self, rewards: Any, inputs: Any, prompts: Any, texts: Any, ids: Any) -> None:
+    def _calculate_rewards(
+        self, rewards: Tensor, inputs: Rows, prompts: list[Any], texts: list[Any], ids: list[list[int]]
+    ) -> None:
         rows = [{k: v for k, v in row.items() if k not in ("prompt", "completion")} for row in inputs]
         self.scored = (prompts, texts, ids, rows, rewards.tolist())
 
-    def _generate_and_score_completions(self, output: Any, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, output: Tensors, inputs: Rows) -> Tensors:
         if not self.trainer.model.training:
             return output
         # An update may use several rollouts, and a rollout several updates: the last ones are kept.
@@ -116,7 +127,7 @@ class _TrlRecorder:
         places = [[number, place] for place in range(len(inputs))]
         return {**output, "covey_origin": output["prompt_ids"].new_tensor(places)}
 
-    def _sample(self, output: Any, place: int) -> dict[str, Any]:
+    def _sample(self, output: Tensors, place: int) -> dict[str, Any]:
         prompts, texts, ids, rows, rewards = (part[place] for part in self.scored)
         names = self.trainer.reward_func_names
         sample = {
@@ -155,32 +166,35 @@ class _TrlRecorder:
         extra = {"trainer_state": self.trainer.state, "log_extra": _ignore, "log_metric": _ignore}
         return probe(functions, columns, prompts, extra)
 
-    def _get_per_token_logps_and_entropies(self, result: Any, *_: Any, **__: Any) -> None:
+    def _get_per_token_logps_and_entropies(self, result: Sequence[Tensor], *_: object, **__: object) -> None:
         self.logprobs = result[0]
 
-    def _compute_loss(self, loss: Any, _model: Any, inputs: Any) -> None:
-        if self.trainer.model.training:
-            self.update["loss"] += loss.item()
-            mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-            values = {"logprobs": self.logprobs} | {
-                name: inputs[f"{name.removesuffix('logprobs')}per_token_logps"]
-                for name in ("old_logprobs", "ref_logprobs")
-                if f"{name.removesuffix('logprobs')}per_token_logps" in inputs
-            }
-            for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
-                # As far as the last token that was sampled or is trained; behind it is padding.
-                trained = [int(at) + 1 for at in mask[n].nonzero()]
-                end = max([len(self.samples[number, place]["ids"]), *trained])
-                row: dict[str, Any] = {name: numbers(v[n][:end].detach()) for name, v in values.items()}
-                own = inputs["advantages"][n]
-                row |= {
+    def _compute_loss(self, loss: Tensor, _model: object, inputs: Tensors) -> None:
+        if not self.trainer.model.training:
+            return
+        self.update["loss"] += loss.item()
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        values = {"logprobs": self.logprobs}
+        for name in ("old", "ref"):
+            if f"{name}_per_token_logps" in inputs:
+                values[f"{name}_logprobs"] = inputs[f"{name}_per_token_logps"]
+        for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
+            # As far as the last token that was sampled or is trained; behind it is padding.
+            trained = [int(at) + 1 for at in mask[n].nonzero()]
+            end = max([len(self.samples[number, place]["ids"]), *trained])
+            advantage = inputs["advantages"][n]
+            self.update["rows"].append(
+                {
+                    "rollout": number,
+                    "completion": place,
+                    **{name: numbers(v[n][:end].detach()) for name, v in values.items()},
                     "mask": mask[n][:end].int().tolist(),
                     "ids": inputs["completion_ids"][n][:end].tolist(),
+                    "advantage": float(advantage) if advantage.dim() == 0 else numbers(advantage[:end]),
                 }
-                row["advantage"] = float(own) if own.dim() == 0 else numbers(own[:end])
-                self.update["rows"].append({"rollout": number, "completion": place, **row})
+            )
 
-    def _get_grad_norm(self, norm: Any, *_: Any, **__: Any) -> None:
+    def _get_grad_norm(self, norm: Tensor | float | None, *_: object, **__: object) -> None:
         self.update["grad_norm"] = None if norm is None else float(norm)
 
     def before_step(self) -> None:
@@ -206,5 +220,5 @@ def _prompts(data: Any) -> list[Any]:
     return list(data["prompt"]) if named else []
 
 
-def _ignore(*_: Any, **__: Any) -> None:
+def _ignore(*_: object, **__: object) -> None:
     """Take what a reward function logs while it is probed."""

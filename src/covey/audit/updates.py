@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,19 +28,24 @@ LEAST_RATE = 1e-10
 def _loss(record: AuditRecord, update: Update) -> Loss | None:
     """Return the loss of an update by covey's own formula; None where a value that it needs is missing."""
     algorithm = convention_of(record)
-    uses = [use for use in record.uses if use.update is update]
+    uses = record.uses_of(update)
     rows = [use.row for use in uses]
     whole = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
     if algorithm is None or not rows or not whole or len(rows) < len(update.rows):
+        return None
+    if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
         return None
     # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
     used = {r.rollout for r in rows}
     if algorithm.reduce.function is token_mean and (len(used) > 1 or len(rows) != _sampled(record, used)):
         return None
+    return policy_loss(algorithm, _inputs(record, uses, algorithm.kl is not None))
+
+
+def _inputs(record: AuditRecord, uses: Sequence[Use], reference: bool) -> LossInputs:
+    """Return what a loss is made of. ``reference``: its log-probs are among it."""
+    rows = [use.row for use in uses]
     mask = _padded([[float(m) for m in r.mask or ()] for r in rows]).bool()
-    if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
-        return None
-    reference = [r.ref_logprobs or [] for r in rows] if algorithm.kl is not None else None
     totals = Totals(
         tokens=int(mask.sum()),
         completions=int(mask.any(-1).sum()),
@@ -49,16 +54,15 @@ def _loss(record: AuditRecord, update: Update) -> Loss | None:
         rows=len(rows),
     )
     advantages = torch.tensor([r.advantage for r in rows], dtype=torch.float64)
-    inputs = LossInputs(
+    return LossInputs(
         logprobs=_padded([r.logprobs or [] for r in rows], mask),
         mask=mask,
         advantages=advantages[:, None].expand(mask.shape),
         old_logprobs=_padded([r.old_logprobs or r.logprobs or [] for r in rows], mask),
         totals=totals,
         group_tokens=mask.sum(-1),
-        ref_logprobs=None if reference is None else _padded(reference, mask),
+        ref_logprobs=_padded([r.ref_logprobs or [] for r in rows], mask) if reference else None,
     )
-    return policy_loss(algorithm, inputs)
 
 
 def _sampled(record: AuditRecord, numbers: set[int]) -> int:

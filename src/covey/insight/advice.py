@@ -10,7 +10,6 @@ from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
 from covey.objective.texts import answers_inside
 from covey.runs.estimates import Estimate, gain
-from covey.types import Group
 
 MUCH_UNREAD = 0.2
 """Excess of completions that contain the correct answer over those that are correct, or contain another's."""
@@ -36,7 +35,8 @@ def advice(preview: Preview) -> list[Advice]:
         return [*read, Advice(noise, "a cold start (a stage with method: sft), or a model that can answer")]
     # If no answer counts, and some would in another form, nothing can be said of sizes.
     size = None if met and preview.word == "no" else _size(preview)
-    found = (_limit(preview), _temperature(preview), size, _roomy(preview))
+    temperature = _temperature(preview) or _one_text(preview)
+    found = (_limit(preview), temperature, size, _roomy(preview))
     return [*read, *(a for a in found if a)]
 
 
@@ -52,11 +52,12 @@ def _too_slow(preview: Preview) -> Advice:
 
 
 def _unscored(preview: Preview) -> Advice | None:
-    groups = preview.measured.groups
-    unscored = np.isnan(np.concatenate([g.rewards for g in groups])).mean()
+    unscored = np.isnan(preview.rewards).mean()
     if unscored <= 0.05:
         return None
-    scores = (s for g in groups for component in g.components.values() for s in component.scores)
+    scores = (
+        s for g in preview.measured.groups for component in g.components.values() for s in component.scores
+    )
     details = [s.detail for s in scores if s.detail]
     last = f", the last with {details[-1]!r}" if details else ""
     return Advice(f"{unscored:.0%} of the completions could not be scored{last}", "repair the rewards first")
@@ -85,7 +86,7 @@ def _limit(preview: Preview) -> Advice | None:
     limit = preview.stage.config.rollout.max_tokens
     texts = [c for g in preview.measured.groups for c in g.completions if c.finish == "length"]
     looping = float(np.mean([_loops(c.tokens) for c in texts]))
-    ended = preview.lengths[~preview.truncated]
+    ended = preview.ended
     finding = f"{share:.0%} are truncated at {limit} tokens"
     if len(ended):
         finding += f"; of those that ended, 90 % had at most {np.quantile(ended, 0.9):.0f}"
@@ -107,7 +108,7 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
         f"{found['correct']} correctly"
     )
     ended = [c for c in longer.completions if c.finish == "stop"]
-    in_time = np.concatenate([g.rewards for g in preview.measured.groups])[~preview.truncated]
+    in_time = preview.rewards[~preview.truncated]
     # They have to end, and then earn enough, compared with those that end in time.
     worth = found["earn_more"] and 2 * longer.reward >= (np.nanmean(in_time) if len(in_time) else 0.0)
     if 2 * len(ended) >= found["completions"] and worth:
@@ -120,12 +121,13 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
 
 def _instead(preview: Preview) -> str:
     """Return the remedy for completions that would not end, or earn nothing at their end."""
-    rewards = np.concatenate([g.rewards for g in preview.measured.groups])
-    apart = [rewards[where & ~np.isnan(rewards)] for where in (~preview.truncated, preview.truncated)]
-    if all(map(len, apart)) and apart[0].mean() > apart[1].mean() + np.std(rewards[~np.isnan(rewards)]) / 4:
+    scored = ~np.isnan(preview.rewards)
+    in_time = preview.rewards[scored & ~preview.truncated]
+    late = preview.rewards[scored & preview.truncated]
+    if len(in_time) and len(late) and in_time.mean() > late.mean() + preview.rewards[scored].std() / 4:
         return (
-            f"rollout.max_tokens as it is: completions that end earn {apart[0].mean():.2g} and truncated "
-            f"ones {apart[1].mean():.2g}, so training makes them end"
+            f"rollout.max_tokens as it is: completions that end earn {in_time.mean():.2g} and truncated "
+            f"ones {late.mean():.2g}, so training makes them end"
         )
     wording = preview.wording
     chat = wording is not None and (wording.chat or not wording.template)
@@ -164,15 +166,13 @@ def _temperature(preview: Preview) -> Advice | None:
     """Advise another temperature where the paired intervals exclude chance: fewer dead groups, or more
     correct answers without more dead groups.
     """
-    groups = preview.measured.groups
-    temperature = preview.stage.config.rollout.temperature
-    dead = preview.dead(preview.now)
     rate = preview.pass_rate()
     changes = {t: _changes(preview, t) for t in preview.others}
     livelier = [t for t, (_, ties) in changes.items() if ties.high < 0]
     better = [t for t, (rates, ties) in changes.items() if rates.low > 0 and not ties.low > 0]
     if livelier:
         best = min(livelier, key=lambda t: preview.at(t)[1].value)
+        dead = preview.dead(preview.now)
         finding = f"{dead} of the groups are dead, at temperature {best:g} {preview.at(best)[1]}"
         return Advice(finding, f"rollout.temperature {best:g}")
     if better and rate.value < 0.5:
@@ -181,13 +181,19 @@ def _temperature(preview: Preview) -> Advice | None:
             f"{rate} are correct, at temperature {best:g} {preview.at(best)[0]}, with as many live groups"
         )
         return Advice(finding, f"rollout.temperature {best:g}")
-    entropy = sampled_entropy(groups)
-    copies = sum(_same_text(g) for g in groups if g.dead)
-    if copies > MOST_DEAD * len(groups) and rate.value <= 0.95:
-        finding = f"{copies} of {len(groups)} groups are one text, written again and again"
-        remedy = "rollout.temperature 1" if temperature < 1 else "a larger rollout.temperature"
-        return Advice(f"{finding} (entropy {entropy:.2f} nats a token)", remedy)
     return None
+
+
+def _one_text(preview: Preview) -> Advice | None:
+    """Advise a larger temperature if the completions of most groups are one text, and not all are correct."""
+    groups = preview.measured.groups
+    copies = sum(g.dead and len({c.text for c in g.completions}) == 1 for g in groups)
+    if copies <= MOST_DEAD * len(groups) or preview.pass_rate().value > 0.95:
+        return None
+    finding = f"{copies} of {len(groups)} groups are one text, written again and again"
+    colder = preview.stage.config.rollout.temperature < 1
+    remedy = "rollout.temperature 1" if colder else "a larger rollout.temperature"
+    return Advice(f"{finding} (entropy {sampled_entropy(groups):.2f} nats a token)", remedy)
 
 
 def _size(preview: Preview) -> Advice | None:
@@ -220,10 +226,6 @@ def _loops(tokens: np.ndarray) -> bool:
     """Whether most windows of ``LOOP`` tokens occurred before in the text: it loops."""
     windows = [tuple(tokens[i : i + LOOP].tolist()) for i in range(len(tokens) - LOOP + 1)]
     return bool(windows) and len(set(windows)) < (1 - MOST_DEAD) * len(windows)
-
-
-def _same_text(group: Group) -> bool:
-    return len({c.text for c in group.completions}) == 1
 
 
 def _round_up(tokens: float) -> int:

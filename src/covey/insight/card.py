@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
     """Return the Markdown of a card; with ``adapter``, of the card of the adapter weights."""
     config = trained.loaded.config
     path = "final"
-    base = _source(trained.loaded)
+    base = _Base.of(trained.loaded).source(config.output)
     load = f"{trained.loader}.from_pretrained({path!r})"
     imports = f"from transformers import {trained.loader}, AutoTokenizer"
     writes = trained.loader == CardFacts.loader
@@ -143,84 +144,85 @@ def _inputs(example: Problem) -> str:
 def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
     """Return the card's metadata, as the hub reads it."""
     config = loaded.config
-    of_base = _head_of(_name(loaded), loaded.folder)
+    base = _Base.of(loaded)
     tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else [config.method]
     head = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "base_model": _published(loaded) if adapter else _ancestor(loaded),
-        **{k: of_base.get(k) for k in ("license", "license_name", "license_link")},
+        "base_model": base.published if adapter else base.ancestor,
+        **{k: base.metadata.get(k) for k in ("license", "license_name", "license_link")},
         "datasets": [config.data.train.name] if isinstance(config.data.train, Path) else None,
         "tags": ["covey", *tags],
     }
     return {k: v for k, v in head.items() if v is not None}
 
 
-def _source(loaded: Loaded) -> str | None:
-    """Return the base model by the path that works from the run's folder; None for `tiny`.
+@dataclass(frozen=True)
+class _Base:
+    """The model with which a run began."""
 
-    Of a folder from elsewhere only the name: the path above it would show the author's machine.
-    """
-    name = _name(loaded)
-    run = loaded.config.output.resolve()
-    folder = _folder(name, loaded.folder)
-    if published := _published(loaded):
-        return published
-    if folder is None:
-        # Of a GGUF file too only the name.
-        return Path(name).name if is_gguf(name) else name if name != "tiny" else None
-    # A relative path only if model and run lie in one project: these are moved together.
-    place = folder.resolve()
-    shared = (run.parent.parent, loaded.folder.resolve())
-    near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
-    return Path(os.path.relpath(place, run)).as_posix() if near else place.name
+    name: str
+    """Its folder, file or hub id; of an object, the name from which it was loaded."""
+    project: Path
+    """The folder from which relative paths of the config are."""
 
+    @classmethod
+    def of(cls, loaded: Loaded) -> _Base:
+        """Return the base model of a run."""
+        model = loaded.config.model
+        name = model.source or "tiny" if isinstance(model, GivenModel) else model
+        return cls(name, loaded.folder)
 
-def _published(loaded: Loaded) -> str | None:
-    """Return the hub id of the base model, if it is known."""
-    name = _name(loaded)
-    folder = _folder(name, loaded.folder)
-    if folder is None:
-        return name if _is_hub_id(name) else None
-    if cached := IN_CACHE.search(folder.resolve().as_posix()):
-        return f"{cached[1]}/{cached[2]}"
-    return None
+    @cached_property
+    def folder(self) -> Path | None:
+        """Its folder; None for a hub's model by its id, a GGUF file, and `tiny`."""
+        return next((f for f in (self.project / self.name, Path(self.name)) if f.is_dir()), None)
 
+    @cached_property
+    def published(self) -> str | None:
+        """Its hub id, if that is known."""
+        if self.folder is None:
+            return self.name if HUB_ID.fullmatch(self.name) and not is_gguf(self.name) else None
+        cached = IN_CACHE.search(self.folder.resolve().as_posix())
+        return f"{cached[1]}/{cached[2]}" if cached else None
 
-def _ancestor(loaded: Loaded) -> str | None:
-    """Return the hub id of the first ancestor: if the base is another run's model, of that one's base."""
-    head = _head_of(_name(loaded), loaded.folder)
-    # Another covey run's card names its own base already, so the chain ends at a published model.
-    ours = _folder(_name(loaded), loaded.folder) and "covey" in (head.get("tags") or ())
-    return head.get("base_model") if ours else _published(loaded)
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of its own card, if that is on this machine; {} otherwise."""
+        if self.folder is not None:
+            card: object = self.folder / "README.md"
+        else:
+            card = self.published and try_to_load_from_cache(self.published, "README.md")
+        try:
+            text = read_regular(Path(card), RECORD_BYTES) if isinstance(card, str | Path) else b""
+            # A card without metadata, or one that cannot be read, only means fewer fields here.
+            return parse_yaml(text.split(b"---")[1], Path(str(card)))[0] if text.startswith(b"---") else {}
+        except (OSError, ConfigError, CheckpointError):
+            return {}
 
+    @property
+    def ancestor(self) -> str | None:
+        """The hub id of the first ancestor: if it is another run's model, of that one's base."""
+        # Another covey run's card names its own base already, so the chain ends at a published model.
+        ours = self.folder and "covey" in (self.metadata.get("tags") or ())
+        return self.metadata.get("base_model") if ours else self.published
 
-def _name(loaded: Loaded) -> str:
-    """Return the model's folder or hub id; of an object, the name from which it was loaded."""
-    model = loaded.config.model
-    return model.source or "tiny" if isinstance(model, GivenModel) else model
+    def source(self, output: Path) -> str | None:
+        """Return the path or hub id that works from the run's folder ``output``; None for `tiny`.
 
-
-def _is_hub_id(name: str) -> bool:
-    return bool(HUB_ID.fullmatch(name)) and not is_gguf(name)
-
-
-def _folder(model: str, folder: Path) -> Path | None:
-    return next((f for f in (folder / model, Path(model)) if f.is_dir()), None)
-
-
-def _head_of(model: str, folder: Path) -> dict[str, Any]:
-    """Return the metadata of a model's own card, if it is on this machine; {} otherwise."""
-    local = _folder(model, folder)
-    cached = (
-        local / "README.md" if local else _is_hub_id(model) and try_to_load_from_cache(model, "README.md")
-    )
-    try:
-        text = read_regular(Path(cached), RECORD_BYTES) if isinstance(cached, str | Path) else b""
-        # A card without metadata, or one that cannot be read, only means fewer fields here.
-        return parse_yaml(text.split(b"---")[1], Path(str(cached)))[0] if text.startswith(b"---") else {}
-    except (OSError, ConfigError, CheckpointError):
-        return {}
+        Of a folder from elsewhere only the name: the path above it would show the author's machine.
+        """
+        if self.published:
+            return self.published
+        if self.folder is None:
+            # Of a GGUF file too only the name.
+            return Path(self.name).name if is_gguf(self.name) else self.name if self.name != "tiny" else None
+        # A relative path only if model and run lie in one project: these are moved together.
+        run = output.resolve()
+        place = self.folder.resolve()
+        shared = (run.parent.parent, self.project.resolve())
+        near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
+        return Path(os.path.relpath(place, run)).as_posix() if near else place.name
 
 
 def _data(loaded: Loaded) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.evidence import student
-from covey.insight.stages import points
+from covey.insight.verdict import points
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
@@ -246,7 +246,7 @@ def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     ]
     panels.append(Panel("training, sampled", [_course(row) for row in rows], unit=" %", bounds=(0, 100)))
     title = f"{sweep.home.name}: held-out accuracy, sampled, with 95 % intervals"
-    return chart(panels, title, across=2, wide=300, high=200, title=title)
+    return chart(panels, title, title=title)
 
 
 def _over(sweep: Sweep, rows: Sequence[CellRow], place: int) -> Panel:

@@ -27,7 +27,7 @@ def _fills(colours: Sequence[str]) -> str:
 STYLE = f"""
 .chart .paper{{fill:#fff}} .chart text{{fill:#52606d}}
 .chart .head{{fill:#1f2933;font-size:13px;font-weight:600}}
-.chart .grid{{stroke:#e4e7eb}} .chart .bar{{stroke:#8a9aa9;stroke-dasharray:3 4}}
+.chart .grid{{stroke:#e4e7eb}}
 .chart .grey{{fill:#8a9aa9;stroke:#8a9aa9}}
 {_fills(LIGHT)}
 .chart .line{{fill:none;stroke-width:1.8;stroke-linejoin:round}} .chart .band{{opacity:.17;stroke:none}}
@@ -70,16 +70,17 @@ class Panel:
     """Written after the numbers of the vertical axis."""
     bounds: tuple[float, float] | None = None
     """Range of the vertical axis; None: from the smaller of 0 and the least value to the largest."""
-    bars: Sequence[float] = ()
-    """Values with a dashed line."""
     marks: Sequence[str] = ()
     """Labels at x = 0, 1, ... if x is not a number."""
 
 
 def chart(
-    panels: Sequence[Panel], label: str, *, across: int = 3, wide: int = 190, high: int = 110, title: str = ""
+    panels: Sequence[Panel], label: str, *, across: int = 2, wide: int = 300, high: int = 200, title: str = ""
 ) -> str:
-    """Return an SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
+    """Return an SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px.
+
+    ``title`` is written above them, ``label`` is for screen readers.
+    """
     heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 8.2))  # px of a letter in a wide font
     parts = [_element("text", text, class_="head", x=16, y=22 + 17 * n) for n, text in enumerate(heads)]
     y = 17 * len(heads) + (10 if heads else 0)
@@ -95,9 +96,14 @@ def chart(
             parts.append(f'<g transform="translate({x},{y + TOP})">{drawing}</g>')
         y += TOP + height + BOTTOM
     width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
-    paper = _element("rect", class_="paper", width=width, height=y + 4)
+    return _picture(parts, label, width, y + 4)
+
+
+def _picture(parts: Sequence[str], label: str, width: int, height: int) -> str:
+    """Return an SVG of these elements on paper of this size, px."""
+    paper = _element("rect", class_="paper", width=width, height=height)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 4}" class="chart" role="img"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="chart" role="img"'
         f' aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="11">\n'
         + "\n".join([f"<style>{STYLE}</style>", paper, *parts, "</svg>"])
     )
@@ -174,15 +180,14 @@ def _axes(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: 
     across = [x for line in panel.lines for x in line.x]
     frame = _Frame(wide, high, head, max(across, default=1.0) or 1.0, round_ticks(*_bounds(panel), 6))
     for tick, text in zip(frame.rows, tick_texts(frame.rows), strict=True):
-        yield _across("grid", frame, tick)
-        yield _element("text", text + panel.unit, x=-7, y=frame.y(tick) + 4, text_anchor="end")
+        y = frame.y(tick)
+        yield _element("line", class_="grid", x1=0, x2=frame.wide, y1=y, y2=y)
+        yield _element("text", text + panel.unit, x=-7, y=y + 4, text_anchor="end")
     for tick, text in _columns(panel, across, frame):
         x = frame.x(tick)
         yield _element("line", class_="grid", x1=x, x2=x, y1=frame.foot, y2=frame.foot + 4)
         yield _element("text", text, x=x, y=frame.foot + 16, text_anchor="middle")
     yield _element("text", panel.x_label, x=wide / 2, y=frame.foot + 30, text_anchor="middle")
-    for bar in panel.bars:
-        yield _across("bar", frame, bar)
     # Lines of the background are drawn first, so that the others cover them.
     for line in sorted(panel.lines, key=lambda line: not line.background):
         yield from _line(line, colours[line.name], frame)
@@ -193,13 +198,7 @@ def _bounds(panel: Panel) -> tuple[float, float]:
     if panel.bounds is not None:
         return panel.bounds
     values = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
-    return min([0.0, *values, *panel.bars]), max([*values, *panel.bars], default=1.0)
-
-
-def _across(kind: str, frame: _Frame, value: float) -> str:
-    """Return a horizontal line at a value of y."""
-    y = frame.y(value)
-    return _element("line", class_=kind, x1=0, x2=frame.wide, y1=y, y2=y)
+    return min([0.0, *values]), max(values, default=1.0)
 
 
 def _columns(panel: Panel, across: Sequence[float], frame: _Frame) -> list[tuple[float, str]]:

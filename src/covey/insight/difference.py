@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from covey.config.load import flatten
+from covey.insight.show import curve_lines, series
+from covey.insight.verdict import ends, points
 from covey.runs.estimates import (
     Estimate,
     Evaluation,
@@ -22,14 +25,12 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.plot import Curve, draw, span
+from covey.system.plot import Curve, span
 from covey_verify.errors import ConfigError
 
 LATE = 0.25
 """Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
-WIDTH = 78
-"""Characters of a line of curves."""
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
@@ -46,9 +47,9 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         "b": str(second),
         "settings": {name: list(values) for name, values in settings.items()},
         "files": files,
-        "held_out": {name: _ends(estimate) for name, estimate in held_out.items()} or None,
+        "held_out": {name: ends(estimate) for name, estimate in held_out.items()} or None,
         "note": why_not,
-        "training": {"problems": shared, **_ends(common)} if common is not None else None,
+        "training": {"problems": shared, **ends(common)} if common is not None else None,
     }
     lines = [f"A: {first}", f"B: {second}", ""]
     lines.append("what differs" if settings or files else "same settings, same files")
@@ -113,14 +114,27 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 
 def _late_rewards(stage: Path) -> dict[str, float]:
-    """Return problem and prompt -> mean late reward. Two files may use one name for different problems."""
+    """Return problem and prompt -> mean late reward."""
     steps = recorded_steps(stage)
+    late = steps[-max(1, round(LATE * len(steps))) :]
+    rewards = by_problem(stage, late, lambda row: row["reward"])
+    return {problem: float(np.mean(own)) for problem, own in rewards.items()}
+
+
+def by_problem(
+    stage: Path, steps: Iterable[int], value: Callable[[Mapping[str, Any]], float | None]
+) -> dict[str, list[float]]:
+    """Return problem and prompt -> a value of each of its logged completions that has one.
+
+    Two files may use one name for different problems.
+    """
     found = defaultdict[str, list[float]](list)
-    for step in steps[-max(1, round(LATE * len(steps))) :]:
+    for step in steps:
         for row in read_rollouts(stage, step).rows:
-            if row["reward"] is not None:
-                found[f"{row['problem']} {row['prompt']}"].append(row["reward"])
-    return {problem: float(np.mean(rewards)) for problem, rewards in found.items()}
+            known = value(row)
+            if known is not None:
+                found[f"{row['problem']} {row['prompt']}"].append(known)
+    return found
 
 
 def _curves(first: Path, second: Path) -> Iterator[str]:
@@ -131,12 +145,8 @@ def _curves(first: Path, second: Path) -> Iterator[str]:
     rewarded = any("reward/mean" in m for m in logs[0])
     for name, metric in CURVES.items():
         if metric != "loss" or not rewarded:
-            yield from _pair(name, _points(logs, metric), last)
-    yield from _pair("held-out accuracy", _points(evals, "pass@1"), last, (0.0, 1.0))
-
-
-def _points(logs: Sequence[Sequence[Mapping[str, float]]], metric: str) -> list[list[tuple[float, float]]]:
-    return [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in logs]
+            yield from _pair(name, [series(log, metric) for log in logs], last)
+    yield from _pair("held-out accuracy", [series(log, "pass@1") for log in evals], last, (0.0, 1.0))
 
 
 def _pair(
@@ -149,14 +159,10 @@ def _pair(
     if all(points):
         bounds = bounds or span([value for own in points for _, value in own])
         curves = [Curve(f"{run} {name}", own, bounds=bounds) for run, own in zip("AB", points, strict=True)]
-        yield from (line.plain.rstrip() for line in draw(curves, WIDTH, 4, last))
+        yield from curve_lines(curves, 4, last)
 
 
 def _signed(estimate: Estimate) -> str:
     if estimate.share:
-        return f"{100 * estimate.value:+.0f} points [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"
+        return points(estimate)
     return f"{estimate.value:+.3g} [{estimate.low:+.3g}, {estimate.high:+.3g}]"
-
-
-def _ends(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -11,12 +11,14 @@ from covey.insight import gpus
 from covey.insight.advice import advice
 from covey.insight.forecast import seconds_text
 from covey.insight.preview import Preview
+from covey.insight.verdict import ends
 from covey.objective.diagnostics import sampled_entropy, score_metrics
-from covey.objective.texts import answers_inside, text_metrics
-from covey.runs.estimates import Estimate
+from covey.objective.texts import answers_inside
 from covey.runs.rollouts import or_null
 
 SIZES_TOLD = (2, 4, 8, 16, 32, 64)
+BAR = 40
+"""Characters of the longest bar."""
 BUCKETS = ("0 %", "below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %", "100 %")
 GROUPS = 32
 """Problems that are sampled if there is time."""
@@ -27,8 +29,11 @@ def record(preview: Preview) -> dict[str, object]:
     measured = preview.measured
     groups = measured.groups
     forecast = preview.forecast()
-    sizes = sorted({*SIZES_TOLD, preview.now})
-    texts = [c.text for g in groups for c in g.completions]
+    sizes = _sizes(preview)
+    temperatures = {}
+    for temperature in preview.others:
+        rate, dead, _ = preview.at(temperature)
+        temperatures[f"{temperature:g}"] = {"pass@1": ends(rate), "dead": ends(dead)}
     longer = preview.longer
     return {
         "can_learn": preview.word,
@@ -37,18 +42,14 @@ def record(preview: Preview) -> dict[str, object]:
         "completions": len(preview.lengths),
         "max_tokens": measured.limit or preview.stage.config.rollout.max_tokens,
         "pass_rates": {g.problem.id: g.pass_rate for g in groups},
-        "pass@1": _ends(preview.pass_rate()),
-        "dead": {str(size): _ends(preview.dead(size)) for size in sizes},
+        "pass@1": ends(preview.pass_rate()),
+        "dead": {str(size): ends(preview.dead(size)) for size in sizes},
         "price_of_a_live_group": {str(size): _price(preview, size) for size in sizes},
-        "temperatures": {
-            f"{t:g}": {"pass@1": _ends(rate), "dead": _ends(dead)}
-            for t in preview.others
-            for rate, dead, _ in [preview.at(t)]
-        },
+        "temperatures": temperatures,
         "truncated": float(preview.truncated.mean()),
         "continued": None if longer is None else {"max_tokens": longer.limit, **longer.outcome()},
         "length": {"mean": float(preview.lengths.mean()), **_quantiles(preview)},
-        "duplicates": text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"],
+        "duplicates": preview.copies,
         "entropy": or_null(sampled_entropy(groups)),
         "answers": answers_inside(groups),
         "rewards": {
@@ -56,7 +57,7 @@ def record(preview: Preview) -> dict[str, object]:
             "waited": measured.scoring.waited,
             **score_metrics(groups, measured.scoring.logged),
         },
-        "tokens_per_second": float(preview.lengths.sum() / measured.seconds),
+        "tokens_per_second": preview.speed,
         "forecast": forecast.record() if forecast else None,
         "gpus": [row.record() for row in preview.elsewhere()],
         "memory": dict(preview.memory),
@@ -107,22 +108,25 @@ def _extent(preview: Preview) -> Iterator[str]:
     if measured.limit is not None:
         yield (
             f"sampled to {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens, which is what "
-            f"about a minute allows at {preview.lengths.sum() / measured.seconds:,.0f} tokens/s"
+            f"about a minute allows at {preview.speed:,.0f} tokens/s"
         )
         return
     most = min(GROUPS, preview.problems)
     if measured.by_time and count < most:
-        rate = preview.lengths.sum() / measured.seconds
         yield (
-            f"about a minute allows no more at {rate:,.0f} tokens/s, and few problems leave wide intervals: "
-            f"--groups {most} samples for {seconds_text(measured.seconds / count * most)}"
+            f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and few problems leave wide "
+            f"intervals: --groups {most} samples for {seconds_text(measured.seconds / count * most)}"
         )
+
+
+def _sizes(preview: Preview) -> list[int]:
+    return sorted({*SIZES_TOLD, preview.now})
 
 
 def _by_size(preview: Preview) -> Iterator[str]:
     yield "group size   dead groups        completions for a live group"
     drawn = min(len(g.completions) for g in preview.measured.groups)
-    for size in sorted({*SIZES_TOLD, preview.now}):
+    for size in _sizes(preview):
         price = _price(preview, size)
         here = " <- rollout.group_size" if size == preview.now else ""
         beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
@@ -130,33 +134,36 @@ def _by_size(preview: Preview) -> Iterator[str]:
 
 
 def _texts(preview: Preview) -> Iterator[str]:
-    measured = preview.measured
-    groups = measured.groups
+    groups = preview.measured.groups
     ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
-    texts = [c.text for g in groups for c in g.completions]
-    copies = text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"]
     yield (
         f"{preview.truncated.mean():.0%} truncated; tokens of those that ended: {ended or 'none did'}; "
-        f"{copies:.0%} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
-        f"{preview.lengths.sum() / measured.seconds:,.0f} tokens/s"
+        f"{preview.copies:.0%} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
+        f"{preview.speed:,.0f} tokens/s"
     )
     if inside := answers_inside(groups):
         stands = [f"{inside[f'text/reference{where}']:.0%}" for where in ("", "_elsewhere")]
         yield f"{stands[0]} of the completions contain the reference answer, {stands[1]} another problem's"
+    yield from _rewards(preview)
+
+
+def _rewards(preview: Preview) -> Iterator[str]:
+    """Yield a line for each reward function: its mean, its failures, its time."""
+    groups = preview.measured.groups
     for name in groups[0].components:
         parts = [g.components[name] for g in groups]
         values = np.concatenate([part.values for part in parts])
         known = values[~np.isnan(values)]
         statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
         other = "".join(f", {n / len(values):.0%} {status}" for status, n in statuses.most_common())
-        seconds = measured.reward_seconds.get(name)
+        seconds = preview.measured.reward_seconds.get(name)
         took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""
         mean = f"mean {known.mean():.3f}" if len(known) else "never given"
         yield f"{name}: {mean}{other}{took}"
 
 
 def _quantiles(preview: Preview) -> dict[str, float]:
-    ended = preview.lengths[~preview.truncated]
+    ended = preview.ended
     levels = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     return {k: float(np.quantile(ended, q)) for k, q in levels.items()} if len(ended) else {}
 
@@ -167,14 +174,10 @@ def _price(preview: Preview, size: int) -> float | None:
     return size / live if live > 0.001 else None
 
 
-def _histogram(rates: np.ndarray, width: int = 40) -> Iterator[str]:
+def _histogram(rates: np.ndarray) -> Iterator[str]:
     # Bucket 0 is exactly 0 %, bucket 5 exactly 100 %, and 1 to 4 are the quarters between.
     place = np.where(rates <= 0, 0, np.where(rates >= 1, 5, 1 + np.minimum((4 * rates).astype(int), 3)))
     counts = np.bincount(place, minlength=len(BUCKETS))
     for name, count in zip(BUCKETS, counts, strict=True):
-        bar = "█" * round(width * count / counts.max())
+        bar = "█" * round(BAR * count / counts.max())
         yield f"{name:>12} {bar or ('▏' if count else '')} {count or ''}".rstrip()
-
-
-def _ends(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -15,6 +15,7 @@ from covey.insight.answers import Readings, Wording
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts
 from covey.objective.diagnostics import sampled_entropy
+from covey.objective.texts import text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.runs.estimates import Estimate, wilson
 from covey.types import Completion, Group
@@ -122,6 +123,27 @@ class Preview:
     def truncated(self) -> np.ndarray:
         """(N,) bool: whether each completion was truncated."""
         return np.array([c.finish == "length" for g in self.measured.groups for c in g.completions])
+
+    @cached_property
+    def rewards(self) -> np.ndarray:
+        """(N,) float64: the reward of each completion, NaN without one."""
+        return np.concatenate([g.rewards for g in self.measured.groups])
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Tokens of each completion that was not truncated."""
+        return self.lengths[~self.truncated]
+
+    @property
+    def speed(self) -> float:
+        """Sampled tokens per second, with rewards and prompts included."""
+        return float(self.lengths.sum() / self.measured.seconds)
+
+    @property
+    def copies(self) -> float:
+        """Fraction of the completions that are copies of another."""
+        texts = [c.text for g in self.measured.groups for c in g.completions]
+        return text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"]
 
     @property
     def unfinished(self) -> bool:

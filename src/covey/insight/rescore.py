@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def _problem_of(
             "Put the data back"
         )
     # The logged prompt decides, since a chat template may have been changed.
-    logged = _with_thoughts(replace(problem, prompt=row["prompt"]), log, number, wording)
+    logged = wording.with_thoughts(replace(problem, prompt=row["prompt"]), log.prompts[number].tolist())
     return replace(problem, thoughts=logged.thoughts)
 
 
@@ -133,14 +133,6 @@ def _result(log: RolloutLog, step: int, number: int, group: GroupScoring) -> Res
         (name, s.status) for name, component in new.components.items() for s in component.scores
     )
     return RescoredGroup(step, number, new.problem.id, old, new.rewards, statuses)
-
-
-def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wording) -> Problem:
-    """Return a group's problem with the note whether its prompt, by its recorded tokens, opens thoughts."""
-    place = list(log.groups).index(group)
-    ends = log.arrays["prompt_ends"]
-    first = int(ends[place - 1]) if place else 0
-    return wording.with_thoughts(problem, log.arrays["prompt_tokens"][first : int(ends[place])].tolist())
 
 
 def _completion(log: RolloutLog, place: int) -> Completion:
@@ -186,14 +178,16 @@ def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
     flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
     text = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {_mean(old)} -> {_mean(new)}"]
     text += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
-    text.append("")
-    # Most sign changes first.
+    return [*text, "", *_moved(run, found)]
+
+
+def _moved(run: Path, found: Sequence[RescoredGroup]) -> Iterator[str]:
+    """Yield a line for each group that changes, those with the most sign changes first."""
     moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     for g in moved[:GROUPS_SHOWN]:
-        text.append(f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}")
+        yield f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
     if len(moved) > GROUPS_SHOWN:
-        text.append(f"and {len(moved) - GROUPS_SHOWN} more")
-    return text
+        yield f"and {len(moved) - GROUPS_SHOWN} more"
 
 
 def _mean(rewards: np.ndarray) -> str:

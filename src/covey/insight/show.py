@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +120,21 @@ def _curves(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
     name = "reward" if any("reward/mean" in m for m in metrics) else "loss"
     points = [(m["step"], value) for m in metrics for value in _known(m, name)]
     curves = [Curve(name, points)]
-    held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
+    held_out = series(evals, "pass@1")
     if held_out:
         curves.append(Curve("held-out accuracy", held_out, bounds=(0.0, 1.0)))
     last = max([1.0, *(step for curve in curves for step, _ in curve.points)])
-    return [line.plain.rstrip() for line in draw(curves, WIDTH, 5, last)]
+    return curve_lines(curves, 5, last)
+
+
+def series(records: NumberRecords, metric: str) -> list[tuple[float, float]]:
+    """Return (step, value) of the records that have a metric."""
+    return [(r["step"], r[metric]) for r in records if r.get(metric) is not None]
+
+
+def curve_lines(curves: Sequence[Curve], height: int, last: float) -> list[str]:
+    """Draw curves in characters, ``height`` lines each, over the steps 0 to ``last``."""
+    return [line.plain.rstrip() for line in draw(curves, WIDTH, height, last)]
 
 
 def _table(metrics: NumberRecords) -> list[str]:
@@ -154,39 +163,51 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     """Show the groups of a step, those with the widest rewards first."""
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
-    rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r.spread, r.group))
+    rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r["spread"], r["group"]))
     # One range for all bars of the step, so that groups can be compared.
-    known = [r for row in rows for r in row.rewards if r is not None]
+    known = [r for row in rows for r in row["rewards"] if r is not None]
     low = min(known, default=0.0)
     high = max(known, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
     head = ["group", "mean", "tokens", "rewards", "", "prompt"]
-    lines += table([head, *(row.cells(low, high) for row in rows)], numbers=3)
+    lines += table([head, *(_group_cells(row, low, high) for row in rows)], numbers=3)
     why = advantage_reason(stage, log.rows)
     lines += ["", f"dead: the rewards are equal. {why}"] if why else []
-    record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
+    record = {"run": str(stage), "step": step, "groups": rows}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
 
 
-@dataclass(frozen=True)
-class _Row:
-    group: int
-    problem: str
-    prompt: str
-    trained: bool
-    rewards: Sequence[float | None]
-    mean: float | None
-    spread: float
-    dead: bool
-    tokens: float
+def group_facts(log: RolloutLog, number: int) -> dict[str, Any]:
+    """Return a group of the rollout log as JSON: its problem, rewards, their mean and their range."""
+    rows = [log.rows[place] for place in log.groups[number]]
+    rewards = [r["reward"] for r in rows]
+    known = [r for r in rewards if r is not None]
+    spread = float(np.ptp(known)) if known else 0.0
+    return {
+        "group": number,
+        "problem": rows[0]["problem"],
+        "prompt": rows[0]["prompt"],
+        "trained": rows[0]["trained"],
+        "rewards": rewards,
+        "mean": float(np.mean(known)) if known else None,
+        "spread": spread,
+        "dead": rows[0].get("dead", not spread),
+    }
 
-    def cells(self, low: float, high: float) -> list[str]:
-        """Return its row of the table, with a bar per reward between ``low`` and ``high``."""
-        mean = "-" if self.mean is None else f"{self.mean:.3g}"
-        bars = "".join("?" if r is None else bar(r, low, high) for r in self.rewards)
-        kind = "dead" if self.dead else "" if self.trained else "filtered"
-        prompt = " ".join(self.prompt.split())[:PROMPT_SHOWN]
-        return [str(self.group), mean, f"{self.tokens:.0f}", bars, kind, prompt]
+
+def _row(log: RolloutLog, number: int) -> dict[str, Any]:
+    facts = group_facts(log, number)
+    tokens = float(np.mean([log.rows[place]["tokens"] for place in log.groups[number]]))
+    return {**facts, "prompt": spoken_prompt(facts["prompt"]), "tokens": tokens}
+
+
+def _group_cells(row: ShownRecord, low: float, high: float) -> list[str]:
+    """Return a group's row of the table, with a bar per reward between ``low`` and ``high``."""
+    mean = "-" if row["mean"] is None else f"{row['mean']:.3g}"
+    bars = "".join("?" if r is None else bar(r, low, high) for r in row["rewards"])
+    kind = "dead" if row["dead"] else "" if row["trained"] else "filtered"
+    prompt = " ".join(row["prompt"].split())[:PROMPT_SHOWN]
+    return [str(row["group"]), mean, f"{row['tokens']:.0f}", bars, kind, prompt]
 
 
 def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -197,23 +218,6 @@ def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
     if kl.get("place") == "reward":
         return "The KL in the reward, which is not part of the reward that is shown, tells them apart."
     return "This estimator compares with something else than the group, and trains on them all the same."
-
-
-def _row(log: RolloutLog, number: int) -> _Row:
-    rows = [log.rows[place] for place in log.groups[number]]
-    known = [r["reward"] for r in rows if r["reward"] is not None]
-    spread = float(np.ptp(known)) if known else 0.0
-    return _Row(
-        group=number,
-        problem=rows[0]["problem"],
-        prompt=spoken_prompt(rows[0]["prompt"]),
-        trained=rows[0]["trained"],
-        rewards=[r["reward"] for r in rows],
-        mean=float(np.mean(known)) if known else None,
-        spread=spread,
-        dead=rows[0].get("dead", not spread),
-        tokens=float(np.mean([r["tokens"] for r in rows])),
-    )
 
 
 def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:

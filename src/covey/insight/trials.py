@@ -7,7 +7,6 @@ trials from the same step differ in the change alone, and are compared problem b
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from covey.insight.difference import by_problem
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.remedies import (
     FEWER_UPDATES,
@@ -29,11 +29,11 @@ from covey.insight.findings.rule import Remedy
 from covey.insight.findings.settings import SettingOf, yaml_line
 from covey.insight.findings.table import RULES
 from covey.insight.findings.view import RunView
-from covey.insight.stages import points
+from covey.insight.verdict import points
 from covey.runs.estimates import Estimate, Evaluation, gain, gains, incomparable
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending
-from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.runs.rollouts import recorded_steps
 from covey.system.plot import table
 
 UNCHANGED = "unchanged"
@@ -198,14 +198,10 @@ def _rates(folder: Path, late: int) -> _Rates:
     """Return the accuracy of a trial's completions from step ``late`` on, by problem."""
     evaluation = _last_evaluation(folder)
     verdict = evaluation.verdict if evaluation is not None else ""
-    correct = defaultdict[str, list[float]](list)
-    for step in (s for s in recorded_steps(folder) if s >= late):
-        for row in read_rollouts(folder, step).rows:
-            value = row["components"].get(verdict, row["reward"])
-            if value is not None:
-                correct[f"{row['problem']} {row['prompt']}"].append(float(value > 0.5))
-    counts = [len(values) for values in correct.values()]
-    rates = {problem: float(np.mean(values)) for problem, values in correct.items()}
+    steps = [step for step in recorded_steps(folder) if step >= late]
+    values = by_problem(folder, steps, lambda row: row["components"].get(verdict, row["reward"]))
+    counts = [len(own) for own in values.values()]
+    rates = {problem: float(np.mean(np.array(own) > 0.5)) for problem, own in values.items()}
     return _Rates(rates, min(counts, default=1), verdict)
 
 

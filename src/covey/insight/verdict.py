@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +88,8 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
         return "did not learn", f"; the reward rose by {_change(reward)}, but not with correct answers"
     if still:
         return "did not learn", ""
-    greedy = changes["greedy"]
-    points = ", ".join(f"{100 * end:+.0f}" for end in (greedy.low, greedy.high))
     return "cannot tell", (
-        f"; the change, {100 * greedy.value:+.0f} points [{points}], may be chance: evaluate on more "
-        "problems or train longer"
+        f"; the change, {points(changes['greedy'])}, may be chance: evaluate on more problems or train longer"
     )
 
 
@@ -114,6 +112,19 @@ def course(before: Evaluation, after: Evaluation) -> str:
     if changed or all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):
         return said
     return f"{said}, reward {old['reward'].value:.3g} -> {new['reward']}"
+
+
+def points(gain: Estimate) -> str:
+    """Return a difference of fractions as percentage points with its interval."""
+    if math.isnan(gain.value):
+        return "not known"
+    value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))
+    return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
+
+
+def ends(estimate: Estimate) -> dict[str, float]:
+    """Return an estimate as JSON."""
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def _change(estimate: Estimate, sign: int = 1) -> str:

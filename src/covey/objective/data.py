@@ -130,6 +130,26 @@ class GroupData:
     segments: Sequence[StepRewards] = ()
     """(G,): the values after each segment but the last; see ``credit.segment_difference``."""
 
+    @classmethod
+    def scored(
+        cls, rewards: Tensor, components: Tensor, weights: Tensor, mask: Tensor, greedy: float | None = None
+    ) -> GroupData:
+        """Return a group of which only rewards and mask are known, and perhaps the greedy reward."""
+        return cls(
+            rewards=rewards,
+            components=components,
+            weights=weights,
+            lengths=mask.sum(-1).double(),
+            mask=mask,
+            tokens=mask.long() - 1,  # no id is known: 0, and -1 after the end
+            steps=(),
+            greedy_reward=greedy,
+            old_logprobs=None,
+            old_collision=None,
+            token_rewards=mask.double() * 0.0,
+            values=None,
+        )
+
 
 @dataclass(frozen=True)
 class BatchData:

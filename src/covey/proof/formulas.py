@@ -17,6 +17,8 @@ from torch import Tensor
 
 AxisSettings = Mapping[str, Any]
 """Settings as config.yaml and config.json spell them out."""
+NOT_YET = torch.zeros(0)
+"""The value of what the shadow has not computed yet."""
 
 
 @dataclass
@@ -50,17 +52,17 @@ class Row:
     """(sign of the advantage, mean log-ratio) of the other completions of its group, now."""
     group: int = 0
     trained: bool = True
-    noise: Tensor = field(default_factory=lambda: torch.zeros(0))
-    old: Tensor = field(default_factory=lambda: torch.zeros(0))
-    old_entropy: Tensor = field(default_factory=lambda: torch.zeros(0))
-    collision: Tensor = field(default_factory=lambda: torch.zeros(0))
-    reference: Tensor = field(default_factory=lambda: torch.zeros(0))
-    advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
-    selected: Tensor = field(default_factory=lambda: torch.zeros(0))
-    token_rewards: Tensor = field(default_factory=lambda: torch.zeros(0))
-    kl_costs: Tensor = field(default_factory=lambda: torch.zeros(0))
-    values: Tensor = field(default_factory=lambda: torch.zeros(0))
-    targets: Tensor = field(default_factory=lambda: torch.zeros(0))
+    noise: Tensor = NOT_YET
+    old: Tensor = NOT_YET
+    old_entropy: Tensor = NOT_YET
+    collision: Tensor = NOT_YET
+    reference: Tensor = NOT_YET
+    advantage: Tensor = NOT_YET
+    selected: Tensor = NOT_YET
+    token_rewards: Tensor = NOT_YET
+    kl_costs: Tensor = NOT_YET
+    values: Tensor = NOT_YET
+    targets: Tensor = NOT_YET
 
 
 # --- advantages: the judged completions of one group -> a number or (T,) for each ------------------

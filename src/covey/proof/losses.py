@@ -138,23 +138,26 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
     if name == "unlikely_only":
         return (row.old.exp() < s["below"]).double()
     if name == "future_influence":
-        moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
-        decay = 0.5 ** (1 / s["half_life"])
-        running = 0.0
-        later = row.drawn[-1]
-        influence = torch.zeros_like(moved)
-        # A decayed sum of this and later log-ratios. `distance` counts inserted tokens too; outliers are
-        # left out.
-        for t in reversed(range(len(moved))):
-            own = float(moved[t])
-            distance = later - row.drawn[t]
-            later = row.drawn[t]
-            running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
-            factor = min(max(math.exp(running), s["low"]), s["high"])
-            risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
-            influence[t] = min(factor, 1.0) if risky else factor
-        return influence
+        return _future_influence((logprobs.detach() - row.old).clamp(-FAR, FAR), row, s)
     raise KeyError(name)
+
+
+def _future_influence(moved: Tensor, row: Row, s: AxisSettings) -> Tensor:
+    """Return e to a decayed sum of the log-ratios of each token and of later ones, within bounds."""
+    decay = 0.5 ** (1 / s["half_life"])
+    running = 0.0
+    later = row.drawn[-1]
+    influence = torch.zeros_like(moved)
+    for t in reversed(range(len(moved))):
+        own = float(moved[t])
+        # Inserted tokens count in the distance; outliers are left out of the sum.
+        distance = later - row.drawn[t]
+        later = row.drawn[t]
+        running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
+        factor = min(max(math.exp(running), s["low"]), s["high"])
+        risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
+        influence[t] = min(factor, 1.0) if risky else factor
+    return influence
 
 
 def selected_tokens(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:

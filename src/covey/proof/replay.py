@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,47 +145,33 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, 
     """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""
     log = read_rollouts(folder, number)
     rows = []
-    arrays = log.arrays
     for place, line in enumerate(log.rows):
         if line["trained"]:
-            span = slice(*_span(arrays["ends"], place))
-            prompt = slice(*_span(arrays["prompt_ends"], line["group"]))
+            own = log.of_completion(place)
+            mask = log.sampling_mask(place)
             # Indices of sampled tokens; tool answers between them are read but not trained.
-            drawn = np.arange(span.stop - span.start)
-            drawn = drawn[arrays["sampled"][span]] if "sampled" in arrays else drawn
+            drawn = np.flatnonzero(own.get("sampled", np.ones(len(own["tokens"]))))
             row = Row(
-                prompt=arrays["prompt_tokens"][prompt].tolist(),
-                tokens=arrays["tokens"][span].tolist(),
+                prompt=log.prompts[line["group"]].tolist(),
+                tokens=own["tokens"].tolist(),
                 drawn=drawn.tolist(),
-                sampled=torch.from_numpy(arrays["logprobs"][span][drawn]).double(),
+                sampled=torch.from_numpy(own["logprobs"][drawn]).double(),
                 reward=_number(line["reward"]),
                 components={k: _number(v) for k, v in line["components"].items()},
                 weights=line["weights"],
                 truncated=line["finish"] == "length",
                 steps=line["steps"],
-                kept=_kept(arrays, span),
+                kept=None if mask is None else [ids.tolist() for ids in np.split(mask.ids, mask.ends[:-1])],
                 greedy=line["greedy_reward"],
                 running=line.get("running_mean", 0.0),
                 segments=[(int(end), float(value)) for end, value in line.get("segments", ())],
                 correct=line.get("correct", False),
                 group=line["group"],
             )
-            advantages = torch.from_numpy(arrays["advantages"][span][drawn]).double()
-            versions = arrays["versions"][span][drawn] if "versions" in arrays else None
+            advantages = torch.from_numpy(own["advantages"][drawn]).double()
+            versions = own["versions"][drawn] if "versions" in own else None
             rows.append((row, advantages, versions))
-    return rows, len(arrays["prompt_ends"])
-
-
-def _kept(arrays: Mapping[str, np.ndarray], span: slice) -> list[list[int]] | None:
-    """Return for each token of a completion the ids that sampling could choose from; None means all."""
-    if "kept_ends" not in arrays:
-        return None
-    places = (_span(arrays["kept_ends"], t) for t in range(span.start, span.stop))
-    return [arrays["kept_ids"][a:b].tolist() for a, b in places]
-
-
-def _span(ends: np.ndarray, place: int) -> tuple[int, int]:
-    return int(ends[place - 1]) if place else 0, int(ends[place])
+    return rows, len(log.prompts)
 
 
 def _number(value: float | None) -> float:

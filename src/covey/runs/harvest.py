@@ -53,10 +53,8 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
-        # Prompts are stored one after another; [0, *ends] holds one entry more than there are groups.
-        ends = log.arrays["prompt_ends"].tolist()
-        for places, first, after in zip(log.groups.values(), [0, *ends], ends, strict=False):
-            prompt = tuple(log.arrays["prompt_tokens"][first:after].tolist())
+        for group, places in log.groups.items():
+            prompt = tuple(log.prompts[group].tolist())
             yield [_logged(log, place, prompt, tokenizers[folder]) for place in places]
 
 

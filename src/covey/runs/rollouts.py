@@ -110,11 +110,34 @@ class RolloutLog:
 
     def of_completion(self, place: int) -> dict[str, np.ndarray]:
         """Return the token-wise arrays of one completion, (T,) each."""
-        ends = self.arrays["ends"]
-        part = slice(int(ends[place - 1]) if place else 0, int(ends[place]))
+        part = self._tokens(place)
+        count = int(self.arrays["ends"][-1])
         # Only arrays with one number per completion token can be sliced so; prompts and kept ids have other
         # lengths.
-        return {name: a[part] for name, a in self.arrays.items() if a.ndim == 1 and len(a) == ends[-1]}
+        return {name: a[part] for name, a in self.arrays.items() if len(a) == count}
+
+    @cached_property
+    def prompts(self) -> dict[int, np.ndarray]:
+        """Number of a group -> the ids of its prompt."""
+        parts = np.split(self.arrays["prompt_tokens"], self.arrays["prompt_ends"][:-1])
+        return dict(zip(self.groups, parts, strict=True))
+
+    def sampling_mask(self, place: int) -> SamplingMask | None:
+        """Return the ids that top_p and top_k kept for each token of a completion; None if they kept all."""
+        if "kept_ids" not in self.arrays:
+            return None
+        # Ids and ends of all completions are one array each; a mask counts its own ends from 0.
+        part = self._tokens(place)
+        every = self.arrays["kept_ends"]
+        first = int(every[part.start - 1]) if part.start else 0
+        ends = every[part]
+        last = int(ends[-1]) if len(ends) else first
+        return SamplingMask(self.arrays["kept_ids"][first:last], ends - first)
+
+    def _tokens(self, place: int) -> slice:
+        """Return the part of a completion in arrays that have a number for each token."""
+        ends = self.arrays["ends"]
+        return slice(int(ends[place - 1]) if place else 0, int(ends[place]))
 
 
 def recorded_steps(folder: Path) -> list[int]:

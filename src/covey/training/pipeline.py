@@ -17,12 +17,11 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
+from covey.insight import ending
 from covey.insight.card import CardFacts, write_cards
-from covey.insight.curve import write_curve
 from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import gravest, likely, no_signal
-from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
 from covey.learner.process import caller_restored, passed_over
@@ -110,7 +109,7 @@ def run_pipeline(
             )
             take_weights(placed.config.model, finished.folder / "final")
     if len(results) > 1:
-        for line in stage_table([r.folder for r in results]):
+        for line in ending.stage_table([r.folder for r in results]):
             console.say(line)
     return results
 
@@ -397,7 +396,7 @@ def _write_final(
     _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, besides))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
-    write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
+    ending.write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
     # Completions drawn ahead are of no use after the last step.
     forget_completions(folder)
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)

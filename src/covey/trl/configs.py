@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, field, fields, make_dataclass
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covey.config.trl import Fields, fields_of, table
 from covey.trl.meanings import MEANINGS, Refused, refusal
@@ -32,6 +32,11 @@ class Arguments:
     """What all configs of trainers have besides their fields."""
 
     output_dir: str
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The fields are made of tables, which a type checker cannot read."""
 
     def __post_init__(self) -> None:
         """Read JSON texts. Raises Refused for a value that covey does not support."""

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import EvalPrediction
+from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from covey.trl import rows
-from covey.trl.configs import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from covey.trl.configs import Arguments, DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from covey.trl.meanings import Refused
 from covey.trl.models import judge, writer
 from covey.trl.rows import Reader, Row, covey_row, like, listed
@@ -24,7 +24,7 @@ class RowForm(NamedTuple):
     """How a trainer reads its rows."""
 
     read: Callable[[Reader, Row], Row]
-    cut: Callable[[Row, Any], Row | None]
+    cut: Callable[[Row, Arguments], Row | None]
     """Returns a row of at most the config's length; None if nothing of it can be trained."""
     tokens_of: rows.Tokens
     prepared_by: str
@@ -36,9 +36,7 @@ class GivenTrainer(Trainer):
 
     form: ClassVar[RowForm]
 
-    def _load(self, model: Any, tokenizer: Any, given: Any) -> tuple[Any, Any]:
-        if given is None:
-            raise Refused("`train_dataset` is required")
+    def _load(self, model: Any, tokenizer: Any, given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         made, words = writer(
             model, tokenizer, self.args, lambda: _texts(listed(given, "train_dataset", 1000))
         )
@@ -207,9 +205,7 @@ class RewardTrainer(GivenTrainer):
     }
     form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids")
 
-    def _load(self, model: Any, tokenizer: Any, given: Any) -> tuple[Any, Any]:
-        if given is None:
-            raise Refused("`train_dataset` is required")
-        made, words = judge(model, tokenizer, self.args)
+    def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+        made, words = judge(model, tokenizer, self.args.model_init_kwargs)
         self.reader = Reader(words, self.args)
         return made, words

@@ -124,7 +124,6 @@ SAMPLING: Mapping[str, Meaning] = {
     ),
     **_inert("ds3_gather_for_generation", "the engine fits itself to model and memory"),
 }
-ORDER = "the order of the rows"
 TRUNCATED = "longer rows are cut"
 READING = "how rows are read"
 OWN: Mapping[str, Mapping[str, Meaning]] = {

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from covey.models.load import load_named
 from covey.models.pretrained import alone, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
+from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey_verify.usercode import name_of
 
@@ -33,8 +34,8 @@ TOKENIZER = "a tokenizer of transformers"
 
 
 def writer(
-    model: object, tokenizer: object, args: Any, texts: Callable[[], Iterable[str]]
-) -> tuple[Any, Any]:
+    model: object, tokenizer: object, args: Arguments, texts: Callable[[], Iterable[str]]
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return a language model and its tokenizer; ``texts`` are what the tokenizer of `tiny` learns from."""
     if model == "tiny":
         own = build_tokenizer(texts())
@@ -46,25 +47,30 @@ def writer(
     return _module(model), _tokenizer(tokenizer or _own_tokenizer(model))
 
 
-def judge(model: object, tokenizer: object, args: Any) -> tuple[Any, Any]:
-    """Return a model with one number per text and its tokenizer. Raises Refused for another number."""
+def judge(
+    model: object, tokenizer: object, options: Mapping[str, Any] | None = None
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Return a model with one number per text and its tokenizer. Raises Refused for another number.
+
+    ``options`` are model_init_kwargs, for a model by its name.
+    """
     if isinstance(model, str | Path):
-        options = {"num_labels": 1, "local_files_only": unreachable(str(model))}
+        own = {"num_labels": 1, "local_files_only": unreachable(str(model))}
         try:
-            loaded = alone(AutoModelForSequenceClassification, str(model), dtype=torch.float32, **options)
+            loaded = alone(AutoModelForSequenceClassification, str(model), dtype=torch.float32, **own)
         except (OSError, ValueError) as error:
             raise Refused(f"{model}: the model cannot be loaded: {str(error).splitlines()[0]}") from None
-        model = _in_dtype(loaded, args.model_init_kwargs)
+        model = _in_dtype(loaded, options)
     _module(model)
     labels = model.config.num_labels  # type: ignore[attr-defined]
     if labels != 1:
         raise Refused(
             f"The model has `num_labels={labels}`, but reward models require `num_labels=1`: load it so"
         )
-    own = _tokenizer(tokenizer or _own_tokenizer(model))
-    if own.pad_token_id is None:
-        own.pad_token = own.eos_token
-    return model, own
+    words = _tokenizer(tokenizer or _own_tokenizer(model))
+    if words.pad_token_id is None:
+        words.pad_token = words.eos_token
+    return model, words
 
 
 def _module(model: object) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from covey.rewards.contract import Reward
+from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import judge
 
@@ -18,7 +18,7 @@ PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing about what is correct."""
 
 
-def rewards_of(functions: object, tokenizers: object, args: Any) -> list[dict[Any, dict[str, object]]]:
+def rewards_of(functions: object, tokenizers: object, args: Arguments) -> list[dict[Any, dict[str, object]]]:
     """Return covey's entries of `rewards` for functions and reward models, each with its weight."""
     every = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not every or functions is None:
@@ -38,58 +38,46 @@ def rewards_of(functions: object, tokenizers: object, args: Any) -> list[dict[An
         )
     entries: list[dict[Any, dict[str, object]]] = []
     for function, tokenizer, weight in zip(every, words, weights, strict=True):
-        called, name = _callable(function, tokenizer, args)
+        called, name = _callable(function, tokenizer)
         taken = {str(own["name"]) for entry in entries for own in entry.values()}
         unique = name if name not in taken else f"{name}_{len(entries)}"
         entries.append({called: {"weight": float(weight), "name": unique}})
     return entries
 
 
-def _callable(function: object, tokenizer: object, args: Any) -> tuple[Callable[..., object], str]:
+def _callable(function: object, tokenizer: object) -> tuple[Callable[..., object], str]:
     """Return a reward function and its name; a reward model becomes a function."""
     if isinstance(function, str | Path | nn.Module):
-        model, words = judge(function, tokenizer, _plain(args))
+        model, words = judge(function, tokenizer)
         source = str(getattr(model.config, "_name_or_path", "") or "reward_model")
-        scored = partial(score, model.eval(), words)
-        return ModelReward(scored), source.rpartition("/")[2]
+        return ModelReward(model.eval(), words), source.rpartition("/")[2]
     if not callable(function):
         raise Refused("reward_funcs: a reward must be a function, or the folder or hub id of a reward model")
     name = getattr(function, "__name__", type(function).__name__)
     return function, "reward" if name == "<lambda>" else name
 
 
-def _plain(args: Any) -> Any:
-    """Return the config without the options of the trained model's loader."""
-    return type("Options", (), {"model_init_kwargs": None, "seed": args.seed})
-
-
 class ModelReward:
-    """A reward model as a reward function, with the name that a run's record gives it."""
+    """A reward model as a reward function; a run's record has the name of this class."""
 
-    def __init__(self, scored: Callable[..., list[float]]) -> None:
-        self.scored = scored
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
 
+    @torch.no_grad()
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: object) -> list[float]:
-        """Return a score for each completion."""
-        return self.scored(prompts, completions)
-
-
-@torch.no_grad()
-def score(model: Any, tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
-    """Return the model's number for each prompt with its completion; conversations through the template."""
-    if isinstance(prompts[0], str):
-        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-    else:
-        pairs = zip(prompts, completions, strict=True)
-        texts = [tokenizer.apply_chat_template([*p, *c], tokenize=False) for p, c in pairs]
-    model.config.pad_token_id = tokenizer.pad_token_id
-    given = tokenizer(
-        texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
-    )
-    logits = model(
-        input_ids=given["input_ids"].to(model.device), attention_mask=given["attention_mask"].to(model.device)
-    )
-    return [float(value) for value in logits.logits[:, 0]]
+        """Return the model's number for each prompt with its completion; chats go through the template."""
+        pairs = list(zip(prompts, completions, strict=True))
+        if isinstance(prompts[0], str):
+            texts = [prompt + completion for prompt, completion in pairs]
+        else:
+            texts = [self.tokenizer.apply_chat_template([*p, *c], tokenize=False) for p, c in pairs]
+        self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        given = self.tokenizer(
+            texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        ).to(self.model.device)
+        found = self.model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
+        return found.logits[:, 0].tolist()
 
 
 def mark_verdict(entries: Sequence[dict[Any, dict[str, object]]], columns: set[str]) -> list[str]:

@@ -18,6 +18,7 @@ from covey.config.given import MOST_STREAMED
 from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
 from covey.tasks.sampled import SAMPLED, sampled_column
+from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.types import AnswerTokens, SampledTokens
 
@@ -63,7 +64,7 @@ def in_order(rows: Sequence[Row], seed: int, places: int) -> list[Row]:
 class Reader:
     """Reads rows by a tokenizer, with a config's settings of rows."""
 
-    def __init__(self, tokenizer: Any, args: Any) -> None:
+    def __init__(self, tokenizer: Any, args: Arguments) -> None:
         self.tokenizer = tokenizer
         self.args = args
         self.identity = vocabulary_hash(tokenizer)
@@ -228,7 +229,7 @@ def _pretokenized(row: Row) -> Row:
     }
 
 
-def cut_language(row: Row, args: Any) -> Row | None:
+def cut_language(row: Row, args: Arguments) -> Row | None:
     """Return a row of at most ``max_length`` tokens; None if no trained token is left."""
     kept = _kept(args)
     cut = {"input_ids": row["input_ids"][kept], "labels": row["labels"][kept]}
@@ -236,7 +237,7 @@ def cut_language(row: Row, args: Any) -> Row | None:
     return cut if any(label != UNTRAINED for label in cut["labels"][1:]) else None
 
 
-def _kept(args: Any) -> slice:
+def _kept(args: Arguments) -> slice:
     most = args.max_length
     if most is None:
         return slice(None)
@@ -263,7 +264,7 @@ def with_prompt(row: Row) -> Row:
     return {**row, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
 
 
-def cut_preference(row: Row, args: Any) -> Row | None:
+def cut_preference(row: Row, args: Arguments) -> Row | None:
     """Return a pair of at most ``max_length`` tokens each; None if nothing is left of an answer."""
     most = args.max_length
     if most is None:
@@ -290,7 +291,7 @@ def judged_row(reader: Reader, row: Row) -> Row:
     return {"prompt_ids": before, "completion_ids": after, "label": bool(row["label"])}
 
 
-def cut_judged(row: Row, args: Any) -> Row | None:
+def cut_judged(row: Row, args: Arguments) -> Row | None:
     """Return a judged answer of at most ``max_length`` tokens; None if nothing is left of it."""
     room = len(row["completion_ids"]) if args.max_length is None else args.max_length - len(row["prompt_ids"])
     cut = {**row, "completion_ids": row["completion_ids"][: max(room, 0)]}
@@ -320,7 +321,7 @@ def scored_row(reader: Reader, row: Row) -> Row:
     return found
 
 
-def cut_scored(row: Row, args: Any) -> Row | None:
+def cut_scored(row: Row, args: Arguments) -> Row | None:
     """Return a pair, None if one of them is longer than ``max_length``."""
     most = args.max_length
     fits = most is None or max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= most

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.usercode import spec_of
-from covey.trl.configs import GRPOConfig, RLOOConfig
+from covey.trl.configs import Arguments, GRPOConfig, RLOOConfig
 from covey.trl.meanings import Refused
 from covey.trl.models import writer
 from covey.trl.rewards import mark_verdict, rewards_of
@@ -112,7 +112,7 @@ class GRPOTrainer(Trainer):
     def _notes(self) -> list[str]:
         return self._about_rewards
 
-    def _empty_prompts(self, args: Any) -> list[Row]:
+    def _empty_prompts(self, args: Arguments) -> list[Row]:
         """Return one empty row per prompt of the run; the environment's `reset` supplies the prompts."""
         if self.environment_factory is None:
             raise Refused(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from covey.config.trl import LOSS, value_of
 from covey.config.trl_loss import algorithm_of
+from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
@@ -17,7 +17,7 @@ NEVER = 10**9
 """A number of steps that no run has."""
 NO_CLIP = 1e9
 VLLM = "vllm_importance_sampling_"
-DPO_LOSSES: Mapping[str, tuple[str, Callable[[Any], dict[str, float]]]] = {
+DPO_LOSSES: Mapping[str, tuple[str, Callable[[Arguments], dict[str, float]]]] = {
     "sigmoid": ("dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
     "hinge": ("hinge", lambda a: {"beta": a.beta}),
     "ipo": ("ipo", lambda a: {"tau": a.beta}),
@@ -61,13 +61,13 @@ def plain(value: object) -> object:
     return getattr(value, "value", value)
 
 
-def count(args: Any, name: str, otherwise: float = 0) -> int:
+def count(args: Arguments, name: str, otherwise: float = 0) -> int:
     """Return a count that a config gives, or ``otherwise``."""
     value = getattr(args, name, None)
     return int(value if isinstance(value, int | float) else otherwise)
 
 
-def given_schedule(args: Any, rows: int) -> Schedule:
+def given_schedule(args: Arguments, rows: int) -> Schedule:
     """Return the schedule of a trainer of given rows. The last batch of an epoch is filled from the next."""
     size = args.per_device_train_batch_size * args.gradient_accumulation_steps
     per_epoch = math.ceil(rows / size)
@@ -75,7 +75,7 @@ def given_schedule(args: Any, rows: int) -> Schedule:
     return Schedule(int(steps), size, 1, per_epoch)
 
 
-def sampled_schedule(args: Any, rows: int) -> Schedule:
+def sampled_schedule(args: Arguments, rows: int) -> Schedule:
     """Return the schedule of a trainer that samples, for one process. Raises Refused."""
     group = count(args, "num_generations")
     passes = count(args, "num_iterations")
@@ -103,7 +103,7 @@ def sampled_schedule(args: Any, rows: int) -> Schedule:
     return Schedule(steps, prompts, updates, max(per_epoch, 1))
 
 
-def shared(args: Any, schedule: Schedule) -> dict[str, object]:
+def shared(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return the settings that all trainers have. Raises Refused."""
     words = {name: plain(getattr(args, name)) for name in ("lr_scheduler_type", "optim")}
     saves = schedule.every(args.save_strategy, args.save_steps)
@@ -134,13 +134,13 @@ def shared(args: Any, schedule: Schedule) -> dict[str, object]:
     return settings
 
 
-def _warmup(args: Any, schedule: Schedule) -> int:
+def _warmup(args: Arguments, schedule: Schedule) -> int:
     """Return the batches of warm-up. TRL reads a number below 1 as a fraction of the run."""
     asked = args.warmup_steps or args.warmup_ratio or 0
     return math.ceil(asked * schedule.steps if asked < 1 else asked / schedule.updates)
 
 
-def sampling(args: Any, schedule: Schedule) -> dict[str, object]:
+def sampling(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return the settings of trainers that sample. Raises Refused."""
     words = dict(args.generation_kwargs or {})
     drawn = {name: words.pop(name, getattr(args, name)) for name in ("temperature", "top_p", "top_k")}
@@ -164,7 +164,7 @@ def sampling(args: Any, schedule: Schedule) -> dict[str, object]:
     return settings
 
 
-def grpo_algorithm(args: Any) -> dict[str, object]:
+def grpo_algorithm(args: Arguments) -> dict[str, object]:
     """Return GRPO's loss as covey's algorithm. Raises ConfigError."""
     loss = {name: value for name, value in args.given().items() if name in LOSS}
     if loss.get("loss_type") == "bnpo":
@@ -187,7 +187,7 @@ def grpo_algorithm(args: Any) -> dict[str, object]:
     return algorithm
 
 
-def rloo_algorithm(args: Any) -> dict[str, object]:
+def rloo_algorithm(args: Arguments) -> dict[str, object]:
     """Return RLOO's loss as covey's algorithm: the response's ratio is clipped, the KL is in the reward."""
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     kl: dict[str, object] | None = None
@@ -205,7 +205,7 @@ def rloo_algorithm(args: Any) -> dict[str, object]:
     }
 
 
-def _correction(args: Any) -> dict[str, object] | None:
+def _correction(args: Arguments) -> dict[str, object] | None:
     """Return TRL's importance correction for a server's log-probs, or None. Raises Refused."""
     if not getattr(args, f"{VLLM}correction", False):
         return None
@@ -227,7 +227,7 @@ def _correction(args: Any) -> dict[str, object] | None:
     )
 
 
-def given_rows(args: Any, schedule: Schedule, method: str, **loss: float) -> dict[str, object]:
+def given_rows(args: Arguments, schedule: Schedule, method: str, **loss: float) -> dict[str, object]:
     """Return the settings of a trainer of given rows."""
     return {
         **shared(args, schedule),
@@ -238,14 +238,14 @@ def given_rows(args: Any, schedule: Schedule, method: str, **loss: float) -> dic
     }
 
 
-def sft_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+def sft_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return SFT's settings. Raises Refused."""
     if args.loss_type not in ("nll", "chunked_nll"):
         raise Refused(f"SFTConfig: loss_type={args.loss_type!r}: covey has the negative log-likelihood, nll")
     return given_rows(args, schedule, "sft")
 
 
-def dpo_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+def dpo_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return DPO's settings. Raises Refused for a loss that covey does not have."""
     losses = [args.loss_type] if isinstance(args.loss_type, str) else list(args.loss_type)
     if len(losses) != 1 or losses[0] not in DPO_LOSSES:
@@ -257,18 +257,18 @@ def dpo_settings(args: Any, schedule: Schedule) -> dict[str, object]:
     return given_rows(args, schedule, method, **loss(args))
 
 
-def kto_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+def kto_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return KTO's settings."""
     names = ("beta", "desirable_weight", "undesirable_weight")
     return given_rows(args, schedule, "kto", **{name: getattr(args, name) for name in names})
 
 
-def reward_settings(args: Any, schedule: Schedule) -> dict[str, object]:
+def reward_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return a reward model's settings."""
     return given_rows(args, schedule, "reward_model", center=args.center_rewards_coefficient or 0.0)
 
 
-def notes_on(args: Any, schedule: Schedule) -> list[str]:
+def notes_on(args: Arguments, schedule: Schedule) -> list[str]:
     """Return notes about what a config says and a run does otherwise."""
     notes = args.notes()
     if getattr(args, "use_vllm", False) and not args.vllm_server_base_url:
@@ -288,15 +288,15 @@ def notes_on(args: Any, schedule: Schedule) -> list[str]:
     return notes
 
 
-Settings = Callable[[Any, Schedule], dict[str, object]]
-SCHEDULES: Mapping[str, Callable[[Any, int], Schedule]] = {
+Settings = Callable[[Arguments, Schedule], dict[str, object]]
+SCHEDULES: Mapping[str, Callable[[Arguments, int], Schedule]] = {
     **dict.fromkeys(("GRPOConfig", "RLOOConfig"), sampled_schedule),
     **dict.fromkeys(("SFTConfig", "DPOConfig", "KTOConfig", "RewardConfig"), given_schedule),
 }
 
 
 def _sampled(
-    algorithm: Callable[[Any], dict[str, object]], args: Any, schedule: Schedule
+    algorithm: Callable[[Arguments], dict[str, object]], args: Arguments, schedule: Schedule
 ) -> dict[str, object]:
     return {**sampling(args, schedule), "algorithm": algorithm(args)}
 

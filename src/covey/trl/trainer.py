@@ -22,7 +22,6 @@ from transformers.trainer_callback import CallbackHandler
 
 from covey.api import run_start
 from covey.config.given import GivenModel, with_given
-from covey.config.load import Loaded
 from covey.config.start import Start
 from covey.errors import GuardStop
 from covey.insight.ending import Result
@@ -30,12 +29,21 @@ from covey.learner.process import caller_restored, torch_as_new
 from covey.models.given import lent
 from covey.training.measure import measure
 from covey.training.run import Observer, Wish
+from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
 from covey.trl.rows import Row, in_order, listed
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, notes_on, plain
 
 LOGGER = logging.getLogger("covey.trl")
+
+
+ASKED_BY: Mapping[str, str] = {
+    "on_log": "should_log",
+    "on_evaluate": "should_evaluate",
+    "on_save": "should_save",
+}
+"""Event -> the wish of a callback that it fulfils."""
 
 
 class TrainOutput(NamedTuple):
@@ -84,6 +92,8 @@ class Trainer(Observer):
         self.args = self._config_of(args)
         self.args.check()
         self._refuse(others)
+        if train_dataset is None:
+            raise Refused("`train_dataset` is required")
         if isinstance(train_dataset, Iterator):  # it can be read only once
             train_dataset = listed(train_dataset, "train_dataset", self._most())
         self.reference: Any = None
@@ -146,10 +156,7 @@ class Trainer(Observer):
         self._keep_reference()
         self._stopped = ""
         began = time.monotonic()
-        ordered = self._ordered(rows)
-        start = Start(
-            None, (), with_given({**settings, "model": self._given(), "data": self._source(ordered)})
-        )
+        start = self._start(settings, self._ordered(rows))
         quiet = bool(self.args.disable_tqdm)
         try:
             self.result = run_start(start, quiet=quiet, overwrite=not again, observer=self)
@@ -243,7 +250,7 @@ class Trainer(Observer):
 
     # Inside
 
-    def _config_of(self, args: Any) -> Any:
+    def _config_of(self, args: Any) -> Arguments:
         """Return the config; transformers' TrainingArguments become one."""
         if args is None:
             return self.config()
@@ -279,9 +286,6 @@ class Trainer(Observer):
     def _rows(self) -> list[Row]:
         return listed(self.train_dataset, "train_dataset", self._most())
 
-    def _given(self) -> GivenModel:
-        return GivenModel(self.model, self.processing_class, self.reference)
-
     def _keep_reference(self) -> None:
         """Copy the model before it moves, where the trainer will compare with it later."""
 
@@ -308,13 +312,13 @@ class Trainer(Observer):
     def _shuffles(self) -> bool:
         return True
 
-    def _loaded(self, settings: Mapping[str, object], rows: Sequence[Row]) -> Loaded:
-        values = {**settings, "model": self._given(), "data": self._source(rows)}
-        return Start(None, (), with_given(values)).load()
+    def _start(self, settings: Mapping[str, object], rows: Sequence[Row]) -> Start:
+        model = GivenModel(self.model, self.processing_class, self.reference)
+        return Start(None, (), with_given({**settings, "model": model, "data": self._source(rows)}))
 
     def _measure(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of prepared rows, by covey's names."""
-        loaded = self._loaded(self._measuring(), rows)
+        loaded = self._start(self._measuring(), rows).load()
         with ExitStack() as around:
             if not self._running:  # within a run all of this is so already
                 around.enter_context(torch_as_new())
@@ -327,14 +331,9 @@ class Trainer(Observer):
         return {**self._settings(self._rows()), "tracker": None}
 
     def _call(self, event: str, **details: Any) -> TrainerControl:
-        handler = self.callback_handler
-        if event == "on_log":
-            self.control.should_log = False
-        if event == "on_evaluate":
-            self.control.should_evaluate = False
-        if event == "on_save":
-            self.control.should_save = False
-        answer = handler.call_event(event, self.args, self.state, self.control, **details)
+        if event in ASKED_BY:
+            setattr(self.control, ASKED_BY[event], False)
+        answer = self.callback_handler.call_event(event, self.args, self.state, self.control, **details)
         self.control = answer or self.control
         return self.control
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from covey.insight.findings.completions import near_tie, outlier
-from covey.insight.findings.outcomes import OUTCOMES, STILL
 from covey.insight.findings.remedies import BY_STD, GATED, WITHOUT_STD, ChangeTo, ScaleBy, at_least, largest
-from covey.insight.findings.rule import Rule
+from covey.insight.findings.rule import OUTCOMES, STILL, Rule
 from covey.insight.findings.view import RunView, percent
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from covey.insight.evidence import errors_needed, known_values, noise
-from covey.insight.findings.outcomes import OUTCOMES, STILL
 from covey.insight.findings.remedies import (
     CORRECTION,
     FEWER_UPDATES,
@@ -14,7 +13,7 @@ from covey.insight.findings.remedies import (
     ChangeTo,
     ScaleBy,
 )
-from covey.insight.findings.rule import Rule
+from covey.insight.findings.rule import OUTCOMES, STILL, Rule
 from covey.insight.findings.view import WIDEST, RunView, mean_of, percent
 
 BEYOND_DOUBT = 5.0

@@ -15,7 +15,6 @@ from covey.insight.findings.completions import (
     shared_tokens,
     was_truncated,
 )
-from covey.insight.findings.outcomes import NO_SIGNAL, STILL
 from covey.insight.findings.remedies import (
     ENTROPY_BONUS,
     FEWER_UPDATES,
@@ -28,7 +27,7 @@ from covey.insight.findings.remedies import (
     longer_limit,
     with_reward,
 )
-from covey.insight.findings.rule import Rule
+from covey.insight.findings.rule import NO_SIGNAL, STILL, Rule
 from covey.insight.findings.view import RunView, percent
 from covey.insight.verdict import course
 from covey.runs.estimates import gains

@@ -6,7 +6,6 @@ import math
 
 from covey.insight.evidence import errors_needed, noise
 from covey.insight.findings.completions import first_of_dead
-from covey.insight.findings.outcomes import STILL
 from covey.insight.findings.remedies import (
     FRONTIER,
     INFORMATIVE,
@@ -19,7 +18,7 @@ from covey.insight.findings.remedies import (
     weaker_pull,
     with_reward,
 )
-from covey.insight.findings.rule import Rule
+from covey.insight.findings.rule import STILL, Rule
 from covey.insight.findings.view import RunView, mean_of, percent
 
 LITTLE = 0.05

@@ -12,7 +12,6 @@ from covey.insight.findings.completions import (
     paid_incorrect,
     reward_of,
 )
-from covey.insight.findings.outcomes import NO_SIGNAL, OUTCOMES, STILL
 from covey.insight.findings.remedies import (
     BY_STD,
     GATED,
@@ -33,7 +32,7 @@ from covey.insight.findings.remedies import (
     specs_of,
     with_reward,
 )
-from covey.insight.findings.rule import Rule
+from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.view import RunView, percent
 from covey.insight.verdict import course

@@ -11,6 +11,10 @@ from covey.insight.findings.finding import Finding, Severity
 from covey.insight.findings.view import RunView
 from covey.types import Group
 
+NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
+STILL = ("flat", "no_motion", "held_out_flat")
+OUTCOMES = (*NO_SIGNAL, *STILL, "worse", "entropy_collapse", "duplicates", "kl_growth", "length_bias")
+"""Names of rules that many silence: the findings in which any bad reward may end."""
 Predicate = Callable[[RunView], str | None]
 """A sentence with the numbers if the rule applies to the run, else None."""
 Remedy = Callable[[RunView], str | None]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from covey.insight.findings.completions import first_of_dead, last_token, was_truncated
-from covey.insight.findings.outcomes import NO_SIGNAL, OUTCOMES, STILL
 from covey.insight.findings.remedies import HOTTER, WIDER_SAMPLING, ChangeTo, ScaleBy
-from covey.insight.findings.rule import Rule
+from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
 from covey.insight.findings.view import RunView, percent
 from covey.runs.estimates import gain
 

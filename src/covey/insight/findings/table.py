@@ -27,9 +27,7 @@ MOST_LOOKS = 400
 """Largest number of steps after which the rules are applied to a recorded run, evenly spaced."""
 
 
-def explain(
-    metrics: Records, evals: Records, setting: SettingOf, rules: Sequence[Rule] = RULES
-) -> list[Finding]:
+def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Finding]:
     """Return the findings that a run would have made step by step, from its records."""
     found: list[Finding] = []
     taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
@@ -39,7 +37,7 @@ def explain(
         known = [e for at, e in taken if at <= step or n == len(metrics)]
         # As a run that watches itself has it: no rule looks at the steps between the first and the last.
         shown = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
-        found += find(rules, RunView(shown, known, setting, steps=n), [f.id for f in found], step)
+        found += find(RULES, RunView(shown, known, setting, steps=n), [f.id for f in found], step)
     return found
 
 
@@ -74,6 +72,17 @@ def _explaining(found: Sequence[Finding], said: Sequence[Finding]) -> list[Findi
     return [f for f in said if f.id == first or first in silences.get(f.id, ())]
 
 
+def _able_to_explain(metrics: Records, setting: SettingOf) -> list[Rule]:
+    """Return the rules that may be the reason why steps had no advantage."""
+    masked = setting("rollout.mask_truncated") is True
+    if masked and mean_of(metrics, "length/truncated") > 0.99:  # no token is left to train, whatever was paid
+        return [rule for rule in RULES if rule.name == "truncated"]
+    if mean_of(metrics, "groups/dead") < 0.5 and not masked:
+        # Rewards differ and all advantages are 0: only the estimator can be the reason.
+        return [rule for rule in RULES if rule.name == "zero_advantage"]
+    return [rule for rule in RULES if rule.name not in CANNOT_SAY]
+
+
 def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()) -> str:
     """Explain why steps had no advantage, and what to do; the guard that ends a run calls this.
 
@@ -83,14 +92,7 @@ def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
-    rules = [rule for rule in RULES if rule.name not in CANNOT_SAY]
-    masked = setting("rollout.mask_truncated") is True
-    if masked and mean_of(metrics, "length/truncated") > 0.99:  # no token is left to train, whatever was paid
-        rules = [rule for rule in rules if rule.name == "truncated"]
-    elif mean_of(metrics, "groups/dead") < 0.5 and not masked:
-        # Rewards differ and all advantages are 0: only the estimator can be the reason.
-        rules = [rule for rule in rules if rule.name == "zero_advantage"]
-    found = find(rules, RunView(metrics, (), setting, patient=False), (), 0)
+    found = find(_able_to_explain(metrics, setting), RunView(metrics, (), setting, patient=False), (), 0)
     found = _explaining(found, said) or found
     why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
     # Groups with a signal exist, but the filter left out as many groups as were sampled.

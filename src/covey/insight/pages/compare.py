@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-
 from covey.insight.difference import changed, changed_files, held_out_change
-from covey.insight.pages.records import Record, news, reading
+from covey.insight.pages.records import news, reading
+from covey.insight.pages.thinning import Record
+from covey.insight.show import group_facts
 from covey.runs.rollouts import read_rollouts, recorded_steps
 
 LATEST = 20
@@ -50,14 +50,8 @@ def _problems(run: Path) -> Problems:
     found: Problems = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)
-        for group, places in log.groups.items():
-            rows = [log.rows[place] for place in places]
-            rewards = [row["reward"] for row in rows if row["reward"] is not None]
-            if rewards:
-                mean = float(np.mean(rewards))
-                found[rows[0]["problem"], str(rows[0]["prompt"])] = {
-                    "step": step,
-                    "group": group,
-                    "mean": mean,
-                }
+        for facts in (group_facts(log, group) for group in log.groups):
+            if facts["mean"] is not None:
+                place = {"step": step, "group": facts["group"], "mean": facts["mean"]}
+                found[facts["problem"], str(facts["prompt"])] = place
     return found

@@ -98,20 +98,7 @@ def group_tool(
 
 def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -> GroupData:
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return GroupData(
-        rewards=rewards,
-        components=rewards[None],
-        weights=torch.ones(1, dtype=torch.float64),
-        lengths=mask.sum(-1).double(),
-        mask=mask,
-        tokens=torch.full(mask.shape, -1),
-        steps=(),
-        greedy_reward=greedy,
-        old_logprobs=None,
-        old_collision=None,
-        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
-        values=None,
-    )
+    return GroupData.scored(rewards, rewards[None], torch.ones(1, dtype=torch.float64), mask, greedy)
 
 
 def _is_dead(data: GroupData) -> bool:
@@ -348,9 +335,7 @@ def toy_tool(
     dead = []
     drawn = []
     for update in range(updates):
-        draws = torch.from_numpy(uniforms(key(seed, "toy", update), size)).double()
-        # Inverse-CDF sampling; the clamp guards against a cumulative sum that rounds below 1.
-        samples = torch.searchsorted(logits.softmax(0).cumsum(0), draws).clamp(max=answers - 1)
+        samples = _toy_samples(logits, torch.from_numpy(uniforms(key(seed, "toy", update), size)).double())
         data = _group_data((samples == 0).double(), [1] * size, None)
         logits = logits - lr * _toy_gradient(algorithm, logits, samples, data)
         course.append(logits.softmax(0).tolist())
@@ -358,6 +343,12 @@ def toy_tool(
         drawn.append(samples.tolist())
     entropy = [-sum(x * math.log(x) for x in row if x > 0) for row in course]
     return {"course": course, "entropy": entropy, "dead": dead, "drawn": drawn}
+
+
+def _toy_samples(logits: Tensor, draws: Tensor) -> Tensor:
+    """Sample answers by the inverse of the cumulative distribution. (N,) in [0, 1) -> (N,) int64."""
+    # The clamp guards against a cumulative sum that rounds below 1.
+    return torch.searchsorted(logits.softmax(0).cumsum(0), draws).clamp(max=len(logits) - 1)
 
 
 def _toy_gradient(algorithm: Algorithm, logits: Tensor, samples: Tensor, data: GroupData) -> Tensor:

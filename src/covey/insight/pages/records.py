@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.settings import nearest_preset, recorded_values, written
-from covey.insight.pages.thinning import Curve
-from covey.insight.show import advantage_reason
+from covey.insight.pages.thinning import Curve, Record
+from covey.insight.show import advantage_reason, group_facts
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
@@ -29,8 +29,8 @@ from covey.system.console import duration
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey_verify.errors import ConfigError, CoveyError
 
+P = ParamSpec("P")
 T = TypeVar("T")
-Record = dict[str, Any]
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
 """Depth of folders that are searched for runs."""
@@ -273,17 +273,17 @@ def run_page(name: str, folder: Path) -> Record:
     known = reading(folder)
     records = known.streams()
     notes = _notes(known)
-    settings = _unless_damaged(partial(recorded_values, folder), notes, list[Record]())
-    environment = _unless_damaged(partial(read_environment, folder), notes, None)
-    seconds = _unless_damaged(partial(seconds_of, folder, records["timings"]), notes, 0.0)
-    verdict = _unless_damaged(partial(run_verdict, folder, records["evals"], seconds), notes, None)
+    settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
+    environment = _unless_damaged(notes, None, read_environment, folder)
+    seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])
+    verdict = _unless_damaged(notes, None, run_verdict, folder, records["evals"], seconds)
     state = run_state(folder)
     if state in ("stopped", "interrupted"):
         notes.append(read_ending(folder))
     positions = {kind: tail.at for kind, tail in known.tails.items()}
     remarks: list[Finding] = []
     if not records["findings"]:
-        remarks = _unless_damaged(partial(_remarks, folder, tuple(positions.values())), notes, remarks)
+        remarks = _unless_damaged(notes, remarks, _remarks, folder, tuple(positions.values()))
     return {
         "run": name,
         "folder": str(folder),
@@ -311,10 +311,10 @@ def _notes(known: Reading) -> list[str]:
     return notes
 
 
-def _unless_damaged(read: Callable[[], T], notes: list[str], otherwise: T) -> T:
+def _unless_damaged(notes: list[str], otherwise: T, read: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
     """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
     try:
-        return read()
+        return read(*given, **_)
     except CoveyError as error:
         notes.append(str(error))
         return otherwise
@@ -342,30 +342,25 @@ def step_page(folder: Path, number: int) -> Record:
 
 def step_of(folder: Path, number: int, log: RolloutLog) -> Record:
     """Return the page of a step whose log was read."""
-    groups = [_group_row(log, group, places) for group, places in log.groups.items()]
+    groups = [_group_row(log, group) for group in log.groups]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
     why = advantage_reason(folder, log.rows)
     logged = recorded_steps(folder)
     return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
 
 
-def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
-    rows = [log.rows[i] for i in places]
-    known = np.array([r["reward"] for r in rows if r["reward"] is not None])
-    texts = {r["completion"] for r in rows}
-    tied = len(known) < 2 or bool((known == known[0]).all())
+def _group_row(log: RolloutLog, group: int) -> Record:
+    rows = [log.rows[i] for i in log.groups[group]]
+    facts = group_facts(log, group)
+    known = [r for r in facts["rewards"] if r is not None]
     return {
-        "group": group,
-        "problem": rows[0]["problem"],
-        "prompt": prompt_text(rows[0]["prompt"])[:PROMPT],
-        "trained": rows[0]["trained"],
-        "rewards": [r["reward"] for r in rows],
+        **facts,
+        "prompt": prompt_text(facts["prompt"])[:PROMPT],
         "lengths": [r["tokens"] for r in rows],
         "truncated": sum(r["finish"] == "length" for r in rows),
-        "spread": 0.0 if tied else float(known.std()),
-        "mean": float(known.mean()) if len(known) else None,
-        "dead": rows[0].get("dead", tied),
-        "texts": len(texts),
+        # The std of equal rewards may be a rounding error, which is no spread.
+        "spread": float(np.std(known)) if facts["spread"] else 0.0,
+        "texts": len({r["completion"] for r in rows}),
     }
 
 
@@ -387,10 +382,9 @@ def group_page(folder: Path, number: int, which: int) -> Record:
 
 def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
     """Return the page of a group of a log, without the order of the step's groups."""
-    places = log.groups[which]
-    rows = [dict(log.rows[i]) for i in places]
+    rows = [log.rows[i] for i in log.groups[which]]
     return {
-        **_group_row(log, which, places),
+        **_group_row(log, which),
         "step": number,
         "prompt": rows[0]["prompt"],
         "weights": rows[0]["weights"],

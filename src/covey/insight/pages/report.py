@@ -9,7 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from covey.insight.pages.document import address, document
-from covey.insight.pages.records import Record, group_of, run_page, step_of
+from covey.insight.pages.records import group_of, run_page, step_of
+from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import tokens_of
 from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation

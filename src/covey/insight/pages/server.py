@@ -29,7 +29,6 @@ from covey.insight.pages import lab
 from covey.insight.pages.compare import compared
 from covey.insight.pages.drawings import lab_contents
 from covey.insight.pages.records import (
-    Record,
     Runs,
     Tail,
     group_page,
@@ -40,6 +39,7 @@ from covey.insight.pages.records import (
     step_page,
     tails,
 )
+from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
 from covey.system.console import finite
 from covey.system.http import Server, listen

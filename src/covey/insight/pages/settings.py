@@ -11,11 +11,10 @@ from typing import Any
 from covey.config.algorithm import algorithm_rows, describe
 from covey.config.load import flatten
 from covey.config.rows import schema_rows
+from covey.insight.pages.thinning import Record
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.reader import recorded_yaml
-
-Record = dict[str, Any]
 
 
 def recorded_values(folder: Path) -> list[Record]:
@@ -49,11 +48,11 @@ def differing_settings(folder: Path) -> list[Record]:
 
 def nearest_preset(recorded: Mapping[str, Any]) -> str:
     """Return the name of the preset with the most axes in common with a run's algorithm."""
-    axes = {axis: _flat(value) for axis, value in (recorded.get("algorithm") or {}).items()}
+    axes = recorded.get("algorithm") or {}
 
     def distance(name: str) -> int:
         known = describe(PRESETS[name], _max_tokens(recorded))
-        return sum(axes.get(axis) != _flat(value) for axis, value in known.items())
+        return sum(_flat({axis: axes.get(axis)}) != _flat({axis: own}) for axis, own in known.items())
 
     return min(PRESETS, key=distance)
 
@@ -92,11 +91,9 @@ def _row(key: str, value: object, effect: str) -> Record:
     return {"setting": key, "value": written(value), "says": effect}
 
 
-def _flat(value: object, path: str = "") -> dict[str, object]:
-    """Return a nested mapping as one with dotted keys."""
-    if not isinstance(value, Mapping):
-        return {path: list(value) if isinstance(value, tuple) else value}
-    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{path}.{key}".strip(".")).items()}
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by dotted key, with lists for tuples as YAML has them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(values)}
 
 
 def written(value: object) -> str:

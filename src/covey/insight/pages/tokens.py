@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.insight.pages.records import Record, model_folder
+from covey.insight.pages.records import model_folder
+from covey.insight.pages.thinning import Record
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
 from covey.runs.origin import is_own
