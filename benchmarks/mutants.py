@@ -536,7 +536,7 @@ MUTANTS = [
     ),
     *of(
         "rollouts/loop.py",
-        ("one step more is begun ahead", "self._certain(step) * wanted", "(self._certain(step) + 1) * wanted"),
+        ("one step more is begun ahead", "self._certain(step) * self", "(self._certain(step) + 1) * self"),
     ),
     *of(
         "rollouts/segments.py",
