@@ -686,8 +686,8 @@ MUTANTS = [
     ),
     *of(
         "sampling/tools/turns.py",
-        ("answered siblings continue in another order", "[owner] for owner, _ in continued", "[owner] for owner, _ in reversed(continued)"),
-        ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
+        ("answered siblings continue in another order", "[dialogue]) for dialogue, whole in continued", "[dialogue]) for dialogue, whole in reversed(continued)"),
+        ("answered siblings draw alike", "streams=[request.streams[self.owner[1]]]", "streams=[request.streams[0]]"),
     ),
 ]
 # fmt: on
