@@ -192,6 +192,11 @@ class Algorithm:
         return (*(c for c in one if c), *self.policy_weights)
 
     @property
+    def all_functions(self) -> tuple[AnyBound, ...]:
+        """The bound functions on all axes."""
+        return self.functions if self.kl is None else (*self.functions, self.kl.estimator)
+
+    @property
     def needs(self) -> frozenset[str]:
         """Names of all data that any axis asks for."""
         names = {name for bound in self.functions for name in bound.needs}

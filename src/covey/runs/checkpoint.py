@@ -13,7 +13,7 @@ from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
 from covey.rollouts.batch import Position
 from covey.runs.atomic import discard
-from covey.runs.folder import Logged, RunFolder, checkpoint_at
+from covey.runs.folder import Logged, RunFolder, checkpoint_at, checkpoints, latest_checkpoint
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 from covey.system.fault_injection import Faults
 from covey.system.integrity import read_record, sealed
@@ -85,7 +85,7 @@ def save_checkpoint(
     try:
         _write(target, folder, learner, state, faults, moves_reference, critic)
     except OutOfRoom:
-        if by_first(lambda: len(folder.checkpoints())) < 2:
+        if by_first(lambda: len(checkpoints(folder.path))) < 2:
             raise
         # Every checkpoint but the newest makes room; then one more attempt, whose failure is final.
         by_first(lambda: folder.rotate(1))
@@ -128,7 +128,7 @@ def _write(
 
 def _check_free(folder: RunFolder, free: int) -> None:
     """Raise OutOfRoom before a save that cannot fit, judged by the newest checkpoint."""
-    newest = folder.checkpoints()[-1:]
+    newest = checkpoints(folder.path)[-1:]
     needed = sum(p.stat().st_size for path in newest for p in path.rglob("*"))
     if free < needed:
         raise OutOfRoom(
@@ -167,7 +167,7 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
     Damaged ones are renamed. So their steps can be saved again, and rotation removes no good ones in their
     favour. Raises CheckpointError if all are damaged or, with ``strict``, if any is.
     """
-    checkpoint, complaints = folder.latest_checkpoint()
+    checkpoint, complaints = latest_checkpoint(folder.path)
     if complaints and (strict or checkpoint is None):
         remedy = (
             ", or leave out --strict to resume from the checkpoint before"
@@ -175,7 +175,7 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
             else ", or remove the run folder to begin again: there is no other checkpoint"
         )
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files{remedy}")
-    for path in folder.checkpoints()[-len(complaints) :] if complaints else ():
+    for path in checkpoints(folder.path)[-len(complaints) :] if complaints else ():
         aside = path.with_name(f"damaged-{path.name}")
         if aside.exists():
             discard(aside)

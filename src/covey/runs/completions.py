@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from covey.runs.atomic import append_whole, discard, make_folder
-from covey.runs.folder import checkpoints
+from covey.runs.folder import checkpoints, step_of
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, Provenance, SamplingMask, Transcript
 
@@ -83,7 +83,7 @@ class CompletionFiles:
         saved = checkpoints(self.run)
         # A resume starts at the newest checkpoint and asks again for everything from that step's cursor on.
         # If this process did not see that step begin, the cursor is unknown and nothing is removed.
-        newest = int(saved[-1].name.removeprefix("step_")) if saved else 0
+        newest = step_of(saved[-1]) if saved else 0
         done = self._cursors.get(newest, 0)
         for path in self.folder.iterdir() if done else ():
             if (match := FILE.fullmatch(path.name)) and int(match[1]) < done:

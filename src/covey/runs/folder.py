@@ -22,7 +22,7 @@ import numpy as np
 from covey.errors import CheckpointError, FolderBusy
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.best import Best, best_of
-from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_rows
+from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_record, sealed_line, unsealed_line
 from covey.system.opening import naming, read_below, stream_bytes
 from covey.system.processes import first
@@ -151,7 +151,7 @@ class RunFolder:
         rests.
         """
         complaints = []
-        newest = self.path / "checkpoints" / f"step_{step:06d}"
+        newest = checkpoint_at(self.path, step)
         remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
@@ -232,19 +232,11 @@ class RunFolder:
             every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
             values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
-            name = self.path / "rollouts" / f"step_{step:06d}"
+            path = rollout_file(self.path, step)
             # The arrays first: a JSONL file, by which readers find a step, then never lacks its arrays.
             arrays = rollout_arrays(groups, every, values)
-            write_file(name.with_suffix(".npz"), arrays)
-            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained), arrays))
-
-    def checkpoints(self) -> list[Path]:
-        """Return the committed checkpoints, oldest first."""
-        return checkpoints(self.path)
-
-    def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
-        """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
-        return latest_checkpoint(self.path)
+            write_file(path.with_suffix(".npz"), arrays)
+            write_file(path, rollout_rows(step, groups, every, len(trained), arrays))
 
     def best(self) -> Best | None:
         """Return the best evaluation so far."""
@@ -253,7 +245,7 @@ class RunFolder:
     def rotate(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and that of the best evaluation."""
         best = self.best()
-        for path in self.checkpoints()[:-keep]:
+        for path in checkpoints(self.path)[:-keep]:
             if best is None or step_of(path) != best.step:
                 discard(path)
 

@@ -97,11 +97,10 @@ class Journal:
         if batch.critic is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.critic.values))
         self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
-        groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
         if rollout.tool_seconds is not None:
             self.clock.add("tools", rollout.tool_seconds)
-        self.clock.count("rollout", sum(c.length for g in groups for c in g.completions))
+        self.clock.count("rollout", sum(c.length for g in rollout.all_groups for c in g.completions))
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 
