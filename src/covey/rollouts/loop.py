@@ -91,7 +91,7 @@ class Rollouts:
 
         An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
         """
-        # Of this iterator, as the arguments are: the methods below read them.
+        # State of this iterator, which the methods below read.
         self.progress = progress
         self.difficulty = Difficulty(len(self.problems))
         self.difficulty.load(position.difficulty)

@@ -33,7 +33,7 @@ def train(run: Run) -> None:
         nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]
         journal.folder.write_rollouts(step, rollout.groups, nothing, rollout.filtered)
         run.advance(step + 1, rollout.position)
-        groups = [*rollout.groups, *rollout.filtered]
+        groups = rollout.all_groups
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
         journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})

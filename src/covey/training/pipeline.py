@@ -39,6 +39,7 @@ from covey.runs.folder import (
     RESULT,
     STREAMS,
     WRITTEN,
+    checkpoints,
     ended_otherwise,
     latest_checkpoint,
     read_numbers,
@@ -59,20 +60,25 @@ from covey.system.processes import (
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
-from covey.training import collect, given, rl
+from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import kept
 from covey.training.hours import hours_line
-from covey.training.lessons import LESSONS
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
 from covey_verify.errors import ConfigError
 
+LESSONS: Mapping[Loop, Callable[[Run], given.Lesson]] = {
+    "imitation": given.imitation,
+    "preference": preference.preferences,
+    "reward_model": reward_model.judgements,
+}
+"""The lesson of each loop over given examples."""
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
     "collection": collect.train,
-    **{name: partial(given.learn, lesson_of) for name, lesson_of in LESSONS.items()},
+    **{name: partial(given.train, lesson_of) for name, lesson_of in LESSONS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
 
@@ -307,7 +313,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             f"{stopped}; saved after step {run.state.step} of {config.train.steps} in {config.output}"
         ) from None
     except GuardStop as reason:
-        kept = run.journal.folder.checkpoints()
+        kept = checkpoints(config.output)
         last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
         better = offer(by_first(run.journal.folder.best), config.output)
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None

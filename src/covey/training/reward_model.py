@@ -34,7 +34,7 @@ from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training.given import Lesson, Shares
+from covey.training.given import GivenObjective, Lesson, Shares
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -56,15 +56,11 @@ def judgements(run: Run) -> Lesson:
 
 
 @dataclass(frozen=True)
-class RewardObjective:
+class RewardObjective(GivenObjective):
     """The loss of pairs, or the cross-entropy of labelled answers and steps."""
 
     of_pairs: AnyBound | None
-    temperature: float = 1.0
-    max_tokens: int = 1
-    skips_idle: bool = False
-    whole_groups: bool = True
-    needs_reference: bool = False
+    whole_groups = True  # a pair is not split
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""
