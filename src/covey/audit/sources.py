@@ -77,8 +77,6 @@ def covey_run(folder: Path) -> AuditRecord:
 
 
 def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
-    prompts = np.split(log.arrays["prompt_tokens"], log.arrays["prompt_ends"][:-1])
-    prompt_of = dict(zip(log.groups, prompts, strict=True))
     samples = []
     for place, row in enumerate(log.rows):
         arrays = log.of_completion(place)
@@ -86,7 +84,7 @@ def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
         samples.append(
             Sample(
                 prompt=row["prompt"],
-                prompt_ids=prompt_of[row["group"]].tolist(),
+                prompt_ids=log.prompts[row["group"]].tolist(),
                 text=row["completion"],
                 ids=arrays["tokens"].tolist(),
                 group=row["group"],

@@ -19,7 +19,7 @@ from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.runs.rollouts import read_rollouts
 from covey.system.processes import by_first
-from covey.types import Completion, Group, Problem, SamplingMask
+from covey.types import NO_PROBLEM, Group
 from covey_verify.errors import ConfigError
 
 ONE_IN = 32
@@ -53,32 +53,12 @@ def first_completions(folder: Path) -> Batch | None:
         log = read_rollouts(folder, 0)
         count = min(MOST, max(FEWEST, len(log.rows) // ONE_IN), len(log.rows))
         chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
-        return collate([_as_group(log.arrays, log.rows[i]["group"], int(i)) for i in chosen])
+        # A group of one completion each: problem and reward do not matter here.
+        return collate(
+            [
+                Group(NO_PROBLEM, log.prompts[log.rows[i]["group"]], (log.completion(i),), np.ones(1))
+                for i in chosen.tolist()
+            ]
+        )
     except (CheckpointError, ConfigError):
         return None
-
-
-# A group of one completion each: only tokens, log-probs and masks matter here, so problem and reward are
-# dummies.
-def _as_group(log: dict[str, np.ndarray], group: int, row: int) -> Group:
-    prompt = _between(log["prompt_tokens"], log["prompt_ends"], group)
-    tokens, logprobs = (_between(log[name], log["ends"], row) for name in ("tokens", "logprobs"))
-    mask = _mask(log, row) if "kept_ids" in log else None
-    drawn = _between(log["sampled"], log["ends"], row) if "sampled" in log else None
-    completion = Completion(tokens, logprobs, "", "stop", sampling_mask=mask, sampled=drawn)
-    return Group(Problem("", ""), prompt, (completion,), np.ones(1))
-
-
-# Arrays of the log are flat: part i ends before ends[i] and begins where part i - 1 ended.
-def _between(values: np.ndarray, ends: np.ndarray, number: int) -> np.ndarray:
-    return values[int(ends[number - 1]) if number else 0 : int(ends[number])]
-
-
-def _mask(log: dict[str, np.ndarray], row: int) -> SamplingMask:
-    # Two levels: `ends` bounds the tokens of a completion, `kept_ends` the allowed ids of a token. `start` is
-    # the end of the last token before this completion; the mask counts its own ends from 0.
-    ends = _between(log["kept_ends"], log["ends"], row)
-    before = int(log["ends"][row - 1]) if row else 0
-    start = int(log["kept_ends"][before - 1]) if before else 0
-    stop = int(ends[-1]) if len(ends) else start
-    return SamplingMask(log["kept_ids"][start:stop], ends - start)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from covey.errors import CheckpointError
 from covey.system.integrity import sealed_line, unsealed_line
 from covey.system.opening import read_below, stream_bytes
-from covey.types import Completion, Group, SamplingMask
+from covey.types import Completion, Group, SamplingMask, Transcript
 from covey_verify.errors import ConfigError
 from covey_verify.types import StepRewards
 
@@ -108,10 +108,43 @@ class RolloutLog:
                 if len(arrays[name]) != lengths.sum():
                     raise ValueError(f"{name} has {len(arrays[name])} numbers for {lengths.sum()} tokens")
 
+    @cached_property
+    def prompts(self) -> dict[int, np.ndarray]:
+        """Number of a group -> the token ids of its prompt, (P,)."""
+        parts = np.split(self.arrays["prompt_tokens"], self.arrays["prompt_ends"][:-1])
+        return dict(zip(self.groups, parts, strict=True))
+
+    def completion(self, place: int) -> Completion:
+        """Return the completion of a row as it was sampled. Raises as ``arrays``."""
+        row = self.rows[place]
+        arrays = self.of_completion(place)
+        mask = None
+        if "kept_ends" in arrays:
+            # The ids of all completions lie one after another: these begin where the token before ended.
+            first = self._first(place)
+            start = int(self.arrays["kept_ends"][first - 1]) if first else 0
+            ends = arrays["kept_ends"] - start
+            stop = start + int(ends[-1]) if len(ends) else start
+            mask = SamplingMask(self.arrays["kept_ids"][start:stop], ends)
+        fault = str(row.get("environment_fault", ""))
+        return Completion(
+            arrays["tokens"],
+            arrays["logprobs"],
+            row["completion"],
+            row["finish"],
+            sampled=arrays.get("sampled"),
+            sampling_mask=mask,
+            transcript=Transcript(tuple(row.get("turns", ())), row.get("environment"), fault),
+        )
+
+    def _first(self, place: int) -> int:
+        """Return the index of a completion's first token in the flat arrays."""
+        return int(self.arrays["ends"][place - 1]) if place else 0
+
     def of_completion(self, place: int) -> dict[str, np.ndarray]:
         """Return the token-wise arrays of one completion, (T,) each."""
         ends = self.arrays["ends"]
-        part = slice(int(ends[place - 1]) if place else 0, int(ends[place]))
+        part = slice(self._first(place), int(ends[place]))
         # Only arrays with one number per completion token can be sliced so; prompts and kept ids have other
         # lengths.
         return {name: a[part] for name, a in self.arrays.items() if a.ndim == 1 and len(a) == ends[-1]}
