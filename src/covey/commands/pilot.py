@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from covey.system.console import RunConsole
 from covey.training.rl import prepare, updates
 from covey.types import Completion, Group, Problem
 
+T = TypeVar("T")
 TIMED = 16
 """Number of completions on which each reward is timed alone."""
 FIRST = 2
@@ -82,30 +84,23 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    each = samples[-1]
-    step = _seconds_of_step(pilot, each)
-    count, limit = len(pilot.problems), pilot.stage.config.rollout.max_tokens
-    wave = count
-    if seconds is not None:
-        wave = min(FIRST, count)
-        # Completions of full length that fit, if the time of a step grows with their number.
-        room = WORST * seconds * each / (step * wave * limit)
-        each = max(samples[0], min(each, int(room)))
-        if room < NEARLY * each:
-            limit = min(limit, max(SHORTEST, int(limit * room / each)))
+    first = _first_wave(pilot, samples, seconds)
+    rollout = pilot.stage.config.rollout
     scorer = Scorer(pilot.rewards)
-    temperature = pilot.stage.config.rollout.temperature
+    count = len(pilot.problems)
     groups = list[Group]()
+    size = first.problems
     spent = 0.0
     pace = math.inf
-    while wave:
-        problems = pilot.problems[len(groups) : len(groups) + wave]
-        pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
+    stopped = False
+    while size and not stopped:
+        problems = pilot.problems[len(groups) : len(groups) + size]
+        total = len(problems) * first.completions
+        pilot.begin(f"sampling {_problems(len(problems))}, {first.completions} completions each", total)
         begun = time.monotonic()
         before = len(groups)
-        stopped = False
         try:
-            for group in _draw(pilot, problems, each, temperature, limit, scorer):
+            for group in _draw(pilot, problems, first.completions, rollout.temperature, first.tokens, scorer):
                 groups.append(group)
         except Stopped:
             if not groups:
@@ -114,23 +109,50 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         took = time.monotonic() - begun
         spent += took
         # Small waves are slower, token by token, than those of a step.
-        tokens = sum(len(c.tokens) for g in groups[before:] for c in g.completions)
-        pace = min(pace, took / max(tokens, 1))
-        if stopped or seconds is None:
-            break
-        fits = int((seconds - spent) / (took / len(problems)))
-        wave = max(0, min(2 * wave, fits, count - len(groups)))
-    every = sum(len(c.tokens) for g in groups for c in g.completions)
-    full = limit >= pilot.stage.config.rollout.max_tokens
+        pace = min(pace, took / max(_sampled_tokens(groups[before:]), 1))
+        # Without a limit of time the first wave has all problems.
+        fits = 0 if seconds is None else int((seconds - spent) / (took / len(problems)))
+        size = max(0, min(2 * size, fits, count - len(groups)))
     return Measured(
         groups,
-        pace * max(every, 1),
+        pace * max(_sampled_tokens(groups), 1),
         count,
         scorer.stats,
         stopped,
-        limit=None if full else limit,
+        limit=None if first.tokens >= rollout.max_tokens else first.tokens,
         by_time=seconds is not None,
     )
+
+
+class Wave(NamedTuple):
+    """What is sampled at once."""
+
+    problems: int
+    completions: int
+    """Completions of each problem."""
+    tokens: int
+    """Most tokens of a completion."""
+
+
+def _first_wave(pilot: Pilot, samples: range, seconds: float | None) -> Wave:
+    """Return a wave that takes at most ``WORST`` times ``seconds``; None: all problems at once."""
+    each = samples[-1]
+    step = _seconds_of_step(pilot, each)
+    tokens = pilot.stage.config.rollout.max_tokens
+    problems = len(pilot.problems)
+    if seconds is None:
+        return Wave(problems, each, tokens)
+    problems = min(FIRST, problems)
+    # Completions of full length that fit, if the time of a step grows with their number.
+    room = WORST * seconds * each / (step * problems * tokens)
+    each = max(samples[0], min(each, int(room)))
+    if room < NEARLY * each:
+        tokens = min(tokens, max(SHORTEST, int(tokens * room / each)))
+    return Wave(problems, each, tokens)
+
+
+def _sampled_tokens(groups: Sequence[Group]) -> int:
+    return sum(len(c.tokens) for g in groups for c in g.completions)
 
 
 def _problems(count: int) -> str:
@@ -199,20 +221,20 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     """
     config = pilot.stage.config
     limit = config.rollout.max_tokens
-    cut = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
-    # Spread over the problems.
-    cut = [cut[i] for i in np.linspace(0, len(cut) - 1, min(CONTINUED, len(cut))).astype(int)]
-    tokens = seconds / (
-        found.seconds / max(sum(len(c.tokens) for g in found.groups for c in g.completions), 1)
-    )
-    cut = cut[:: max(1, len(cut) // max(FEWEST_CONTINUED, int(tokens / limit)))]
-    longest = max(len(g.prompt) for g, _ in cut) + limit
-    more = min(limit, int(tokens / len(cut)), pilot.learner.policy.context - longest)
+    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
+    # The tokens that fit, at the pace of the samples so far.
+    room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
+    chosen = _spread(truncated, CONTINUED)
+    chosen = chosen[:: max(1, len(chosen) // max(FEWEST_CONTINUED, int(room / limit)))]
+    longest = max(len(g.prompt) for g, _ in chosen) + limit
+    more = min(limit, int(room / len(chosen)), pilot.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
-    pilot.begin(f"continuing {len(cut)} truncated completions to {limit + more} tokens", len(cut))
-    problems, requests, begun = [], [], {}
-    for group, n in cut:
+    pilot.begin(f"continuing {len(chosen)} truncated completions to {limit + more} tokens", len(chosen))
+    problems = []
+    requests = []
+    begun = {}
+    for group, n in chosen:
         whole = group.completions[n]
         stream = key(config.seed, "preview", group.problem.id, n)
         problems.append(Prompted(group.problem, group.prompt))
@@ -222,7 +244,12 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.reader.decode)
     groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
-    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in cut]))
+    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in chosen]))
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most ``most`` items, evenly spread over all."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
 
 
 def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
@@ -237,7 +264,7 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
     rejected = [
         (g.problem, c) for g in found.groups for c, ok in zip(g.completions, g.correct, strict=True) if not ok
     ]
-    rejected = [rejected[i] for i in np.linspace(0, len(rejected) - 1, min(READ, len(rejected))).astype(int)]
+    rejected = _spread(rejected, READ)
     scorer = Scorer(pilot.rewards)
 
     def paid(problem: Problem, completion: Completion) -> Reading | None:

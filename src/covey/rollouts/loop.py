@@ -25,12 +25,11 @@ from covey.rollouts.choose import Choice, Chooser
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
 from covey.rollouts.groups import Progress, of_all, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
-from covey.rollouts.metrics import kept_tokens, staleness
+from covey.rollouts.metrics import kept_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
-from covey.sampling.tools.metrics import tool_metrics
 from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import by_first, gather
 from covey.tasks.difficulty import Difficulty, Memory

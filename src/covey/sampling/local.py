@@ -56,14 +56,14 @@ class LocalSampler:
         max_running: int = 256,
         faults: Faults | None = None,
         on_fewer: Callable[[int], None] = lambda _: None,
-        before_token: Callable[[int, int], None] = lambda *_: None,
         lags: bool = False,
     ) -> None:
         self.policy = policy
         self.lags = lags
         self.max_running = max_running
         self.faults = faults or Faults()
-        self.on_fewer, self.before_token = on_fewer, before_token
+        self.on_fewer = on_fewer
+        self.before_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
         self.most_memory = 0
         """Most bytes that sampling has taken."""

@@ -31,7 +31,6 @@ from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
 from covey.sampling.probes import alters_draws, mean_difference, nearest, sample_probes
 from covey.sampling.readings import check_stop, unread
-from covey.sampling.restart import restart
 from covey.sampling.servers import (
     FAILURES,
     TRY_AGAIN,
@@ -41,6 +40,7 @@ from covey.sampling.servers import (
     WeightsFolder,
     WorkList,
     none_left,
+    restart,
     same_complaint,
     timed_out,
 )

@@ -375,14 +375,6 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | 
     return by_first(lambda: _write_final(run, evaluations, critic, again))
 
 
-def _with_second(verdict: Verdict, again: Evaluation | None, bar: float | None) -> Verdict:
-    """Return the verdict, with the accuracy on other problems of a stage that ended at a bar."""
-    if again is None:
-        return verdict
-    rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
-    return replace(verdict, sentence=f"{verdict.sentence}; stopped at {bar:.0%} sampled, {rate}")
-
-
 def _write_final(
     run: Run,
     evaluations: Mapping[str, Evaluation],
@@ -423,12 +415,14 @@ def _verdict(
         return None
     train = run.loaded.config.train
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
-    verdict = _with_second(verdict, again, train.stop_at)
+    sentence = verdict.sentence
+    if again is not None:
+        rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
+        sentence += f"; stopped at {train.stop_at:.0%} sampled, {rate}"
     best = run.journal.folder.best()
-    if best is None:
-        return verdict
-    better = told_of_better(best, run.state.step, train.final == "best")
-    return replace(verdict, sentence=verdict.sentence + better)
+    if best is not None:
+        sentence += told_of_better(best, run.state.step, train.final == "best")
+    return replace(verdict, sentence=sentence)
 
 
 def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
