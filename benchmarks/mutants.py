@@ -347,9 +347,9 @@ MUTANTS = [
         ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
         ("advantages of other rows after select", "values[index, :longest]", "values[index.sort().values, :longest]"),
         ("tokens of other rows after select", "tuple(values[i] for i in rows)", "tuple(values[i] for i in sorted(rows))"),
-        ("mask one short", "< lengths[:, None]\n", "< lengths[:, None] - 1\n"),
+        ("mask one short", "torch.from_numpy(completion.drawn)", "torch.from_numpy(np.append(completion.drawn[:-1], False))"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
-        ("truncated completions trained although masked", "(truncated & mask_truncated)", "(truncated & False)"),
+        ("truncated completions trained although masked", "(truncated and mask_truncated)", "(truncated and False)"),
         ("totals of the micro-batch", "totals = batch.totals(max_tokens)\n", "totals = batch.select([0]).totals(max_tokens)\n"),
     ),
     *of(

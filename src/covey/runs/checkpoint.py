@@ -63,11 +63,10 @@ class Saved:
 def save_checkpoint(
     folder: RunFolder,
     learner: Learner[Policy],
+    critic: Learner[ValueModel] | None,
     state: State,
     keep: int,
     faults: Faults,
-    moves_reference: bool,
-    critic: Learner[ValueModel] | None = None,
 ) -> None:
     """Commit a checkpoint of ``state`` unless it exists. Keep the newest ``keep`` and the best one.
 
@@ -83,13 +82,13 @@ def save_checkpoint(
         if part is not None:
             part.check_finite(str(target))
     try:
-        _write(target, folder, learner, state, faults, moves_reference, critic)
+        _write(target, folder, learner, critic, state, faults)
     except OutOfRoom:
         if by_first(lambda: len(checkpoints(folder.path))) < 2:
             raise
         # Every checkpoint but the newest makes room; then one more attempt, whose failure is final.
         by_first(lambda: folder.rotate(1))
-        _write(target, folder, learner, state, faults, moves_reference, critic)
+        _write(target, folder, learner, critic, state, faults)
     by_first(lambda: folder.rotate(keep))
 
 
@@ -97,10 +96,9 @@ def _write(
     target: Path,
     folder: RunFolder,
     learner: Learner[Policy],
+    critic: Learner[ValueModel] | None,
     state: State,
     faults: Faults,
-    moves_reference: bool,
-    critic: Learner[ValueModel] | None,
 ) -> None:
     full = faults.hit("save.full")
     by_first(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
@@ -112,7 +110,7 @@ def _write(
             together(lambda: save_tensors(learner.state(), new / "optimizer"))
             together(faults.in_save)
             reference = learner.reference
-            if reference is not None and moves_reference:
+            if reference is not None and reference.moves:
                 together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
                 together(lambda: save_tensors(critic.state(), new / "critic"))
@@ -137,19 +135,14 @@ def _check_free(folder: RunFolder, free: int) -> None:
         )
 
 
-def load_checkpoint(
-    path: Path,
-    learner: Learner[Policy],
-    moves_reference: bool,
-    critic: Learner[ValueModel] | None = None,
-) -> Saved:
+def load_checkpoint(path: Path, learner: Learner[Policy], critic: Learner[ValueModel] | None) -> Saved:
     """Restore the learners from a checkpoint. Raises CheckpointError if a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
     saved = read_record(path / "trainer.json", Saved, remedy)
     learner.policy.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
     reference = learner.reference
-    if reference is not None and moves_reference:
+    if reference is not None and reference.moves:
         reference.load(load_tensors(path / "reference", reference.state().__getitem__))
     if critic is not None:
         critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)

@@ -357,27 +357,35 @@ class RunConsole:
         On a low or narrow terminal the curve has one line, and the completions are left out.
         """
         width = self.console.width
-        unit = "completion" if self.by_completion else "step"
-        words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
-        # Everything of the first line must fit: the title is truncated first, then the bar gets the rest.
-        room = width - sum(2 + w.cell_len for w in words)
-        title = Text(self.title, style="bold")
-        title.truncate(max(16, room), overflow="ellipsis")
-        room -= title.cell_len + 2
-        bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
-        rows: list[list[Text]] = [[title, *bar, *words]]
         tall = self.console.height >= TALL and width >= WIDE
-        if tall and self.values:
+        # Items of a row stand side by side where there is room.
+        rows: list[list[Text]] = [self._progress(width)]
+        activity = [Text(self.activity, style="dim")]
+        if self.values and tall:
             rows += [[line] for line in self._curves(width)]
-        facts = [self._fact(name, value) for name, value in self.facts.items()]
-        course = [] if tall or not self.values else [self._short_curve(min(SHORT_CURVE, width))]
-        rows += [[*course, Text(self.activity, style="dim")], facts]
-        rows += [[line] for line in self._completions(width)] if tall else []
+        elif self.values:
+            activity.insert(0, self._short_curve(min(SHORT_CURVE, width)))
+        rows.append(activity)
+        rows.append([self._fact(name, value) for name, value in self.facts.items()])
+        if tall:
+            rows += [[line] for line in self._completions(width)]
         if self.newest:
             newest = Text.assemble(("! ", "yellow"), inert(self.newest).replace("\n", " "))
             newest.truncate(2 * width, overflow="ellipsis")
             rows.append([newest])
         return Group(*(line for row in rows for line in flow([item for item in row if item], width)))
+
+    def _progress(self, width: int) -> list[Text]:
+        """Return the items of the first line: title, bar, steps and time left."""
+        unit = "completion" if self.by_completion else "step"
+        words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
+        # Everything must fit: the title is truncated first, then the bar gets the rest.
+        room = width - sum(2 + w.cell_len for w in words)
+        title = Text(self.title, style="bold")
+        title.truncate(max(16, room), overflow="ellipsis")
+        room -= title.cell_len + 2
+        bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
+        return [title, *bar, *words]
 
     def _fact(self, name: str, value: str) -> Text:
         style = self.worries.get(name)

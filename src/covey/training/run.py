@@ -317,25 +317,14 @@ class Run:
         late = 0 < train.save_minutes <= self.course.unsaved_minutes()
         return late or self.state.step % train.save_every == 0
 
-    @property
-    def _moves_reference(self) -> bool:
-        return self.loaded.algorithm.moves_reference
-
     def save(self) -> None:
         """Commit a checkpoint of the current step. Raises GuardStop or OutOfRoom."""
         journal, train = self.journal, self.loaded.config.train
         journal.console.doing("saving")
         self.state = replace(self.state, seconds=journal.clock.total())
         with journal.clock("save"):
-            save_checkpoint(
-                journal.folder,
-                self.learner,
-                self.state,
-                train.keep,
-                self.options.faults,
-                self._moves_reference,
-                self.critic,
-            )
+            faults = self.options.faults
+            save_checkpoint(journal.folder, self.learner, self.critic, self.state, train.keep, faults)
         self.course.checkpoint()
         self.options.observer.saved(checkpoint_at(journal.folder.path, self.state.step))
 
@@ -347,7 +336,7 @@ class Run:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
         logged = Logged()
         if checkpoint is not None:
-            saved = load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
+            saved = load_checkpoint(checkpoint, self.learner, self.critic)
             self.state = saved.state
             logged = saved.logged
         # Without a checkpoint too: the sampler may hold other weights, as after another stage.
@@ -367,7 +356,7 @@ class Run:
         checkpoint = checkpoint_at(self.journal.folder.path, step)
         if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
             raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
-        load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
+        load_checkpoint(checkpoint, self.learner, self.critic)
 
     def _rewind(self, logged: Logged) -> None:
         """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
