@@ -181,13 +181,8 @@ class Algorithm:
     def functions(self) -> tuple[AnyBound, ...]:
         """The bound functions on all axes but the KL estimator's."""
         one: tuple[AnyBound | None, ...] = (
-            self.advantage,
-            self.whiten,
-            self.ratio,
-            self.surrogate,
-            self.reduce,
-            self.select_tokens,
-            self.filter,
+            *(self.advantage, self.whiten, self.ratio, self.surrogate, self.reduce),
+            *(self.select_tokens, self.filter),
         )
         return (*(c for c in one if c), *self.policy_weights)
 
