@@ -94,22 +94,24 @@ def run_pipeline(
     results = list[Result]()
     refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
+        last = number == len(stages)
         # A single stage keeps the run's own folder.
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
         finished = by_first(partial(_finished, placed, console))
-        if not options.changes and (options.same_inputs or (finished is not None and number == len(stages))):
+        # The result of the last stage is returned, and has to be that of the inputs given.
+        if not options.changes and (options.same_inputs or (finished is not None and last)):
             refuse_other_inputs(placed, ended=finished is not None)
         if finished is not None:
             _refuse_late_changes(placed)
-        elif len(stages) > 1:
+        else:
             _refuse_stale_stages(placed, number)
-        if results and finished is None:
-            together(stop.check)  # a request that came while the stage before was being written
+            if results:
+                together(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
-            results.append(finished or _run(placed, console, stop, options))
-        if finished is not None and number == len(stages):
+            results.append(finished or _run_stage(placed, console, stop, options))
+        if finished is not None and last:
             console.say(
                 f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
                 "to do"
@@ -141,9 +143,8 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
     return results
 
 
-def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
-    if METHODS[loaded.config.method].loop is not None:
-        return run_stage(loaded, console, stop, options)
+def _select_rows(loaded: Loaded, console: RunConsole) -> Result:
+    """Run a stage that needs no model: select rows, and write the result."""
     folder = loaded.config.output
     began = time.monotonic()
     example = by_first(lambda: select(loaded, console))
@@ -236,6 +237,8 @@ def _refuse_late_changes(stage: Loaded) -> None:
 def _refuse_stale_stages(stage: Loaded, number: int) -> None:
     """Raise CheckpointError if a stage would train further though a later one began from its model."""
     output = stage.config.output
+    if stage.home is None:  # no pipeline
+        return
     later = [s for s in stages_in(output.parent) if stage_number(s) > number]
     if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
         raise CheckpointError(
@@ -244,13 +247,12 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
         )
 
 
-def run_stage(
-    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
-) -> Result:
+def _run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
     config = loaded.config
-    loop = METHODS[loaded.config.method].loop
-    assert loop is not None  # `_run` has done what needs no model
+    loop = METHODS[config.method].loop
+    if loop is None:
+        return _select_rows(loaded, console)
     inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
     record_inputs(loaded, inputs)
