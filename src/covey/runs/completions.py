@@ -39,7 +39,8 @@ class CompletionFiles:
     """A ``covey.rollouts.prefetch.CompletionStore`` in a run's folder."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.folder = run, run / PENDING
+        self.run = run
+        self.folder = run / PENDING
         make_folder(self.folder)
         # Step -> first ticket not yet taken when it began; ticket -> lines by name, read once from disk.
         self._cursors: dict[int, int] = {}

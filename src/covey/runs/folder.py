@@ -74,7 +74,8 @@ class RunFolder:
     """One run's folder, locked while it is open. Of several processes only the first writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.writes = path, first()
+        self.path = path
+        self.writes = first()
         if not self.writes:
             return
         folders = (path, path / "rollouts", path / "checkpoints")

@@ -93,7 +93,8 @@ class Journal:
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
         """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
-        advantages, values = by_completion(batch, batch.advantages), {}
+        advantages = by_completion(batch, batch.advantages)
+        values = {}
         if batch.critic is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.critic.values))
         self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})

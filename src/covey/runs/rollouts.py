@@ -253,7 +253,8 @@ def rollout_rows(
     """
     # Consumed inside the generator: groups and completions are visited in the order of the advantages.
     found = iter(advantages)
-    count, digest = len(advantages), hashlib.sha256(arrays).hexdigest()
+    count = len(advantages)
+    digest = hashlib.sha256(arrays).hexdigest()
     rows = (
         {
             "step": step,
@@ -306,7 +307,8 @@ def _mean(advantage: np.ndarray, completion: Completion) -> float:
 
 def _row(group: Group, sample: int) -> dict[str, object]:
     """Return the log's fields for one completion."""
-    completion, components = group.completions[sample], group.components
+    completion = group.completions[sample]
+    components = group.components
     scores = {name: component.scores[sample] for name, component in components.items()}
     extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
     said = completion.transcript

@@ -21,7 +21,8 @@ from covey_verify.errors import DataError
 
 def train(run: Run) -> None:
     """Sample and score ``train.steps`` rounds of problems, every group kept and logged."""
-    config, journal = run.loaded.config, run.journal
+    config = run.loaded.config
+    journal = run.journal
     plain = PRESETS["reinforce"]  # compares nothing and filters nothing
     source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, plain, config.seed)
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)

@@ -44,7 +44,8 @@ def _of_examples(run: Run) -> dict[str, float]:
 
 
 def _of_groups(run: Run, step: int) -> dict[str, float]:
-    config, algorithm = run.loaded.config, run.loaded.algorithm
+    config = run.loaded.config
+    algorithm = run.loaded.algorithm
     rollout_settings = config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})
     parts = (run.train_set, run.sampler, run.rewards, rollout_settings, algorithm, config.seed)
     rollout = next(Rollouts(*parts).after(step, Position(), run.on_sample))

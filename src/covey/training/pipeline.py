@@ -158,7 +158,8 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
 
     Its model is that of the stage it names, or of the last stage that left a policy.
     """
-    config, home = stage.config, stage.config.output
+    config = stage.config
+    home = stage.config.output
     # Name of a stage, such as 1-sft -> its folder.
     known = {r.folder.name: r.folder.resolve() for r in before}
     policies = [r.folder for r in before if stage_method(r.folder) in POLICIES]
@@ -193,7 +194,8 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     None if something is left to do: to begin, to continue, to train more steps than before, or to write a
     lost model again. Raises CheckpointError if that is impossible.
     """
-    output, train = stage.config.output, stage.config.train
+    output = stage.config.output
+    train = stage.config.train
     if not (output / RESULT).exists():
         return None
     result = read_result(output)

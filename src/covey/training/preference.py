@@ -83,7 +83,8 @@ class PreferenceObjective(GivenObjective):
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""
-        batch, count = micro.rows, micro.totals.prompts
+        batch = micro.rows
+        count = micro.totals.prompts
         logprobs = micro.packed.unpack(scores.logprobs)
         # Prompt tokens that are trained have advantage -1: they count in the NLL and not in the answer.
         answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)

@@ -200,5 +200,6 @@ def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float])
     """Return an answer whose values are read where the tokens at ``places`` would be predicted."""
     trained = np.zeros(len(tokens), dtype=bool)
     said = np.zeros(len(tokens), dtype=np.float32)
-    trained[list(places)], said[list(places)] = True, np.where(np.array(labels) > 0.5, 1.0, -1.0)
+    trained[list(places)] = True
+    said[list(places)] = np.where(np.array(labels) > 0.5, 1.0, -1.0)
     return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)

@@ -33,7 +33,8 @@ from covey.types import Group
 
 def train(run: Run) -> None:
     """Run the remaining steps. A stop request surfaces as Stopped between updates."""
-    loaded, journal = run.loaded, run.journal
+    loaded = run.loaded
+    journal = run.journal
     old = old_logprob_source(loaded.algorithm, run.sampler, updates_of(loaded.config))
     with closing(rollouts_of(run)) as rollouts:
         for step in range(run.state.step, loaded.config.train.steps):
@@ -83,7 +84,8 @@ def learners_of(
     run: Run, step: int, done: Updated
 ) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
     """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
-    algorithm, rollout = run.loaded.algorithm, run.loaded.config.rollout
+    algorithm = run.loaded.algorithm
+    rollout = run.loaded.config.rollout
     head = run.learner.policy.value
     critic = algorithm.critic
     values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
@@ -109,7 +111,8 @@ def prepare(
     critic: Learner[ValueModel] | None,
 ) -> Batch:
     """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
-    algorithm, rollout = loaded.algorithm, loaded.config.rollout
+    algorithm = loaded.algorithm
+    rollout = loaded.config.rollout
     batch = collate(groups, rollout.mask_truncated)
     temperature = rollout.temperature
     values = None
@@ -148,7 +151,8 @@ def updates(batch: Batch, loaded: Loaded, old: OldLogprobs, step: int) -> Iterat
 
 def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
     """Move the reference to the policy if a step, begun after ``before`` updates, passed refresh_every."""
-    kl, reference = algorithm.kl, learner.reference
+    kl = algorithm.kl
+    reference = learner.reference
     if kl is None or kl.refresh_every is None or reference is None:
         return
     if learner.version // kl.refresh_every > before // kl.refresh_every:

@@ -116,7 +116,8 @@ class Run:
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
         self.drift = Drift(self.journal.folder.path)
-        train, rl = self.loaded.config.train, self.loaded.config.method == "rl"
+        train = self.loaded.config.train
+        rl = self.loaded.config.method == "rl"
         updates = train.inner_epochs * train.updates_per_batch if rl else 1
         self.course = Course(self.journal.clock, train.steps, updates)
 
@@ -150,7 +151,8 @@ class Run:
         """
         if self.course.whole:
             together(self.safe_point)
-        config, faults = self.loaded.config, self.options.faults
+        config = self.loaded.config
+        faults = self.options.faults
         self.course.update_begins(number)
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
@@ -197,7 +199,8 @@ class Run:
     def follow(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool) -> None:
         """Update findings, guards and coefficients after a step. Raises GuardStop."""
         self.find(step, metrics, groups)
-        config, now = self.loaded.config, self.state.coefficients
+        config = self.loaded.config
+        now = self.state.coefficients
         memory, actions = judge_step(
             step, metrics, signal, self.state.guards, config.guards, self._why_no_signal, self._cause
         )
@@ -219,7 +222,8 @@ class Run:
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
-        every, steps = self.loaded.config.eval.every, self.loaded.config.train.steps
+        every = self.loaded.config.eval.every
+        steps = self.loaded.config.train.steps
         now = self.course.step
         between = (steps - 1) // every - now // every if every and now < steps else 0
         last = now < steps or self.journal.clock.phase != "eval"
@@ -319,7 +323,8 @@ class Run:
 
     def save(self) -> None:
         """Commit a checkpoint of the current step. Raises GuardStop or OutOfRoom."""
-        journal, train = self.journal, self.loaded.config.train
+        journal = self.journal
+        train = self.loaded.config.train
         journal.console.doing("saving")
         self.state = replace(self.state, seconds=journal.clock.total())
         with journal.clock("save"):
@@ -360,7 +365,8 @@ class Run:
 
     def _rewind(self, logged: Logged) -> None:
         """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
-        folder, step = self.journal.folder, self.state.step
+        folder = self.journal.folder
+        step = self.state.step
         complaints = folder.damaged(logged, step)
         self.journal.console.doing("checking the rollout log")
         complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)

@@ -26,7 +26,8 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
 
     Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
     """
-    config, data = loaded.config, loaded.config.data
+    config = loaded.config
+    data = loaded.config.data
     if not isinstance(data.train, Path) or not data.examples:
         raise DataError(
             "filter: set data.train to the corpus to select from, and data.examples to a file of a few "
