@@ -13,7 +13,7 @@ from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
 from covey.rollouts.batch import Position
 from covey.runs.atomic import discard
-from covey.runs.folder import Logged, RunFolder, checkpoint_at, checkpoints, latest_checkpoint
+from covey.runs.folder import LogState, RunFolder, checkpoint_at, checkpoints, latest_checkpoint
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 from covey.system.fault_injection import Faults
 from covey.system.integrity import read_record, sealed
@@ -53,11 +53,11 @@ class State:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointRecord:
     """The content of `trainer.json` in a checkpoint."""
 
     state: State
-    logged: Logged
+    logged: LogState
 
 
 def save_checkpoint(
@@ -114,7 +114,11 @@ def _write(
                 together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
                 together(lambda: save_tensors(critic.state(), new / "critic"))
-            by_first(lambda: (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync())))))
+            by_first(
+                lambda: (new / "trainer.json").write_text(
+                    sealed(asdict(CheckpointRecord(state, folder.sync())))
+                )
+            )
     except Exception as error:
         if (system := system_error(error)) is None:
             raise
@@ -135,10 +139,12 @@ def _check_free(folder: RunFolder, free: int) -> None:
         )
 
 
-def load_checkpoint(path: Path, learner: Learner[Policy], critic: Learner[ValueModel] | None) -> Saved:
+def load_checkpoint(
+    path: Path, learner: Learner[Policy], critic: Learner[ValueModel] | None
+) -> CheckpointRecord:
     """Restore the learners from a checkpoint. Raises CheckpointError if a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
-    saved = read_record(path / "trainer.json", Saved, remedy)
+    saved = read_record(path / "trainer.json", CheckpointRecord, remedy)
     learner.policy.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
     reference = learner.reference

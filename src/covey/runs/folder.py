@@ -45,7 +45,7 @@ MOST_DIGITS = 18
 
 
 @dataclass(frozen=True)
-class Logged:
+class LogState:
     """The state of the logs when a checkpoint was written."""
 
     streams: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Logged:
 
 
 @dataclass
-class Meant:
+class ExpectedStream:
     """The intended content of a stream, counted while lines are appended: a disk may lose some."""
 
     size: int = 0
@@ -96,7 +96,7 @@ class RunFolder:
         os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
         # The thread that samples ahead logs events too.
         self._appending = Lock()
-        self._meant = {name: Meant() for name in STREAMS}
+        self._meant = {name: ExpectedStream() for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
 
@@ -119,7 +119,7 @@ class RunFolder:
         """Return all records of a stream."""
         return read_stream(self.path, stream)
 
-    def sync(self) -> Logged:
+    def sync(self) -> LogState:
         """Sync the streams to disk against a power loss, and return their state for a checkpoint."""
         paths = [self.path / name for name in STREAMS]
         for path in (*(p for p in paths if p.exists()), self.path):
@@ -129,9 +129,9 @@ class RunFolder:
         known = {
             name: (meant.size, meant.digest.hexdigest()) for name, meant in self._meant.items() if meant.size
         }
-        return Logged(known, len(self._rollouts()))
+        return LogState(known, len(self._rollouts()))
 
-    def _check_written(self, path: Path, meant: Meant) -> None:
+    def _check_written(self, path: Path, meant: ExpectedStream) -> None:
         """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
         held = b""
         if meant.unread:
@@ -145,7 +145,7 @@ class RunFolder:
             )
         meant.unread.clear()
 
-    def damaged(self, logged: Logged, step: int) -> list[str]:
+    def damaged(self, logged: LogState, step: int) -> list[str]:
         """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
 
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
@@ -168,7 +168,7 @@ class RunFolder:
                     raise CheckpointError(f"{complaints[-1]}, but the verdict depends on it. {remedy}")
         return complaints
 
-    def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
+    def damaged_rollouts(self, logged: LogState, step: int, every: bool) -> list[str]:
         """Describe missing or damaged files of the rollout log before ``step``.
 
         The content is checked of the first step, which `kl/start` reads again, or of ``every`` step.
@@ -186,7 +186,7 @@ class RunFolder:
                 complaints.append(str(error).partition(". Put the file back")[0])
         return complaints
 
-    def rewind(self, logged: Logged, step: int) -> None:
+    def rewind(self, logged: LogState, step: int) -> None:
         """Forget everything logged after a checkpoint.
 
         Truncates the streams, removes later rollouts, and blanks damaged lines.
@@ -203,7 +203,7 @@ class RunFolder:
                 write_file(path, readable + lasting)
             elif whole:
                 os.truncate(path, size)
-            self._meant[name] = Meant(len(readable + lasting), hashlib.sha256(readable + lasting))
+            self._meant[name] = ExpectedStream(len(readable + lasting), hashlib.sha256(readable + lasting))
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()

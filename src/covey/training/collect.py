@@ -13,7 +13,7 @@ from covey.rollouts.loop import Rollouts
 from covey.runs.atomic import write_file
 from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
-from covey.training.metrics import shown
+from covey.training.metrics import as_text
 from covey.training.run import Run
 from covey.types import Problem
 from covey_verify.errors import DataError
@@ -39,7 +39,7 @@ def train(run: Run) -> None:
         journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})
         values = {
-            "reward": shown(metrics["reward/mean"], ".3f"),
+            "reward": as_text(metrics["reward/mean"], ".3f"),
             "correct": f"{100 * metrics['accuracy']:.0f} %",
         }
         journal.console.step(step + 1, metrics["reward/mean"], values)

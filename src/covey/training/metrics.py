@@ -34,7 +34,7 @@ OFF_CENTRE = "advantages do not sum to zero"
 
 
 @dataclass
-class Updated:
+class StepUpdates:
     """The results of a training step's optimizer steps."""
 
     stats: list[TokenStats] = field(default_factory=list)
@@ -49,7 +49,7 @@ def step_metrics(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    done: Updated,
+    done: StepUpdates,
     loaded: Loaded,
     coefficients: Coefficients,
 ) -> dict[str, float]:
@@ -91,7 +91,7 @@ def report_step(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    done: Updated,
+    done: StepUpdates,
     metrics: Mapping[str, float],
     loaded: Loaded,
 ) -> None:
@@ -166,15 +166,15 @@ def worries(metrics: Mapping[str, float]) -> dict[str, str]:
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
     """Return the facts that the console shows of a step."""
     return {
-        "reward": shown(metrics["reward/mean"], ".3f"),
+        "reward": as_text(metrics["reward/mean"], ".3f"),
         "correct": f"{100 * metrics['accuracy']:.0f} %",
         "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
         "truncated": f"{100 * metrics['length/truncated']:.0f} %",
-        "entropy": shown(metrics["entropy/sampled"], ".2f"),
+        "entropy": as_text(metrics["entropy/sampled"], ".2f"),
         "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
     }
 
 
-def shown(value: float, form: str) -> str:
+def as_text(value: float, form: str) -> str:
     """Format a number for the console; "none" for NaN, the mean of nothing."""
     return "none" if math.isnan(value) else format(value, form)

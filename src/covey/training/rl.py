@@ -25,7 +25,7 @@ from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.completions import CompletionFiles
-from covey.training.metrics import Updated, report_step, step_metrics
+from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.run import AnyLearner, Run
 from covey.training.strangers import note_strangers, strangers
 from covey.types import Group
@@ -68,9 +68,9 @@ def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
     return rollouts.after(run.state.step, run.state.position, run.on_sample)
 
 
-def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
+def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    done = Updated()
+    done = StepUpdates()
     jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
         for learner, objective, norms in jobs:
@@ -81,7 +81,7 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
 
 
 def learners_of(
-    run: Run, step: int, done: Updated
+    run: Run, step: int, done: StepUpdates
 ) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
     """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
     algorithm = run.loaded.algorithm

@@ -28,7 +28,7 @@ from covey.rollouts.draw import sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
 from covey.runs.estimates import Evaluation
-from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at
+from covey.runs.folder import IN_CHECKPOINT, LogState, checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -339,7 +339,7 @@ class Run:
         checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
-        logged = Logged()
+        logged = LogState()
         if checkpoint is not None:
             saved = load_checkpoint(checkpoint, self.learner, self.critic)
             self.state = saved.state
@@ -363,7 +363,7 @@ class Run:
             raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
         load_checkpoint(checkpoint, self.learner, self.critic)
 
-    def _rewind(self, logged: Logged) -> None:
+    def _rewind(self, logged: LogState) -> None:
         """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
         folder = self.journal.folder
         step = self.state.step
