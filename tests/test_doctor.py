@@ -30,7 +30,7 @@ def test_a_part_that_breaks_is_a_finding(monkeypatch) -> None:
         raise ZeroDivisionError("nothing to divide")
 
     monkeypatch.setattr(doctor, "memory", memory)
-    found = {d.part: d for d in doctor.diagnose()}
+    found = {d.part: d for d in doctor.examine()}
     broken = next(d for d in found.values() if "ZeroDivisionError" in d.found)
     assert broken.verdict == "FAIL"
     assert len(found) == 7

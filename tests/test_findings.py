@@ -447,7 +447,8 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     assert finding["id"] == "truncated"
     (stage / "findings.jsonl").write_text(as_stream([Finding("worse", 3, "severe", "as recorded").record()]))
     assert main(["explain", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "step 4: as recorded\n"
+    printed = capsys.readouterr().out
+    assert printed == f"step 4: as recorded\nto try what would help: covey diagnose {tmp_path}\n"
     assert main(["explain", str(tmp_path / "none")]) == 2
 
 

@@ -207,10 +207,14 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     if what and Path(what).is_dir():
         from covey.insight.findings.watch import explain_run
         from covey.insight.show import what_stands_out
+        from covey.insight.usage import shell_word
+        from covey.runs.reader import recorded_method
 
         stage, verdict, findings = explain_run(Path(what))
         output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
         said = what_stands_out(stage, findings)
+        if findings and recorded_method(stage) == "rl":
+            said.append(f"to try what would help: covey diagnose {shell_word(what)}")
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show
@@ -325,9 +329,9 @@ def command_doctor(*, as_json: Json = False) -> int:
     """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
     if anything keeps covey from running.
     """
-    from covey.commands.doctor import diagnose
+    from covey.commands.doctor import examine
 
-    found = diagnose()
+    found = examine()
     _print(as_json, [d._asdict() for d in found], map(str, found))
     return int(any(d.verdict == "FAIL" for d in found))
 

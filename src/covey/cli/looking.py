@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -288,3 +288,68 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
     record, report = audit(run)
     _print(as_json, record_of(record, report), lines_of(run, record, report))
     return int(any(f.severity == "severe" for f in report.findings))
+
+
+@app.command(name="diagnose", group=RUNS)
+def command_diagnose(
+    run: Path,
+    *,
+    change: list[str] | None = None,
+    start: int | None = None,
+    steps: int = 0,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> int:
+    """Find the cause by experiment: continue a run under several changes, with the same draws, and compare.
+
+    The run itself stays as it is. Ctrl-C keeps what there is; the same command continues. Exit code 1 if no
+    change clearly helps.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param change: A setting to try, as train.lr=1e-6; may be repeated. Without it covey tries the remedies of
+        its findings and some settings that metrics do not tell apart.
+    :param start: Steps done where the trials begin, which needs a checkpoint, or 0 for the first model; by
+        default the last checkpoint before the first severe finding.
+    :param steps: Steps of each trial; by default as many as lead to that finding, and at least 10.
+    """
+    if steps < 0:
+        raise ConfigError(f"--steps {steps} must be at least 1")
+    from covey.commands.diagnose import diagnose, outlook, plan_trials
+    from covey.insight.trials import helping, lines_of_trials, record_of_trials
+    from covey.system.console import RunConsole
+    from covey.system.signals import StopSignal
+
+    plan = plan_trials(run, change or (), start, steps, trust)
+    _tell(as_json, [outlook(plan)])
+    trials, unchanged = diagnose(plan, RunConsole(quiet=as_json), StopSignal())
+    _print(as_json, record_of_trials(trials, unchanged), lines_of_trials(trials, unchanged))
+    return int(not helping(trials))
+
+
+@app.command(name="migrate", group=BEFORE)
+def command_migrate(
+    file: Path,
+    *,
+    from_: Annotated[Literal["trl", "verl", "axolotl"] | None, Parameter(name="--from")] = None,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("run.yaml"),
+    as_json: Json = False,
+) -> int:
+    """Write a config of TRL, verl or axolotl as one of covey, and say what has no counterpart.
+
+    :param file: A YAML file, or the shell script that starts verl with settings as key=value.
+    :param from_: The trainer that it is for; by default as its settings look.
+    :param output: The file to write; one that is there is kept.
+    """
+    from covey.commands.migrate import migrate
+    from covey.runs.atomic import write_file
+
+    if output.exists():
+        raise ConfigError(f"{output} is there already; choose another --output")
+    text, migrated = migrate(file, from_)
+    write_file(output, text)
+    lines = [f"config  {output}: {len(migrated.config)} settings"]
+    lines += [f"look at {note}" for note in migrated.notes]
+    lines += [f"without a counterpart: {setting} ({why})" for setting, why in migrated.without.items()]
+    value = {"config": str(output), "notes": migrated.notes, "without": migrated.without}
+    _print(as_json, value, lines)
+    return 0

@@ -41,7 +41,7 @@ class Diagnosis(NamedTuple):
         return f"{self.verdict:<6}{self.part:<10}{self.found}{rest}"
 
 
-def diagnose() -> list[Diagnosis]:
+def examine() -> list[Diagnosis]:
     """Check every part; a failure in one does not keep the others from being checked."""
     return [_guarded(part) for part in (versions, device, kernels, threads, memory, disk, sandbox)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ T = TypeVar("T")
 TIMED = 16
 """Number of completions on which each reward is timed alone."""
 FIRST = 2
-"""Problems of the first wave; each wave is twice as large as the one before."""
+"""Problems of the first wave."""
 SHORTEST = 16
 """Tokens of a completion that are sampled however slow the model is."""
 WORST = 2.0
@@ -78,77 +77,80 @@ class Pilot:
         self.console.loading(what)
 
 
+class Wave(NamedTuple):
+    """Groups that were sampled together."""
+
+    groups: list[Group]
+    seconds: float
+    stop: Stopped | None = None
+    """The stop that ended it before its last group."""
+
+
 def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     """Sample each problem, in waves that fit into ``seconds``; None: all problems at once.
 
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    first = _first_wave(pilot, samples, seconds)
-    rollout = pilot.stage.config.rollout
+    config, count = pilot.stage.config, len(pilot.problems)
+    step = _seconds_of_step(pilot, samples[-1])
+    size = count if seconds is None else min(FIRST, count)
+    each, limit = samples[-1], config.rollout.max_tokens
+    if seconds is not None:
+        each, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.rewards)
-    count = len(pilot.problems)
-    groups = list[Group]()
-    size = first.problems
-    spent = 0.0
-    pace = math.inf
-    stopped = False
-    while size and not stopped:
-        problems = pilot.problems[len(groups) : len(groups) + size]
-        total = len(problems) * first.completions
-        pilot.begin(f"sampling {_problems(len(problems))}, {first.completions} completions each", total)
-        begun = time.monotonic()
-        before = len(groups)
-        try:
-            for group in _draw(pilot, problems, first.completions, rollout.temperature, first.tokens, scorer):
-                groups.append(group)
-        except Stopped:
-            if not groups:
-                raise
-            stopped = True
-        took = time.monotonic() - begun
-        spent += took
-        # Small waves are slower, token by token, than those of a step.
-        pace = min(pace, took / max(_sampled_tokens(groups[before:]), 1))
-        # Without a limit of time the first wave has all problems.
-        fits = 0 if seconds is None else int((seconds - spent) / (took / len(problems)))
-        size = max(0, min(2 * size, fits, count - len(groups)))
+    waves = list[Wave]()
+    left = list(pilot.problems)
+    while size:
+        wave = _wave(pilot, left[:size], each, limit, scorer)
+        if wave.stop and not (waves or wave.groups):
+            raise wave.stop
+        waves.append(wave)
+        left = left[size:]
+        if wave.stop or seconds is None:
+            break
+        # Each wave is twice as large as the one before, if that fits into the time that is left.
+        fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
+        size = max(0, min(2 * size, fits, len(left)))
+    # Small waves are slower, token by token, than those of a step: the fastest one says what a step takes.
+    pace = min(w.seconds / max(_sampled_tokens(w.groups), 1) for w in waves)
+    groups = [group for wave in waves for group in wave.groups]
     return Measured(
         groups,
         pace * max(_sampled_tokens(groups), 1),
         count,
         scorer.stats,
-        stopped,
-        limit=None if first.tokens >= rollout.max_tokens else first.tokens,
+        waves[-1].stop is not None,
+        limit=limit if limit < config.rollout.max_tokens else None,
         by_time=seconds is not None,
     )
 
 
-class Wave(NamedTuple):
-    """What is sampled at once."""
+def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
+    """Return how many completions of a problem, and of how many tokens, fit.
 
-    problems: int
-    completions: int
-    """Completions of each problem."""
-    tokens: int
-    """Most tokens of a completion."""
+    ``room`` is the number of tokens of a problem's completions that fit into the time of a wave; the time of
+    a token grows with the number of completions.
+    """
+    fits = room * samples[-1] / limit
+    each = max(samples[0], min(samples[-1], int(fits)))
+    if fits < NEARLY * each:
+        limit = min(limit, max(SHORTEST, int(limit * fits / each)))
+    return each, limit
 
 
-def _first_wave(pilot: Pilot, samples: range, seconds: float | None) -> Wave:
-    """Return a wave that takes at most ``WORST`` times ``seconds``; None: all problems at once."""
-    each = samples[-1]
-    step = _seconds_of_step(pilot, each)
-    tokens = pilot.stage.config.rollout.max_tokens
-    problems = len(pilot.problems)
-    if seconds is None:
-        return Wave(problems, each, tokens)
-    problems = min(FIRST, problems)
-    # Completions of full length that fit, if the time of a step grows with their number.
-    room = WORST * seconds * each / (step * problems * tokens)
-    each = max(samples[0], min(each, int(room)))
-    if room < NEARLY * each:
-        tokens = min(tokens, max(SHORTEST, int(tokens * room / each)))
-    return Wave(problems, each, tokens)
+def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, scorer: Scorer) -> Wave:
+    """Sample some problems; after a stop the complete groups are kept."""
+    pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
+    temperature = pilot.stage.config.rollout.temperature
+    groups = list[Group]()
+    begun = time.monotonic()
+    try:
+        for group in _draw(pilot, problems, each, temperature, limit, scorer):
+            groups.append(group)
+    except Stopped as stop:
+        return Wave(groups, time.monotonic() - begun, stop)
+    return Wave(groups, time.monotonic() - begun)
 
 
 def _sampled_tokens(groups: Sequence[Group]) -> int:
@@ -221,34 +223,33 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     """
     config = pilot.stage.config
     limit = config.rollout.max_tokens
-    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
-    # The tokens that fit, at the pace of the samples so far.
+    # As many tokens as fit, at the pace of the groups.
     room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
-    chosen = _spread(truncated, CONTINUED)
-    chosen = chosen[:: max(1, len(chosen) // max(FEWEST_CONTINUED, int(room / limit)))]
-    longest = max(len(g.prompt) for g, _ in chosen) + limit
-    more = min(limit, int(room / len(chosen)), pilot.learner.policy.context - longest)
+    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
+    truncated = _spread(truncated, CONTINUED)
+    truncated = truncated[:: max(1, len(truncated) // max(FEWEST_CONTINUED, int(room / limit)))]
+    longest = max(len(g.prompt) for g, _ in truncated) + limit
+    more = min(limit, int(room / len(truncated)), pilot.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
-    pilot.begin(f"continuing {len(chosen)} truncated completions to {limit + more} tokens", len(chosen))
-    problems = []
+    pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
+    problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
-    begun = {}
-    for group, n in chosen:
+    begun = {}  # the key of a request's draws -> the completion that it continues, and its last token
+    for group, n in truncated:
         whole = group.completions[n]
         stream = key(config.seed, "preview", group.problem.id, n)
-        problems.append(Prompted(group.problem, group.prompt))
         prompt = np.concatenate([group.prompt, whole.tokens])
         requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
         begun[stream] = (whole, len(whole.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.reader.decode)
     groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
-    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in chosen]))
+    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in truncated]))
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """Return at most ``most`` items, evenly spread over all."""
+    """Return at most ``most`` items, at equal distances."""
     return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
 
 

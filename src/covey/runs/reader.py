@@ -230,6 +230,14 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     return recorded
 
 
+def recorded_method(stage: Path) -> str:
+    """Return the method of a recorded run; empty if its settings cannot be read."""
+    try:
+        return str((recorded_settings(stage) or {}).get("method", ""))
+    except CheckpointError:
+        return ""
+
+
 def recorded_yaml(folder: Path) -> dict[str, Any]:
     """Return the content of a run's config.yaml. Raises ConfigError, or CheckpointError for damage."""
     path = folder / "config.yaml"

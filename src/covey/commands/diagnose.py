@@ -1,0 +1,246 @@
+"""`covey diagnose`: continue a run from one of its checkpoints under several changes, and compare.
+
+Each trial is a run in a folder of its own beside the run, which stays as it is. The same command again
+continues: a trial that has ended is not repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from covey.config.start import Start
+from covey.errors import RECORD, CheckpointError, GuardStop, Stopped
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.settings import settings_of
+from covey.insight.findings.watch import explain_run
+from covey.insight.trials import UNCHANGED, Change, Trial, changes_worth_trying, findings_since, trials_of
+from covey.runs.atomic import discard, make_folder
+from covey.runs.compatibility import verdict
+from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
+from covey.runs.reader import last_stage, load_recorded
+from covey.system.console import RunConsole, duration
+from covey.system.signals import StopSignal
+from covey.training.pipeline import run_in_folder
+from covey.training.run import Observer, RunOptions, Wish
+from covey_verify.errors import ConfigError, CoveyError
+
+STEPS = 10
+"""Smallest number of steps of a trial, unless the user says otherwise."""
+ENDED = ("final", RESULT, RECORD, CURVE, ".lock", "checkpoints", "report.html", "export")
+"""Entries of a run's folder that say how it ended, or that a trial gets otherwise."""
+QUIETLY = ("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last")
+"""A trial is measured at its end only, and nobody continues it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of a run: where they begin, how long they are and what they change."""
+
+    stage: Path
+    home: Path
+    """Folder of the trials."""
+    begun: int
+    """Number of steps done where the trials begin; 0: the run's first model."""
+    steps: int
+    """Number of steps of each trial."""
+    changes: Sequence[Change]
+    trust: bool = False
+
+    def folder(self, change: Change | None) -> Path:
+        """Return the folder of a change's trial; None is the unchanged one."""
+        if change is None:
+            return self.home / UNCHANGED
+        return self.home / re.sub(r"[^\w.+-]+", "_", change.line.replace(": ", "="))[:120]
+
+
+class Until(Observer):
+    """Ends a run after a number of steps; `train.steps`, on which the learning rate depends, stays."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_ends(self, step: int, _metrics: Mapping[str, float]) -> Wish:
+        """Wish for the end once there are enough steps."""
+        return Wish(stop=step >= self.step)
+
+
+class ProgressOnly(RunConsole):
+    """Shows how far a trial is, without the remarks that every trial would repeat."""
+
+    def __init__(self, until: int, quiet: bool) -> None:
+        super().__init__(quiet)
+        self.until = until
+
+    def begin(self, title: str, steps: int, first: int = 0, *_: object, **__: object) -> None:
+        """Start to show a trial, which ends before ``steps``."""
+        super().begin(title, min(steps, self.until), first)
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print lines of progress, which begin with the title, and nothing else."""
+        if self.title and text.startswith(self.title):
+            super().say(text, style)
+
+
+def plan_trials(
+    run: Path, own: Sequence[str] = (), start: int | None = None, steps: int = 0, trust: bool = False
+) -> Plan:
+    """Return the trials of a run. ``own``: changes as `key=value`, in place of those that covey proposes.
+
+    Without ``start`` they begin at the last checkpoint before the first severe finding (or, without one, the
+    first warning), else with the run's first model. Without ``steps`` they reach the step of that finding.
+    Raises ConfigError for a run that is not of reinforcement, or has no such checkpoint.
+    """
+    stage = last_stage(run)
+    loaded = load_recorded(stage, trust=trust)
+    if loaded.config.method != "rl":
+        raise ConfigError(
+            f"{stage}: `covey diagnose` tries changes of reinforcement, not of method {loaded.config.method}"
+        )
+    _, _, findings = explain_run(run)
+    trouble = _first_trouble(findings)
+    last = loaded.config.train.steps
+    # A trial needs steps to do: none is left after the last one.
+    kept = sorted(step_of(path) for path in checkpoints(stage) if step_of(path) < last)
+    if start not in (None, 0, *kept):
+        numbers = ", ".join(map(str, kept)) or "no"
+        raise ConfigError(
+            f"--start {start}: {stage} has checkpoints after {numbers} steps; 0 is its beginning"
+        )
+    before = [step for step in kept if trouble is not None and step <= trouble]
+    begun = start if start is not None else max(before, default=0)
+    reach = 0 if trouble is None else trouble + 1 - begun
+    if own:
+        changes = [_own_change(text) for text in own]
+    else:
+        changes = changes_worth_trying(stage, findings, settings_of(loaded), loaded.config.seed)
+    home = run.with_name(f"{run.resolve().name}-diagnosis") / f"step_{begun}"
+    length = min(steps or max(STEPS, reach), last - begun)
+    return Plan(stage, home, begun, length, _possible(stage, changes, begun, strict=bool(own)), trust)
+
+
+def _first_trouble(findings: Sequence[Finding]) -> int | None:
+    """Return the step of the first severe finding, else of the first one that is no note."""
+    for severity in ("severe", "warning"):
+        steps = [f.step for f in findings if f.severity == severity]
+        if steps:
+            return min(steps)
+    return None
+
+
+def _own_change(text: str) -> Change:
+    key, equals, value = text.removeprefix("--").partition("=")
+    if not (key and equals and value):
+        raise ConfigError(f"--change {text!r}: write a setting and its value, as train.lr=1e-6")
+    return Change(f"{key.replace('-', '_')}: {value}", "yours")
+
+
+def _possible(stage: Path, changes: Sequence[Change], begun: int, strict: bool) -> list[Change]:
+    """Return the changes that the config accepts, and that a run can take after ``begun`` steps.
+
+    If ``strict``, raises ConfigError for the first that is neither.
+    """
+    accepted = []
+    for change in changes:
+        try:
+            if begun and verdict(change.key) == "refused":
+                raise ConfigError(f"{change.key} cannot change in the middle of a run: try it with --start 0")
+            load_recorded(stage, (*QUIETLY, change.option), trust=True)
+        except ConfigError:
+            if strict:
+                raise
+        else:
+            accepted.append(change)
+    return accepted
+
+
+def outlook(plan: Plan) -> str:
+    """Return what the trials will take, from the run's own times."""
+    times = [t["elapsed"] for t in read_numbers(plan.stage, "timings.jsonl") if "elapsed" in t]
+    trials = len(plan.changes) + 1
+    took = f", about {duration(trials * plan.steps * times[-1] / len(times))}" if times else ""
+    where = f"after {plan.begun} steps" if plan.begun else "with the run's first model"
+    steps = "1 step" if plan.steps == 1 else f"{plan.steps} steps"
+    return f"{trials} trials of {steps} that begin {where}{took}, in {plan.home}"
+
+
+def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Trial], tuple[str, ...]]:
+    """Make the trials that are missing, and return what each did, and the unchanged one's findings.
+
+    Raises Stopped, with everything kept, and any error of the unchanged trial but that of a guard.
+    """
+    everything: list[Change | None] = [None, *plan.changes]
+    for number, change in enumerate(everything, start=1):
+        console.say(f"trial {number} of {len(everything)}: {UNCHANGED if change is None else change.line}")
+        try:
+            stop.check()
+            _try(plan, change, console, stop)
+        except Stopped as stopped:
+            raise Stopped(
+                f"{stopped}. {number - 1} of {len(everything)} trials are complete; repeat the command to "
+                "continue"
+            ) from None
+        except GuardStop as error:
+            console.say(f"a guard ended it: {error}")  # which is a result
+        except CoveyError as error:
+            if change is None:
+                raise
+            console.say(f"it failed: {error}", "red")
+    unchanged = plan.folder(None)
+    folders = {change: plan.folder(change) for change in plan.changes}
+    return trials_of(folders, unchanged, plan.begun, plan.steps), findings_since(unchanged, plan.begun)
+
+
+def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSignal) -> None:
+    """Make one trial, unless it has ended; then only its logs stay."""
+    folder = plan.folder(change)
+    until = plan.begun + plan.steps
+    if (folder / RESULT).exists() and len(read_numbers(folder, "metrics.jsonl")) >= until:
+        return
+    if (folder / RESULT).exists():  # of fewer steps, and without a checkpoint to continue from
+        discard(folder)
+    if not folder.exists():
+        _fork(plan, folder)
+    settings = (*QUIETLY, *([change.option] if change is not None else ()))
+    # It knows the run that it records, and computes as that run did: the same kernels and rounding.
+    loaded = load_recorded(plan.stage, settings, {"output": folder}, plan.trust)
+    start = Start(plan.stage / "config.yaml", settings, {"output": str(folder)}, loaded.folder)
+    options = RunOptions(changes=True, start=start.record(), home=folder, observer=Until(until))
+    run_in_folder(loaded, ProgressOnly(until, console.console.quiet), stop, options)
+    for name in ("final", "checkpoints"):  # as large as the model, and nobody reads them
+        with suppress(OSError):
+            discard(folder / name)
+
+
+def _fork(plan: Plan, folder: Path) -> None:
+    """Copy the run's folder as of ``plan.begun`` steps: the checkpoint says which log lines belong to it.
+
+    The checkpoint is linked, not copied: nobody changes its files in place.
+    """
+    make_folder(plan.home)
+    if not plan.begun:
+        return
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    checkpoint = next((p for p in checkpoints(plan.stage) if step_of(p) == plan.begun), None)
+    if checkpoint is None:
+        raise CheckpointError(f"{plan.stage}: the checkpoint after {plan.begun} steps is gone")
+    shutil.copytree(plan.stage, temporary, ignore=lambda where, names: _left_out(plan.stage, where, names))
+    shutil.copytree(checkpoint, temporary / "checkpoints" / checkpoint.name, copy_function=_link)
+    temporary.rename(folder)
+
+
+def _left_out(stage: Path, where: str, names: Sequence[str]) -> set[str]:
+    return set(names) & set(ENDED) if Path(where) == stage else set()
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or a file system without links
+        shutil.copy2(source, target)

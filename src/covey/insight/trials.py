@@ -1,0 +1,299 @@
+"""`covey diagnose`: the changes of a run that are worth a trial, and what each of them did.
+
+A trial continues the run from one of its steps under one change. It draws what the run would have drawn, so
+trials from the same step differ in the change alone, and are compared problem by problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.insight.findings.finding import STREAM, Finding
+from covey.insight.findings.remedies import (
+    FEWER_UPDATES,
+    TENTH_OF_LR,
+    ChangeTo,
+    ScaleBy,
+    larger_alpha,
+    weaker_pull,
+)
+from covey.insight.findings.rule import Remedy
+from covey.insight.findings.settings import SettingOf, yaml_line
+from covey.insight.findings.table import RULES
+from covey.insight.findings.view import RunView
+from covey.insight.stages import points
+from covey.runs.estimates import Estimate, Evaluation, gain, gains, incomparable
+from covey.runs.folder import RESULT, read_numbers, read_stream
+from covey.runs.reader import read_ending
+from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.plot import table
+
+UNCHANGED = "unchanged"
+STILL = 0.01
+"""Nats a completion from the first policy, up to which a policy has hardly moved."""
+
+
+def much_larger_lr(factor: float) -> Remedy:
+    """Return a probe that multiplies the learning rate of a policy that has hardly moved."""
+    scaled = ScaleBy("train.lr", factor, 1e-5, bound=0.1)
+    return lambda run: scaled(run) if abs(run.late("kl/start")) < STILL else None
+
+
+OUT_OF_RANGE: tuple[Remedy, ...] = (
+    ChangeTo("algorithm.entropy.coef", 0.001, lambda own: not own or own <= 0.01),
+    weaker_pull,
+    larger_alpha,
+    ChangeTo("rollout.temperature", 1.0, lambda own: isinstance(own, int | float) and 0.7 <= own <= 1.2),
+    *FEWER_UPDATES,
+)
+"""Settings that metrics do not tell apart, tried where they are far from those in use."""
+RATES: tuple[Remedy, ...] = (
+    TENTH_OF_LR,
+    ScaleBy("train.lr", 3, 1e-5),
+    much_larger_lr(30),
+    much_larger_lr(1000),
+)
+"""Learning rates, which are tried in any case."""
+MOST = 8
+"""Largest number of changes that are tried, unless the user names them."""
+RANGE, RATE = "out of range", "rate"
+CHANCE = "chance"
+"""Why another order of the data is tried: its trial shows what chance alone changes."""
+EVEN_ODDS = 0.05
+"""Chance that any of the changes seems to do something, if none of them does."""
+
+
+class Change(NamedTuple):
+    """A change of the config that is worth a trial."""
+
+    line: str
+    """As in a config: `train.lr: 1e-06`."""
+    why: str
+    """The finding whose remedy it is, `out of range`, `rate`, or `chance`."""
+
+    @property
+    def option(self) -> str:
+        """The change as an option of the command line."""
+        key, _, value = self.line.partition(": ")
+        return f"--{key}={value}"
+
+    @property
+    def key(self) -> str:
+        """The setting that it changes."""
+        return self.line.partition(": ")[0]
+
+
+def changes_worth_trying(
+    stage: Path, findings: Sequence[Finding], setting: SettingOf, seed: int
+) -> list[Change]:
+    """Return remedies of the findings, settings out of range, rates, and another order of the data; MOST."""
+    metrics = read_numbers(stage, "metrics.jsonl")
+    evals = [Evaluation.from_record(record) for record in read_stream(stage, "evals.jsonl")]
+    view = RunView(metrics, evals, setting, patient=False)
+    rules = {rule.name: rule for rule in RULES}
+    found = [(f.id, remedy(view)) for f in findings if f.id in rules for remedy in rules[f.id].remedies]
+    probes = [(RANGE, probe(view)) for probe in OUT_OF_RANGE]
+    probes += [(RATE, probe(view)) for probe in RATES]
+    order = Change(yaml_line("seed", seed + 1), CHANCE)
+    lines = dict[str, str]()
+    for why, line in [*found, *probes]:
+        if line is not None:
+            lines.setdefault(line, why)
+    return [*(Change(line, why) for line, why in list(lines.items())[: MOST - 1]), order]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the steps under one change did, beside the same steps without it."""
+
+    change: Change
+    folder: Path
+    held_out: Estimate
+    """Held-out accuracy at the end, minus that of the unchanged trial; NaN if they cannot be compared."""
+    training: Estimate
+    """Accuracy of the completions of the later half of the steps, minus that of the unchanged trial."""
+    findings: tuple[str, ...]
+    """Findings of the trial itself."""
+    ended: str
+    """Why it ended before its last step; empty if it did not."""
+
+    @property
+    def effect(self) -> str:
+        """`helps`, `harms` or `no clear change`: beyond what chance explains in that many trials."""
+        both = [e for e in (self.held_out, self.training) if not math.isnan(e.value)]
+        if any(e.high < 0 for e in both):
+            return "harms"
+        return "helps" if any(e.low > 0 for e in both) else "no clear change"
+
+
+def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps: int) -> list[Trial]:
+    """Return what each trial did; all began after ``begun`` steps and were to do ``steps`` more."""
+    # Two comparisons of each trial with the unchanged one: the chance of an error is divided among them.
+    errors = NormalDist().inv_cdf(1 - EVEN_ODDS / 2 / max(1, 2 * len(folders)))
+    late = begun + steps // 2
+    before = _rates(unchanged, late)
+    return [
+        Trial(
+            change,
+            folder,
+            _held_out(unchanged, folder, change, errors),
+            _training(before, _rates(folder, late), change, errors),
+            findings_since(folder, begun),
+            ending_of(folder),
+        )
+        for change, folder in folders.items()
+    ]
+
+
+def findings_since(folder: Path, begun: int) -> tuple[str, ...]:
+    """Return the ids of the findings that a trial made itself."""
+    records = read_stream(folder, STREAM)
+    return tuple(str(r["id"]) for r in records if isinstance(r["step"], int) and r["step"] >= begun)
+
+
+def ending_of(folder: Path) -> str:
+    """Return why a trial ended early, in its first sentence; empty if it did not."""
+    return "" if (folder / RESULT).exists() else read_ending(folder).partition(". ")[0] or "not finished"
+
+
+SAMPLING = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
+UNKNOWN = Estimate(math.nan, -math.inf, math.inf)
+
+
+def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> Estimate:
+    """Return the gain of held-out accuracy, greedy if the change is one of sampling itself."""
+    ended = all((folder / RESULT).exists() for folder in (unchanged, changed))
+    measured = [_last_evaluation(folder) for folder in (unchanged, changed)]
+    before, after = measured
+    if not ended or before is None or after is None or incomparable(before, after):
+        return UNKNOWN
+    return gains(before, after, errors)["greedy" if change.key in SAMPLING else "sampled"]
+
+
+def _last_evaluation(folder: Path) -> Evaluation | None:
+    records = read_stream(folder, "evals.jsonl")
+    return Evaluation.from_record(records[-1]) if records else None
+
+
+class _Rates(NamedTuple):
+    """Accuracy by problem, the smallest number of completions of a problem, and what `correct` means."""
+
+    of_problem: Mapping[str, float]
+    completions: int
+    verdict: str
+    """The reward that says what is correct; empty if nothing was evaluated."""
+
+
+def _rates(folder: Path, late: int) -> _Rates:
+    """Return the accuracy of a trial's completions from step ``late`` on, by problem."""
+    evaluation = _last_evaluation(folder)
+    verdict = evaluation.verdict if evaluation is not None else ""
+    correct = defaultdict[str, list[float]](list)
+    for step in (s for s in recorded_steps(folder) if s >= late):
+        for row in read_rollouts(folder, step).rows:
+            value = row["components"].get(verdict, row["reward"])
+            if value is not None:
+                correct[f"{row['problem']} {row['prompt']}"].append(float(value > 0.5))
+    counts = [len(values) for values in correct.values()]
+    rates = {problem: float(np.mean(values)) for problem, values in correct.items()}
+    return _Rates(rates, min(counts, default=1), verdict)
+
+
+def _training(before: _Rates, after: _Rates, change: Change, errors: float) -> Estimate:
+    """Return the gain of accuracy on the problems that both trials met; unknown if it means another thing."""
+    common = sorted(before.of_problem.keys() & after.of_problem.keys())
+    # Without a verdict by name, `correct` is what the changed rewards pay.
+    means_another = change.key in SAMPLING or (change.key == "rewards" and not before.verdict)
+    if not common or means_another or before.verdict != after.verdict:
+        return UNKNOWN
+    own, now = (np.array([rates.of_problem[problem] for problem in common]) for rates in (before, after))
+    doubt = 1 / math.sqrt(min(before.completions, after.completions))
+    return gain(own, now, doubt, errors=errors)
+
+
+def helping(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that clearly help, the likeliest cause first. Chance is no remedy.
+
+    Many things help a sick run, another learning rate above all. So a change that the findings or the config
+    point to comes first if it does at least half as much as the best.
+    """
+    good = [t for t in trials if t.effect == "helps" and t.change.why != CHANCE]
+    most = max(map(_gain, good), default=0.0)
+    return sorted(good, key=lambda t: (_gain(t) < most / 2, t.change.why == RATE, -_gain(t)))
+
+
+def _gain(trial: Trial) -> float:
+    return _size(trial.training) + _size(trial.held_out)
+
+
+def _size(estimate: Estimate) -> float:
+    return 0.0 if math.isnan(estimate.value) else estimate.value
+
+
+def lines_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Iterator[str]:
+    """Yield a table of the trials and a conclusion; ``unchanged``: findings of the unchanged trial."""
+    head = ["change", "why", "held-out", "training", "findings", ""]
+    shown = [("unchanged", "", "", "", ", ".join(unchanged) or "none", "")]
+    for t in sorted(trials, key=_gain, reverse=True):
+        numbers = (points(t.held_out), points(t.training))
+        shown.append(
+            (t.change.line, t.change.why, *numbers, ", ".join(t.findings) or "none", t.ended or t.effect)
+        )
+    yield from table([head, *shown])
+    yield ""
+    yield conclusion(trials, unchanged)
+
+
+def conclusion(trials: Sequence[Trial], unchanged: Sequence[str]) -> str:
+    """Return what the trials say about the cause, in a sentence or two."""
+    good = helping(trials)
+    if good:
+        best, *others = good
+        gone = [f for f in unchanged if f not in best.findings]
+        also = f", and {', '.join(gone)} does not occur under it" if gone else ""
+        too = f". {', '.join(t.change.line for t in others)} helps too" if others else ""
+        return f"{best.change.line} helps: {_told(best)}{also}{too}"
+    if unchanged:
+        first = unchanged[0]
+        without = [t for t in trials if first not in t.findings and t.effect != "harms" and not t.ended]
+        lines = ", ".join(t.change.line for t in without)
+        if any(t.change.why == CHANCE for t in without):
+            return f"no change makes more answers correct so far, and {first} comes and goes by chance"
+        if without:
+            return f"no change makes more answers correct so far; {first} does not occur under {lines}"
+    return "no change does more than chance explains; try more steps (--steps), or changes of your own"
+
+
+def _told(trial: Trial) -> str:
+    told = [("held-out problems", trial.held_out), ("training problems", trial.training)]
+    return ", ".join(f"{points(e)} on {where}" for where, e in told if not math.isnan(e.value))
+
+
+def record_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Mapping[str, object]:
+    """Return the trials as JSON."""
+    return {
+        "helping": [t.change.line for t in helping(trials)],
+        "conclusion": conclusion(trials, unchanged),
+        "findings_of_unchanged": list(unchanged),
+        "trials": [
+            {
+                "change": t.change.line,
+                "why": t.change.why,
+                "effect": t.effect,
+                "held_out": vars(t.held_out),
+                "training": vars(t.training),
+                "findings": list(t.findings),
+                "ended": t.ended,
+                "folder": str(t.folder),
+            }
+            for t in trials
+        ],
+    }
