@@ -141,6 +141,23 @@ def test_a_trial_that_ends_early_is_a_result(run: Path, tmp_path: Path) -> None:
     trials, _ = diagnose(plan, RunConsole(quiet=True), StopSignal())
     assert trials[0].ended == "stopped by a guard: trained 1 steps without changing a single weight"
     assert trials[0].effect == "no clear change"
+    # It is not made a second time.
+    before = content(tmp_path)
+    diagnose(plan, RunConsole(quiet=True), StopSignal())
+    assert content(tmp_path) == before
+
+
+def test_a_stage_of_a_pipeline_is_diagnosed_wherever_it_lies(tmp_path: Path) -> None:
+    stages = [
+        {"method": "sft", "train": {"steps": 1, "batch_size": 2}},
+        {"method": "rl", "train": {"steps": 2, "save_every": 1}},
+    ]
+    trained(tmp_path, stages=stages).rename(tmp_path / "moved")
+    plan = plan_trials(tmp_path / "moved", ["train.lr=0"], 1)
+    assert plan.stage.name == "2-rl"
+    trials, _ = diagnose(plan, RunConsole(quiet=True), StopSignal())
+    assert logged(plan.folder(None)) == logged(plan.stage)
+    assert trials[0].ended == ""
 
 
 def test_trials_begin_before_the_trouble(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

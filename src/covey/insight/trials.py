@@ -164,6 +164,8 @@ def ending_of(folder: Path) -> str:
     return "" if (folder / RESULT).exists() else read_ending(folder).partition(". ")[0] or "not finished"
 
 
+WIDEST_CHANGE = 48
+"""Characters of a change in the table."""
 SAMPLING = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
 UNKNOWN = Estimate(math.nan, -math.inf, math.inf)
 
@@ -244,9 +246,10 @@ def lines_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Iterat
     shown = [("unchanged", "", "", "", ", ".join(unchanged) or "none", "")]
     for t in sorted(trials, key=_gain, reverse=True):
         numbers = (points(t.held_out), points(t.training))
-        shown.append(
-            (t.change.line, t.change.why, *numbers, ", ".join(t.findings) or "none", t.ended or t.effect)
-        )
+        line = t.change.line
+        line = line if len(line) <= WIDEST_CHANGE else f"{line[: WIDEST_CHANGE - 3]}..."
+        found = ", ".join(t.findings) or "none"
+        shown.append((line, t.change.why, *numbers, found, t.ended or t.effect))
     yield from table([head, *shown])
     yield ""
     yield conclusion(trials, unchanged)

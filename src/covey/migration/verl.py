@@ -58,6 +58,7 @@ SILENT = (
 )  # fmt: skip
 """Settings of placement, memory and logging, which covey chooses itself or does not have."""
 WHY: Mapping[str, str] = {
+    "defaults": "verl's own defaults are taken; files of yours that it names are not read",
     "data.shuffle": "covey draws problems in an order of its own, from the seed",
     "data.filter_overlong_prompts_workers": "reading is fast enough",
     "data.sampler.*": "the curriculum is rollout.curriculum",
