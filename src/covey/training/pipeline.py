@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -61,7 +60,6 @@ from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
-from covey.training.collect import kept
 from covey.training.hours import hours_line
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
@@ -149,7 +147,7 @@ def _select_rows(loaded: Loaded, console: RunConsole) -> Result:
     began = time.monotonic()
     example = by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    by_first(lambda: leave_result(folder, result))
+    by_first(lambda: _leave_result(result, {}))
     return result
 
 
@@ -325,10 +323,10 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
 
 def finish_examples(run: Run) -> Result:
     """Write the examples and the result of a collecting stage."""
-    folder = run.journal.folder.path
-    by_first(lambda: kept(run))
+    by_first(lambda: collect.kept(run))
     seconds = round(run.journal.clock.total(), 1)
     example = example_of([p.problem for p in run.train_set])
+    folder = run.journal.folder.path
     result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
     by_first(lambda: _conclude(run, result))
     return result
@@ -336,16 +334,15 @@ def finish_examples(run: Run) -> Result:
 
 def _conclude(run: Run, result: Result) -> None:
     """Write the result, last of all: its existence marks the stage as complete."""
-    folder = run.journal.folder
-    written = {name: list(known) for name, known in folder.sync().streams.items()}
-    leave_result(folder.path, result, written)
+    written = {name: list(known) for name, known in run.journal.folder.sync().streams.items()}
+    _leave_result(result, written)
 
 
-def leave_result(folder: Path, result: Result, written: Mapping[str, object] = MappingProxyType({})) -> None:
+def _leave_result(result: Result, written: Mapping[str, object]) -> None:
     """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
-    made = folder / EXAMPLES
+    made = result.folder / EXAMPLES
     examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
-    write_file(folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
+    write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
 
 
 def measured_again(run: Run) -> Evaluation | None:
