@@ -204,8 +204,10 @@ def test_what_helps_beyond_chance_is_named() -> None:
     assert [t.effect for t in (good, weak, bad)] == ["helps", "no clear change", "harms"]
     assert helping([weak, bad, good, order]) == [good]
     assert conclusion([weak, good], ["farmed"]).startswith("train.lr: 1e-6 helps: +20 points [+10, +30]")
-    assert "farmed does not occur under it" in conclusion([weak, good], ["farmed"])
-    assert "farmed does not occur under train.lr: 3e-6" in conclusion([weak, bad], ["farmed"])
+    assert conclusion([weak, good], ["farmed"]).endswith(
+        "farmed does not occur under train.lr: 3e-6, train.lr: 1e-6"
+    )
+    assert conclusion([weak, bad], ["farmed"]) == "farmed does not occur under train.lr: 3e-6"
     assert "farmed comes and goes by chance" in conclusion(
         [weak, replace(order, training=UNKNOWN)], ["farmed"]
     )

@@ -256,23 +256,28 @@ def lines_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Iterat
 
 
 def conclusion(trials: Sequence[Trial], unchanged: Sequence[str]) -> str:
-    """Return what the trials say about the cause, in a sentence or two."""
+    """Return what the trials say: what makes more answers correct, and what ends the first finding."""
     good = helping(trials)
+    said = []
     if good:
         best, *others = good
-        gone = [f for f in unchanged if f not in best.findings]
-        also = f", and {', '.join(gone)} does not occur under it" if gone else ""
-        too = f". {', '.join(t.change.line for t in others)} helps too" if others else ""
-        return f"{best.change.line} helps: {_told(best)}{also}{too}"
-    if unchanged:
-        first = unchanged[0]
-        without = [t for t in trials if first not in t.findings and t.effect != "harms" and not t.ended]
-        lines = ", ".join(t.change.line for t in without)
-        if any(t.change.why == CHANCE for t in without):
-            return f"no change makes more answers correct so far, and {first} comes and goes by chance"
-        if without:
-            return f"no change makes more answers correct so far; {first} does not occur under {lines}"
-    return "no change does more than chance explains; try more steps (--steps), or changes of your own"
+        said.append(f"{best.change.line} helps: {_told(best)}")
+        if others:
+            said.append(f"{', '.join(t.change.line for t in others)} helps too")
+    if unchanged and (ends := _ends(unchanged[0], trials)):
+        said.append(ends)
+    return (
+        ". ".join(said) or "no change does more than chance explains; try more steps (--steps), or your own"
+    )
+
+
+def _ends(finding: str, trials: Sequence[Trial]) -> str:
+    """Return under which changes a finding does not occur, in a sentence; empty if there is none."""
+    without = [t for t in trials if finding not in t.findings and t.effect != "harms" and not t.ended]
+    if any(t.change.why == CHANCE for t in without):
+        return f"{finding} comes and goes by chance"
+    lines = ", ".join(t.change.line for t in without)
+    return f"{finding} does not occur under {lines}" if lines else ""
 
 
 def _told(trial: Trial) -> str:
