@@ -347,9 +347,9 @@ MUTANTS = [
         ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
         ("advantages of other rows after select", "values[index, :longest]", "values[index.sort().values, :longest]"),
         ("tokens of other rows after select", "tuple(values[i] for i in rows)", "tuple(values[i] for i in sorted(rows))"),
-        ("mask one short", "< lengths[:, None]\n", "< lengths[:, None] - 1\n"),
+        ("mask one short", "torch.from_numpy(completion.drawn)", "torch.from_numpy(np.append(completion.drawn[:-1], False))"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
-        ("truncated completions trained although masked", "(truncated & mask_truncated)", "(truncated & False)"),
+        ("truncated completions trained although masked", "(truncated and mask_truncated)", "(truncated and False)"),
         ("totals of the micro-batch", "totals = batch.totals(max_tokens)\n", "totals = batch.select([0]).totals(max_tokens)\n"),
     ),
     *of(
@@ -536,7 +536,7 @@ MUTANTS = [
     ),
     *of(
         "rollouts/loop.py",
-        ("one step more is begun ahead", "self._certain(step) * wanted", "(self._certain(step) + 1) * wanted"),
+        ("one step more is begun ahead", "self._certain(step) * self", "(self._certain(step) + 1) * self"),
     ),
     *of(
         "rollouts/segments.py",
@@ -686,8 +686,8 @@ MUTANTS = [
     ),
     *of(
         "sampling/tools/turns.py",
-        ("answered siblings continue in another order", "[owner] for owner, _ in continued", "[owner] for owner, _ in reversed(continued)"),
-        ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
+        ("answered siblings continue in another order", "[dialogue]) for dialogue, whole in continued", "[dialogue]) for dialogue, whole in reversed(continued)"),
+        ("answered siblings draw alike", "streams=[request.streams[self.owner[1]]]", "streams=[request.streams[0]]"),
     ),
 ]
 # fmt: on

@@ -30,7 +30,7 @@ from covey.objective.diagnostics import (
 )
 from covey.objective.loss import policy_loss
 from covey.objective.signs import gradient_signs, group_signs
-from covey.sampling.tools.metrics import tool_metrics
+from covey.rollouts.metrics import tool_metrics
 from covey.tasks.difficulty import Difficulty
 from covey_verify.types import StepRewards
 

@@ -28,8 +28,7 @@ from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
-from covey.sampling.restart import restart
-from covey.sampling.servers import Transport
+from covey.sampling.servers import Transport, restart
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
 from tests.conftest import policy_of, random_prompts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from covey.sampling.prompts import Prompted, encode_examples
 from covey.tasks.examples import examples_of
 from covey.tasks.files import read_problems
 from covey.tasks.sampled import SAMPLED
-from covey.training import given
-from covey.training.given import Lesson
+from covey.training import pipeline
 from covey.training.run import Run
 from covey.types import AnswerTokens, SampledTokens
 from covey_verify.errors import DataError
@@ -69,13 +69,13 @@ def sampled_in(folder: Path) -> set[tuple[tuple[int, ...], ...]]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Prompted]:
     """What loops over given examples train, put down here."""
     seen: list[Prompted] = []
-    train = given.train
 
-    def noted(run: Run, lesson: Lesson) -> None:
+    def noted(train: Callable[[Run], None], run: Run) -> None:
         seen.extend(run.train_set)
-        train(run, lesson)
+        train(run)
 
-    monkeypatch.setattr(given, "train", noted)
+    listening = {name: partial(noted, pipeline.LOOPS[name]) for name in pipeline.LESSONS}
+    monkeypatch.setattr(pipeline, "LOOPS", {**pipeline.LOOPS, **listening})
     return seen
 
 

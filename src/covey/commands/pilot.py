@@ -373,16 +373,12 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     old = old_logprob_source(algorithm, pilot.sampler, updates_of(config))
     now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
-    prepare_batch = partial(
-        prepare, learner=learner, algorithm=algorithm, config=config, old=old, critic=pilot.critic
-    )
-
     begun = time.monotonic()
-    batch = with_signal(prepare_batch(groups, coefficients=now))
+    batch = with_signal(prepare(groups, pilot.stage, old, now, learner, pilot.critic))
     _wait(learner.policy.device)
     prepared = time.monotonic() - begun
     tokens = 0
-    for minibatch in updates(batch, algorithm, config, old, step=0):
+    for minibatch in updates(batch, pilot.stage, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
         busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)

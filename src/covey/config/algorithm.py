@@ -261,8 +261,7 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
 def own_code(algorithm: Algorithm) -> list[str]:
     """Return the names of an algorithm's functions that a user wrote, as in a config."""
-    estimator = [algorithm.kl.estimator] if algorithm.kl else []
-    return [bound.name for bound in (*algorithm.functions, *estimator) if ":" in bound.name]
+    return [bound.name for bound in algorithm.all_functions if ":" in bound.name]
 
 
 def departures(algorithm: Algorithm, name: str) -> str:

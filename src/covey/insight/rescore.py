@@ -18,7 +18,7 @@ from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.console import finite
 from covey.tasks.source import load_problems
-from covey.types import Completion, Problem, Transcript
+from covey.types import Problem
 from covey_verify.errors import DataError
 
 GROUPS_SHOWN = 12
@@ -121,7 +121,7 @@ def _submit(scorer: Scorer, log: RolloutLog, number: int, problem: Problem) -> G
     # Rewards do not see prompt tokens, so none are given.
     group = scorer.group(problem, np.zeros(0, np.int64), len(places))
     for sample, place in enumerate(places):
-        group.add(sample, _completion(log, place))
+        group.add(sample, log.completion(place))
     return group
 
 
@@ -133,20 +133,6 @@ def _result(log: RolloutLog, step: int, number: int, group: GroupScoring) -> Res
         (name, s.status) for name, component in new.components.items() for s in component.scores
     )
     return RescoredGroup(step, number, new.problem.id, old, new.rewards, statuses)
-
-
-def _completion(log: RolloutLog, place: int) -> Completion:
-    row = log.rows[place]
-    arrays = log.of_completion(place)
-    fault = str(row.get("environment_fault", ""))
-    return Completion(
-        arrays["tokens"],
-        arrays["logprobs"],
-        row["completion"],
-        row["finish"],
-        sampled=arrays.get("sampled"),
-        transcript=Transcript(tuple(row.get("turns", ())), row.get("environment"), fault),
-    )
 
 
 def record(found: Sequence[RescoredGroup]) -> Mapping[str, object]:

@@ -123,25 +123,25 @@ def by_completion(batch: Batch, values: Tensor) -> list[np.ndarray]:
 
 def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     """Collate groups into a Batch, without advantages. ``mask_truncated``: train no truncated completion."""
-    completions = [(g, c) for g, group in enumerate(groups) for c in group.completions]
-    lengths = torch.tensor([len(c.tokens) for _, c in completions], dtype=torch.int64)
-    # (L,) < (N, 1) -> (N, L): true on each completion's tokens.
-    mask = torch.arange(max(lengths.tolist(), default=0)) < lengths[:, None]
-    logprobs = torch.zeros(mask.shape)
-    for row, (_, completion) in zip(logprobs, completions, strict=True):
-        row[: len(completion.logprobs)] = torch.from_numpy(completion.logprobs)
+    owners = [g for g, group in enumerate(groups) for _ in group.completions]
+    completions = [c for group in groups for c in group.completions]
     rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
-    truncated = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
-    # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
-    mask &= ~(rewards.isnan() | (truncated & mask_truncated))[:, None]
-    for row, (_, completion) in zip(mask, completions, strict=True):
-        row[: len(completion.tokens)] &= torch.from_numpy(completion.drawn)
-    masks = tuple(c.sampling_mask for _, c in completions if c.sampling_mask is not None)
+    longest = max((len(c.tokens) for c in completions), default=0)
+    logprobs = torch.zeros(len(completions), longest)
+    mask = torch.zeros(logprobs.shape, dtype=torch.bool)
+    for row, completion in enumerate(completions):
+        size = len(completion.tokens)
+        logprobs[row, :size] = torch.from_numpy(completion.logprobs)
+        truncated = completion.finish == "length"
+        # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
+        if not (rewards[row].isnan() or (truncated and mask_truncated)):
+            mask[row, :size] = torch.from_numpy(completion.drawn)
+    masks = tuple(c.sampling_mask for c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
-        prompts=tuple(groups[g].prompt for g, _ in completions),
-        tokens=tuple(c.tokens for _, c in completions),
-        group=torch.tensor([g for g, _ in completions], dtype=torch.int64),
+        prompts=tuple(groups[g].prompt for g in owners),
+        tokens=tuple(c.tokens for c in completions),
+        group=torch.tensor(owners, dtype=torch.int64),
         rewards=rewards,
         correct=torch.tensor([c for g in groups for c in g.correct.tolist()], dtype=torch.bool),
         mask=mask,

@@ -94,10 +94,6 @@ class Trainable(Protocol):
 M = TypeVar("M", bound=Trainable)
 
 
-def _nothing() -> None:
-    pass
-
-
 class Learner(Generic[M]):
     """The weights under training and their optimizer.
 
@@ -113,14 +109,8 @@ class Learner(Generic[M]):
         *,
         head: nn.Module | None = None,
         pace: float = 1.0,
-        before_micro_batch: Callable[[], None] = _nothing,
-        when_halved: Callable[[int], None] = lambda _: None,
-        when_lost: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``head`` learns at ``pace`` times the rate. ``when_halved`` gets the new micro-batch size after
-        memory ran out; ``when_lost`` gets the size for a new start, if one of several processes cannot
-        continue.
-        """
+        """``head`` learns at ``pace`` times the rate."""
         if size() > 1:
             policy.split()
             if reference is not None:
@@ -133,9 +123,12 @@ class Learner(Generic[M]):
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
-        self.before_micro_batch = before_micro_batch
-        self.when_halved = when_halved
-        self.when_lost = when_lost
+        self.before_micro_batch: Callable[[], None] = lambda: None
+        """Called before each micro-batch; it may raise to stop."""
+        self.when_halved: Callable[[int], None] = lambda _: None
+        """Called with the new micro-batch size after memory ran out."""
+        self.when_lost: Callable[[int], None] = lambda _: None
+        """Called with the size for a new start, if one of several processes cannot continue."""
         self.activations = Activations()
 
     @torch.no_grad()

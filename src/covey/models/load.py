@@ -48,17 +48,9 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     given_dtype = None
     adapter = None
     if isinstance(config.model, GivenModel):
-        model, tokenizer = checked_model(config.model)
+        model, tokenizer = _given_writer(config.model, loaded)
         adapter = adapter_of(config.model)
         given_dtype = model.dtype
-        if is_classifier(model):
-            raise ConfigError(
-                f"model: a {config.model.name} judges texts and writes none; its method is reward_model"
-            )
-        if adapter is not None and config.lora:
-            raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
-        if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
-            take_weights(config.model, loaded.before / "final")
     elif config.model == "tiny":
         tokenizer = build_tokenizer(texts)
         model = build_model(tokenizer, config.seed)
@@ -77,15 +69,32 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
             "so no completion could ever end; set eos_token in tokenizer_config.json"
         )
     if config.train.recompute_layers:
-        if policy.decoder is None:
-            raise ConfigError(
-                f"train.recompute_layers: {model.config.model_type} runs through its Hugging Face modules, "
-                "which cannot recompute; lower train.tokens_per_micro_batch to save memory"
-            )
-        policy.decoder.recompute = True
+        _recompute_layers(policy)
     if loaded.checkpoint is not None:
         policy.load_weights(loaded.checkpoint)
     return policy
+
+
+def _given_writer(given: GivenModel, loaded: Loaded) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
+    model, tokenizer = checked_model(given)
+    if is_classifier(model):
+        raise ConfigError(f"model: a {given.name} judges texts and writes none; its method is reward_model")
+    if adapter_of(given) is not None and loaded.config.lora:
+        raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
+    if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
+        take_weights(given, loaded.before / "final")
+    return model, tokenizer
+
+
+def _recompute_layers(policy: Policy) -> None:
+    """Let the backward pass compute layers again. Raises ConfigError where another forward pass is used."""
+    if policy.decoder is None:
+        raise ConfigError(
+            f"train.recompute_layers: {policy.model.config.model_type} runs through its Hugging Face "
+            "modules, which cannot recompute; lower train.tokens_per_micro_batch to save memory"
+        )
+    policy.decoder.recompute = True
 
 
 def own_reference(loaded: Loaded) -> Policy | None:

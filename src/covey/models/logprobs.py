@@ -105,7 +105,7 @@ def exclude_unknown(logits: Tensor, known: int | None) -> Tensor:
     return logits
 
 
-def exclude(logits: Tensor, mask: SamplingMask | None, start: int, known: int | None = None) -> Tensor:
+def exclude(logits: Tensor, mask: SamplingMask | None, start: int, known: int | None) -> Tensor:
     """Exclude, in place, ids that could not be drawn; logits (n, V) are of predictions from ``start`` on."""
     logits = exclude_unknown(logits, known)
     if mask is None:

@@ -255,7 +255,7 @@ class Rows(NamedTuple):
     """(R, Q) bool: false on padding, whose results are dropped."""
 
 
-def padded_rows(spans: Tensor, window: int | None = None) -> list[Rows]:
+def padded_rows(spans: Tensor, window: int | None) -> list[Rows]:
     """Blocks of similar length, prompts apart from completions. (S, 4) -> rows that cover all spans."""
     # Greedy over (prompts first, longest first): a block's first member is its longest. Empty spans drop out.
     lengths = spans.tolist()

@@ -19,6 +19,8 @@ class Reference:
 
     def __init__(self, policy: Policy, moves: bool = False, own: Policy | None = None) -> None:
         """``own``: another model as the reference, in place of the policy as it is now."""
+        self.moves = moves
+        """Whether its weights change, so that a checkpoint has to have them."""
         # A reference that will move needs weights of its own, also where adapters are trained.
         self._adapter = None if moves or own is not None else policy.adapter
         self._policy = own or policy

@@ -181,15 +181,15 @@ class Algorithm:
     def functions(self) -> tuple[AnyBound, ...]:
         """The bound functions on all axes but the KL estimator's."""
         one: tuple[AnyBound | None, ...] = (
-            self.advantage,
-            self.whiten,
-            self.ratio,
-            self.surrogate,
-            self.reduce,
-            self.select_tokens,
-            self.filter,
+            *(self.advantage, self.whiten, self.ratio, self.surrogate, self.reduce),
+            *(self.select_tokens, self.filter),
         )
         return (*(c for c in one if c), *self.policy_weights)
+
+    @property
+    def all_functions(self) -> tuple[AnyBound, ...]:
+        """The bound functions on all axes."""
+        return self.functions if self.kl is None else (*self.functions, self.kl.estimator)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -81,7 +81,7 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups = sampled.groups or sampled.filtered
             now = run.state.coefficients
-            parts = (run.learner, algorithm, config, old, now, run.critic)
+            parts = (run.loaded, old, now, run.learner, run.critic)
             batch = prepare(groups, *parts)
             if not batch.advantages.any():
                 console.say(
@@ -92,7 +92,7 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
             if algorithm.advantage.own and off_centre(batch, groups) is not None:
                 console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
-            minibatch = next(updates(batch, algorithm, config, old, step=0))
+            minibatch = next(updates(batch, run.loaded, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
             objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)

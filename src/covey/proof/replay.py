@@ -148,7 +148,7 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, 
     for place, line in enumerate(log.rows):
         if line["trained"]:
             own = log.of_completion(place)
-            mask = log.sampling_mask(place)
+            mask = log.completion(place).sampling_mask
             # Indices of sampled tokens; tool answers between them are read but not trained.
             drawn = np.flatnonzero(own.get("sampled", np.ones(len(own["tokens"]))))
             row = Row(

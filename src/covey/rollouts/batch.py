@@ -44,3 +44,8 @@ class RolloutBatch:
     """Metrics of the sampling."""
     tool_seconds: float | None = None
     """Seconds in which nothing was sampled because tools were awaited; None without tools."""
+
+    @property
+    def all_groups(self) -> list[Group]:
+        """The groups to train on, then the filtered ones."""
+        return [*self.groups, *self.filtered]

@@ -25,15 +25,14 @@ from covey.rollouts.choose import Choice, Chooser
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
 from covey.rollouts.groups import Progress, of_all, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
-from covey.rollouts.metrics import kept_tokens, staleness
+from covey.rollouts.metrics import kept_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
-from covey.sampling.tools.metrics import tool_metrics
 from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import by_first, gather
-from covey.tasks.difficulty import Difficulty
+from covey.tasks.difficulty import Difficulty, Memory
 from covey.types import Group
 
 
@@ -83,53 +82,49 @@ class Rollouts:
         self.params = sampling_params(rollout)
         drawing = Drawing(sampler, self.params, store)
         self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
+        self.cutting = cutting_of(algorithm)
         self._waited = seconds_waited(sampler)
 
     def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
         """Yield the batches of this step and later ones; ``position`` is that of the batch before.
 
-        An unfinished batch leaves no trace: all changes are part of the batch.
+        An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
         """
-        difficulty = Difficulty(len(self.problems))
-        difficulty.load(position.difficulty)
+        # State of this iterator, which the methods below read.
+        self.progress = progress
+        self.difficulty = Difficulty(len(self.problems))
+        self.difficulty.load(position.difficulty)
+        self.prefetcher = Prefetcher(self._draw_ahead, position.cursor) if self.rollout.staleness else None
         # Only a run that begins measures; a resumed one has the rates in its position.
         if self.rollout.prepass and position == Position():
-            self._measure(difficulty, progress)
-        prefetcher = Prefetcher(self._draw_ahead, position.cursor) if self.rollout.staleness else None
+            self._measure()
         try:
             for number in count(step):
-                batch = self._sample(number, position, difficulty, progress, prefetcher)
+                batch = self._sample(number, position)
                 position = batch.position
                 yield batch
         finally:
-            if prefetcher is not None:
-                prefetcher.close()
+            if self.prefetcher is not None:
+                self.prefetcher.close()
 
-    def _measure(self, difficulty: Difficulty, progress: Progress) -> None:
+    def _measure(self) -> None:
         """Sample every problem before the first step, so that its pass rate is known."""
         numbers = range(self.rollout.prepass)
         requests = [
             p.request([key(self.seed, "prepass", p.problem.id, n) for n in numbers]) for p in self.problems
         ]
         scorer = Scorer(self.rewards)
-        groups = score_all(self.problems, requests, self.sampler, self.params, scorer, progress)
+        groups = score_all(self.problems, requests, self.sampler, self.params, scorer, self.progress)
         for index, group in enumerate(groups):
-            difficulty.update(index, group.pass_rate)
+            self.difficulty.update(index, group.pass_rate)
 
-    def _sample(
-        self,
-        step: int,
-        position: Position,
-        difficulty: Difficulty,
-        progress: Progress,
-        prefetcher: Prefetcher[PendingGroup] | None,
-    ) -> RolloutBatch:
+    def _sample(self, step: int, position: Position) -> RolloutBatch:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
         self._now = (step, position.cursor)  # the thread that draws ahead reads it
         if self.store is not None:
             self.store.passed(step, position.cursor)
         scorer = Scorer(self.rewards, step)
-        found = self._rounds(step, position.cursor, difficulty, scorer, progress, prefetcher)
+        found = self._rounds(step, position.cursor, scorer)
         kept, means = with_running_means(found.kept, position.means, self.algorithm)
         groups = [*kept, *found.filtered]
         # Canaries are made of one problem per step, in turn.
@@ -141,15 +136,21 @@ class Rollouts:
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
         for index, group in found.by_problem.items():
-            difficulty.update(index, group.pass_rate)
+            self.difficulty.update(index, group.pass_rate)
         metrics = {**self._metrics(found, kept, groups, stats), **elsewhere}
+        remembered: Memory = {}
         if self.chooser.remembers:
-            metrics |= difficulty.metrics()
-        remembered = difficulty.state() if self.chooser.remembers else {}
-        after = Position(position.cursor + found.used, remembered, unjudged, refused, means)
-        version = self.sampler.version
-        waited = self._tool_seconds()
-        return RolloutBatch(kept, found.filtered, after, version, stats, metrics, waited)
+            metrics |= self.difficulty.metrics()
+            remembered = self.difficulty.state()
+        return RolloutBatch(
+            groups=kept,
+            filtered=found.filtered,
+            position=Position(position.cursor + found.used, remembered, unjudged, refused, means),
+            version=self.sampler.version,
+            scoring=stats,
+            metrics=metrics,
+            tool_seconds=self._tool_seconds(),
+        )
 
     def _metrics(
         self, found: StepGroups, kept: Sequence[Group], groups: Sequence[Group], stats: ScoringStats
@@ -170,37 +171,22 @@ class Rollouts:
             metrics |= staleness(kept, self.sampler.version)
         return metrics
 
-    def _rounds(
-        self,
-        step: int,
-        cursor: int,
-        difficulty: Difficulty,
-        scorer: Scorer,
-        progress: Progress,
-        prefetcher: Prefetcher[PendingGroup] | None,
-    ) -> StepGroups:
+    def _rounds(self, step: int, cursor: int, scorer: Scorer) -> StepGroups:
         """Sample until enough groups pass the filter, in at most ``max_resampling_rounds`` more rounds."""
         found = StepGroups()
         wanted = self.rollout.prompts_per_step
-        cutting = cutting_of(self.algorithm)
         while len(found.kept) < wanted and found.rounds <= self.rollout.max_resampling_rounds:
             # Only as many as are missing, so that no more groups are sampled than needed.
             missing = wanted - len(found.kept)
-            place = cursor + found.used
-            chosen = self.chooser.choose(step, cursor, found.used, missing, found.by_problem, difficulty)
-            draw: Callable[[], Mapping[int, PendingGroup]]
-            if prefetcher is None:
-                draw = partial(self._draw_now, step, chosen.choices, difficulty, scorer, progress)
-            else:
-                tickets = range(place, place + missing)
-                # This round and the first rounds of the steps ahead are certain to be used, whatever is
-                # filtered.
-                until = tickets.stop + self._certain(step) * wanted
-                draw = partial(self._take_drawn, prefetcher, tickets, until, progress)
+            chosen = self.chooser.choose(step, cursor, found.used, missing, found.by_problem, self.difficulty)
+            draw = partial(self._draw_now, step, chosen.choices, scorer)
+            if self.prefetcher is not None:
+                place = cursor + found.used
+                draw = partial(self._take_drawn, self.prefetcher, step, range(place, place + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
             groups = of_all(prompted, partial(self._judged, draw, scorer))
-            if cutting is not None:
-                groups, tokens = self._with_segments(step, chosen.choices, groups, cutting, scorer, progress)
+            if self.cutting is not None:
+                groups, tokens = self._with_segments(step, chosen.choices, groups, self.cutting, scorer)
                 found.continued += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
                 found.by_problem[choice.problem] = group
@@ -210,22 +196,15 @@ class Rollouts:
             found.rounds += 1
         return found
 
-    def _draw_now(
-        self,
-        step: int,
-        choices: Sequence[Choice],
-        difficulty: Difficulty,
-        scorer: Scorer,
-        progress: Progress,
-    ) -> dict[int, PendingGroup]:
+    def _draw_now(self, step: int, choices: Sequence[Choice], scorer: Scorer) -> dict[int, PendingGroup]:
         """Draw this process' part of a round in the step that uses it."""
-        sizes = self.chooser.sizes(choices, difficulty)
+        sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
         draws = [
             Draw(self.problems[choices[n].problem], self._request(choices[n], sizes[n], step), scorer)
             for n in numbers
         ]
-        return {numbers[place]: pending for place, pending in self.draw(draws, progress)}
+        return {numbers[place]: pending for place, pending in self.draw(draws, self.progress)}
 
     def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
         """Draw this process' part of some places of the data before their step, in the sampling thread."""
@@ -244,11 +223,13 @@ class Rollouts:
             yield own[number], pending
 
     def _take_drawn(
-        self, prefetcher: Prefetcher[PendingGroup], tickets: range, until: int, progress: Progress
+        self, prefetcher: Prefetcher[PendingGroup], step: int, tickets: range
     ) -> dict[int, PendingGroup]:
-        """Take this process' part of a round drawn ahead; places below ``until`` may be drawn next."""
+        """Take this process' part of a round drawn ahead, and let the thread draw on."""
         own = self._own(tickets)
-        drawn = zip(own, prefetcher.take(own, until, progress), strict=True)
+        # This round and the first rounds of the steps ahead are certain to be used, whatever is filtered.
+        until = tickets.stop + self._certain(step) * self.rollout.prompts_per_step
+        drawn = zip(own, prefetcher.take(own, until, self.progress), strict=True)
         # Places of the data -> numbers in the round.
         return {ticket - tickets.start: pending for ticket, pending in drawn}
 
@@ -263,7 +244,6 @@ class Rollouts:
         groups: Sequence[Group],
         cutting: Mapping[str, Any],
         scorer: Scorer,
-        progress: Progress,
     ) -> tuple[list[Group], int]:
         """Return groups with the value of each segment of their completions, and the tokens it took."""
         pairs = zip(choices, groups, strict=True)
@@ -272,7 +252,7 @@ class Rollouts:
         def stream(cut: Cut, number: int) -> int:
             return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
 
-        score = partial(score_all, scorer=scorer, progress=progress)
+        score = partial(score_all, scorer=scorer, progress=self.progress)
         return with_segments(
             groups, cutting, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )

@@ -129,17 +129,13 @@ def with_segments(
     values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
     for cuts in _bands(groups, settings, params, decode):
-        problems = []
-        requests = []
-        prefixes = {}
-        for cut in cuts:
-            group = groups[cut.group]
-            whole = group.completions[cut.sample]
-            prompt = np.concatenate([group.prompt, whole.tokens[: cut.end + 1]])
-            streams = [stream(cut, n) for n in range(settings["continuations"])]
-            problems.append(Prompted(group.problem, prompt))
-            requests.append(problems[-1].request(streams))
-            prefixes[streams[0]] = (whole, cut.end)
+        problems = [_prefix(groups, cut) for cut in cuts]
+        streams = [[stream(cut, n) for n in range(settings["continuations"])] for cut in cuts]
+        requests = [p.request(own) for p, own in zip(problems, streams, strict=True)]
+        prefixes = {
+            own[0]: (groups[cut.group].completions[cut.sample], cut.end)
+            for cut, own in zip(cuts, streams, strict=True)
+        }
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
         judged = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
@@ -153,6 +149,13 @@ def with_segments(
         segments = tuple(_segments(values[g, s]) for s in range(len(group.completions)))
         valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
     return valued, tokens
+
+
+def _prefix(groups: Sequence[Group], cut: Cut) -> Prompted:
+    """Return the problem of a completion, with the completion up to a place as part of its prompt."""
+    group = groups[cut.group]
+    whole = group.completions[cut.sample]
+    return Prompted(group.problem, np.concatenate([group.prompt, whole.tokens[: cut.end + 1]]))
 
 
 def _bands(

@@ -13,7 +13,7 @@ from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
 from covey.rollouts.batch import Position
 from covey.runs.atomic import discard
-from covey.runs.folder import Logged, RunFolder, checkpoint_at
+from covey.runs.folder import LogState, RunFolder, checkpoint_at, checkpoints, latest_checkpoint
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 from covey.system.fault_injection import Faults
 from covey.system.integrity import read_record, sealed
@@ -53,21 +53,20 @@ class State:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointRecord:
     """The content of `trainer.json` in a checkpoint."""
 
     state: State
-    logged: Logged
+    logged: LogState
 
 
 def save_checkpoint(
     folder: RunFolder,
     learner: Learner[Policy],
+    critic: Learner[ValueModel] | None,
     state: State,
     keep: int,
     faults: Faults,
-    moves_reference: bool,
-    critic: Learner[ValueModel] | None = None,
 ) -> None:
     """Commit a checkpoint of ``state`` unless it exists. Keep the newest ``keep`` and the best one.
 
@@ -83,13 +82,13 @@ def save_checkpoint(
         if part is not None:
             part.check_finite(str(target))
     try:
-        _write(target, folder, learner, state, faults, moves_reference, critic)
+        _write(target, folder, learner, critic, state, faults)
     except OutOfRoom:
-        if by_first(lambda: len(folder.checkpoints())) < 2:
+        if by_first(lambda: len(checkpoints(folder.path))) < 2:
             raise
         # Every checkpoint but the newest makes room; then one more attempt, whose failure is final.
         by_first(lambda: folder.rotate(1))
-        _write(target, folder, learner, state, faults, moves_reference, critic)
+        _write(target, folder, learner, critic, state, faults)
     by_first(lambda: folder.rotate(keep))
 
 
@@ -97,10 +96,9 @@ def _write(
     target: Path,
     folder: RunFolder,
     learner: Learner[Policy],
+    critic: Learner[ValueModel] | None,
     state: State,
     faults: Faults,
-    moves_reference: bool,
-    critic: Learner[ValueModel] | None,
 ) -> None:
     full = faults.hit("save.full")
     by_first(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
@@ -112,11 +110,15 @@ def _write(
             together(lambda: save_tensors(learner.state(), new / "optimizer"))
             together(faults.in_save)
             reference = learner.reference
-            if reference is not None and moves_reference:
+            if reference is not None and reference.moves:
                 together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
                 together(lambda: save_tensors(critic.state(), new / "critic"))
-            by_first(lambda: (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync())))))
+            by_first(
+                lambda: (new / "trainer.json").write_text(
+                    sealed(asdict(CheckpointRecord(state, folder.sync())))
+                )
+            )
     except Exception as error:
         if (system := system_error(error)) is None:
             raise
@@ -128,7 +130,7 @@ def _write(
 
 def _check_free(folder: RunFolder, free: int) -> None:
     """Raise OutOfRoom before a save that cannot fit, judged by the newest checkpoint."""
-    newest = folder.checkpoints()[-1:]
+    newest = checkpoints(folder.path)[-1:]
     needed = sum(p.stat().st_size for path in newest for p in path.rglob("*"))
     if free < needed:
         raise OutOfRoom(
@@ -138,18 +140,15 @@ def _check_free(folder: RunFolder, free: int) -> None:
 
 
 def load_checkpoint(
-    path: Path,
-    learner: Learner[Policy],
-    moves_reference: bool,
-    critic: Learner[ValueModel] | None = None,
-) -> Saved:
+    path: Path, learner: Learner[Policy], critic: Learner[ValueModel] | None
+) -> CheckpointRecord:
     """Restore the learners from a checkpoint. Raises CheckpointError if a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
-    saved = read_record(path / "trainer.json", Saved, remedy)
+    saved = read_record(path / "trainer.json", CheckpointRecord, remedy)
     learner.policy.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
     reference = learner.reference
-    if reference is not None and moves_reference:
+    if reference is not None and reference.moves:
         reference.load(load_tensors(path / "reference", reference.state().__getitem__))
     if critic is not None:
         critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)
@@ -167,7 +166,7 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
     Damaged ones are renamed. So their steps can be saved again, and rotation removes no good ones in their
     favour. Raises CheckpointError if all are damaged or, with ``strict``, if any is.
     """
-    checkpoint, complaints = folder.latest_checkpoint()
+    checkpoint, complaints = latest_checkpoint(folder.path)
     if complaints and (strict or checkpoint is None):
         remedy = (
             ", or leave out --strict to resume from the checkpoint before"
@@ -175,7 +174,7 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
             else ", or remove the run folder to begin again: there is no other checkpoint"
         )
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files{remedy}")
-    for path in folder.checkpoints()[-len(complaints) :] if complaints else ():
+    for path in checkpoints(folder.path)[-len(complaints) :] if complaints else ():
         aside = path.with_name(f"damaged-{path.name}")
         if aside.exists():
             discard(aside)

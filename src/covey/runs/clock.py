@@ -32,7 +32,8 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a phase; phases do not nest."""
         self._wait()
-        self.phase, self.since = phase, time.monotonic()
+        self.phase = phase
+        self.since = time.monotonic()
         try:
             yield
         finally:

@@ -60,31 +60,20 @@ ENVIRONMENT = (
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting or fact that differs from the record."""
+    """A setting, fact or file that differs from the record."""
 
     name: str
-    before: object
-    now: object
-    verdict: Resume
+    words: str
+    """How it differs, with its name."""
+    verdict: Resume = BREAKS
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.before} there, {self.now} here ({self.verdict})"
+        return f"{self.words} ({self.verdict})"
 
 
-@dataclass(frozen=True)
-class Unrecorded(Difference):
-    """A setting missing from the record: another version of covey wrote it, or it is damaged."""
-
-    def __str__(self) -> str:
-        return f"config.yaml has no {self.name}, which is {self.now} here ({self.verdict})"
-
-
-@dataclass(frozen=True)
-class Changed(Difference):
-    """A file that the run reads and that has changed."""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.now} since the run began ({self.verdict})"
+def _since_then(name: str, what: str) -> Difference:
+    """Return the difference of a file, or of data, to which something has happened."""
+    return Difference(name, f"{name} {what} since the run began")
 
 
 def verdict(key: str, schedule: str = "") -> Resume:
@@ -115,8 +104,13 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
     kept = "train.schedule" not in keys
     schedule = loaded.config.train.schedule if kept else ""
-    kinds = {k: Difference if k in before else Unrecorded for k in keys}
-    return [kinds[k](k, before.get(k), now.get(k), verdict(k, schedule)) for k in keys]
+    found = []
+    for k in keys:
+        words = f"{k} is {before.get(k)} there, {now.get(k)} here"
+        if k not in before:  # another version of covey wrote the record, or it is damaged
+            words = f"config.yaml has no {k}, which is {now.get(k)} here"
+        found.append(Difference(k, words, verdict(k, schedule)))
+    return found
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -199,12 +193,12 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
         old = before.get(name)
         new = now.get(name)
         if old != new and name in ("data", "reference", "tokenizer"):
-            facts.append(Changed(name, old, "changed", "breaks exactness"))
+            facts.append(_since_then(name, "changed"))
         elif old != new:
             safe = name == "threads" and same_for_any
-            facts.append(Difference(name, old, new, "safe" if safe else "breaks exactness"))
+            facts.append(Difference(name, f"{name} is {old} there, {new} here", "safe" if safe else BREAKS))
     files = changes(before.get("files", {}), now["files"])
-    return [*facts, *(Changed(n, "", what, "breaks exactness") for n, what in files.items())]
+    return [*facts, *(_since_then(name, what) for name, what in files.items())]
 
 
 def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
@@ -223,5 +217,5 @@ def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> li
     if begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
         lost = [str(path) for path, found in records if found is None]
-        differences += [Changed(path, "", "is gone", "breaks exactness") for path in lost]
+        differences += [_since_then(path, "is gone") for path in lost]
     return differences

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from covey.runs.atomic import append_whole, discard, make_folder
-from covey.runs.folder import checkpoints
+from covey.runs.folder import checkpoints, step_of
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, Provenance, SamplingMask, Transcript
 
@@ -39,7 +39,8 @@ class CompletionFiles:
     """A ``covey.rollouts.prefetch.CompletionStore`` in a run's folder."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.folder = run, run / PENDING
+        self.run = run
+        self.folder = run / PENDING
         make_folder(self.folder)
         # Step -> first ticket not yet taken when it began; ticket -> lines by name, read once from disk.
         self._cursors: dict[int, int] = {}
@@ -83,7 +84,7 @@ class CompletionFiles:
         saved = checkpoints(self.run)
         # A resume starts at the newest checkpoint and asks again for everything from that step's cursor on.
         # If this process did not see that step begin, the cursor is unknown and nothing is removed.
-        newest = int(saved[-1].name.removeprefix("step_")) if saved else 0
+        newest = step_of(saved[-1]) if saved else 0
         done = self._cursors.get(newest, 0)
         for path in self.folder.iterdir() if done else ():
             if (match := FILE.fullmatch(path.name)) and int(match[1]) < done:

@@ -50,7 +50,8 @@ def rows_hash(rows: Iterable[object]) -> str:
 
 
 def _parts(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    code, known = function.__code__, function.__globals__
+    code = function.__code__
+    known = function.__globals__
     yield "the code", code
     yield "the defaults", (function.__defaults__, function.__kwdefaults__)
     yield "what @reward declares", vars(function).get(MARK)

@@ -17,9 +17,9 @@ from covey.errors import CheckpointError
 from covey.learner.batching import Batch, collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
-from covey.runs.rollouts import RolloutLog, read_rollouts
+from covey.runs.rollouts import read_rollouts
 from covey.system.processes import by_first
-from covey.types import Completion, Group, Problem
+from covey.types import NO_PROBLEM, Group
 from covey_verify.errors import ConfigError
 
 ONE_IN = 32
@@ -53,17 +53,12 @@ def first_completions(folder: Path) -> Batch | None:
         log = read_rollouts(folder, 0)
         count = min(MOST, max(FEWEST, len(log.rows) // ONE_IN), len(log.rows))
         chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
-        return collate([_as_group(log, int(place)) for place in chosen])
+        # A group of one completion each: problem and reward do not matter here.
+        return collate(
+            [
+                Group(NO_PROBLEM, log.prompts[log.rows[i]["group"]], (log.completion(i),), np.ones(1))
+                for i in chosen.tolist()
+            ]
+        )
     except (CheckpointError, ConfigError):
         return None
-
-
-# A group of one completion each: only tokens, log-probs and masks matter here, so problem and reward are
-# dummies.
-def _as_group(log: RolloutLog, place: int) -> Group:
-    own = log.of_completion(place)
-    mask = log.sampling_mask(place)
-    completion = Completion(
-        own["tokens"], own["logprobs"], "", "stop", sampling_mask=mask, sampled=own.get("sampled")
-    )
-    return Group(Problem("", ""), log.prompts[log.rows[place]["group"]], (completion,), np.ones(1))

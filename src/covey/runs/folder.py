@@ -22,7 +22,7 @@ import numpy as np
 from covey.errors import CheckpointError, FolderBusy
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.best import Best, best_of
-from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_rows
+from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_record, sealed_line, unsealed_line
 from covey.system.opening import naming, read_below, stream_bytes
 from covey.system.processes import first
@@ -45,7 +45,7 @@ MOST_DIGITS = 18
 
 
 @dataclass(frozen=True)
-class Logged:
+class LogState:
     """The state of the logs when a checkpoint was written."""
 
     streams: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Logged:
 
 
 @dataclass
-class Meant:
+class ExpectedStream:
     """The intended content of a stream, counted while lines are appended: a disk may lose some."""
 
     size: int = 0
@@ -74,7 +74,8 @@ class RunFolder:
     """One run's folder, locked while it is open. Of several processes only the first writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.writes = path, first()
+        self.path = path
+        self.writes = first()
         if not self.writes:
             return
         folders = (path, path / "rollouts", path / "checkpoints")
@@ -95,7 +96,7 @@ class RunFolder:
         os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
         # The thread that samples ahead logs events too.
         self._appending = Lock()
-        self._meant = {name: Meant() for name in STREAMS}
+        self._meant = {name: ExpectedStream() for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
 
@@ -118,7 +119,7 @@ class RunFolder:
         """Return all records of a stream."""
         return read_stream(self.path, stream)
 
-    def sync(self) -> Logged:
+    def sync(self) -> LogState:
         """Sync the streams to disk against a power loss, and return their state for a checkpoint."""
         paths = [self.path / name for name in STREAMS]
         for path in (*(p for p in paths if p.exists()), self.path):
@@ -128,9 +129,9 @@ class RunFolder:
         known = {
             name: (meant.size, meant.digest.hexdigest()) for name, meant in self._meant.items() if meant.size
         }
-        return Logged(known, len(self._rollouts()))
+        return LogState(known, len(self._rollouts()))
 
-    def _check_written(self, path: Path, meant: Meant) -> None:
+    def _check_written(self, path: Path, meant: ExpectedStream) -> None:
         """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
         held = b""
         if meant.unread:
@@ -144,14 +145,14 @@ class RunFolder:
             )
         meant.unread.clear()
 
-    def damaged(self, logged: Logged, step: int) -> list[str]:
+    def damaged(self, logged: LogState, step: int) -> list[str]:
         """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
 
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
         rests.
         """
         complaints = []
-        newest = self.path / "checkpoints" / f"step_{step:06d}"
+        newest = checkpoint_at(self.path, step)
         remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
@@ -167,7 +168,7 @@ class RunFolder:
                     raise CheckpointError(f"{complaints[-1]}, but the verdict depends on it. {remedy}")
         return complaints
 
-    def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
+    def damaged_rollouts(self, logged: LogState, step: int, every: bool) -> list[str]:
         """Describe missing or damaged files of the rollout log before ``step``.
 
         The content is checked of the first step, which `kl/start` reads again, or of ``every`` step.
@@ -185,7 +186,7 @@ class RunFolder:
                 complaints.append(str(error).partition(". Put the file back")[0])
         return complaints
 
-    def rewind(self, logged: Logged, step: int) -> None:
+    def rewind(self, logged: LogState, step: int) -> None:
         """Forget everything logged after a checkpoint.
 
         Truncates the streams, removes later rollouts, and blanks damaged lines.
@@ -202,7 +203,7 @@ class RunFolder:
                 write_file(path, readable + lasting)
             elif whole:
                 os.truncate(path, size)
-            self._meant[name] = Meant(len(readable + lasting), hashlib.sha256(readable + lasting))
+            self._meant[name] = ExpectedStream(len(readable + lasting), hashlib.sha256(readable + lasting))
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()
@@ -232,19 +233,11 @@ class RunFolder:
             every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
             values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
-            name = self.path / "rollouts" / f"step_{step:06d}"
+            path = rollout_file(self.path, step)
             # The arrays first: a JSONL file, by which readers find a step, then never lacks its arrays.
             arrays = rollout_arrays(groups, every, values)
-            write_file(name.with_suffix(".npz"), arrays)
-            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained), arrays))
-
-    def checkpoints(self) -> list[Path]:
-        """Return the committed checkpoints, oldest first."""
-        return checkpoints(self.path)
-
-    def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
-        """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
-        return latest_checkpoint(self.path)
+            write_file(path.with_suffix(".npz"), arrays)
+            write_file(path, rollout_rows(step, groups, every, len(trained), arrays))
 
     def best(self) -> Best | None:
         """Return the best evaluation so far."""
@@ -253,7 +246,7 @@ class RunFolder:
     def rotate(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and that of the best evaluation."""
         best = self.best()
-        for path in self.checkpoints()[:-keep]:
+        for path in checkpoints(self.path)[:-keep]:
             if best is None or step_of(path) != best.step:
                 discard(path)
 

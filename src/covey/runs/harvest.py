@@ -17,9 +17,8 @@ from covey_verify.errors import ConfigError, DataError
 
 ExampleRow = dict[str, object]
 OF_ROW = (
-    *("step", "group", "problem", "prompt", "completion"),
-    *("finish", "reward", "components", "turns"),
-)
+    "step", "group", "problem", "prompt", "completion", "finish", "reward", "components", "turns",
+)  # fmt: skip
 """Fields taken from a row of the log."""
 
 
@@ -53,18 +52,17 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
-        for group, places in log.groups.items():
-            prompt = tuple(log.prompts[group].tolist())
+        for number, places in log.groups.items():
+            prompt = tuple(log.prompts[number].tolist())
             yield [_logged(log, place, prompt, tokenizers[folder]) for place in places]
 
 
 def _logged(log: RolloutLog, place: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
     row = log.rows[place]
-    arrays = log.of_completion(place)
+    sampled = log.completion(place)
     said = {n: row[n] for n in OF_ROW if n in row}
-    ids = tuple(arrays["tokens"].tolist())
-    drawn = tuple(arrays["sampled"].tolist()) if "sampled" in arrays else (True,) * len(ids)
-    return LoggedSample(**said, tokens=AnswerTokens(ids, drawn), prompt_tokens=prompt, tokenizer=tokenizer)
+    tokens = AnswerTokens(tuple(sampled.tokens.tolist()), tuple(sampled.drawn.tolist()))
+    return LoggedSample(**said, tokens=tokens, prompt_tokens=prompt, tokenizer=tokenizer)
 
 
 def _tokenizer_of(folder: Path) -> str:

@@ -46,7 +46,6 @@ def _of_functions(loaded: Loaded) -> dict[str, str]:
 
 def _functions(loaded: Loaded) -> Iterator[tuple[str, object]]:
     """Yield the functions that a config names or holds, with a name for each."""
-    algorithm = loaded.algorithm
     for entry in loaded.config.rewards:
         spec = next(iter(entry), None) if isinstance(entry, Mapping) else entry
         if isinstance(spec, str) and ":" in spec:
@@ -56,7 +55,7 @@ def _functions(loaded: Loaded) -> Iterator[tuple[str, object]]:
             yield f"reward {spec.name}", spec.function
         elif callable(spec):
             yield f"reward {name_of(spec)}", spec
-    for bound in (*algorithm.functions, *((algorithm.kl.estimator,) if algorithm.kl else ())):
+    for bound in loaded.algorithm.all_functions:
         yield f"function {name_of(bound.function)}", bound.function
     if (tools := loaded.config.rollout.tools) is not None:
         with suppress(CoveyError):

@@ -23,6 +23,7 @@ from covey.models.given import adapter_of, checked_model
 from covey.models.load import model_files
 from covey.models.policy import weights_hash
 from covey.rewards.scorer import Rewards
+from covey.rollouts.learned import is_learned
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.offered import load_tools
 from covey.system.integrity import digest_of
@@ -30,7 +31,6 @@ from covey.tasks.source import data_files
 from covey_verify import types as verify_types
 
 OURS = (Path(types.__file__).resolve().parent, Path(verify_types.__file__).resolve().parent)
-LEARNED_MODULE = "covey.rollouts.learned.reward_models"
 LIBRARIES = tuple(
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -39,10 +39,9 @@ LIBRARIES = tuple(
 def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
     files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
-    chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     tools = loaded.config.rollout.tools
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
-    functions = [f.function for f in (*rewards, *chosen, *called)]
+    functions = [f.function for f in (*rewards, *loaded.algorithm.all_functions, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model = loaded.config.model
     objects = dict[str, str]()
@@ -51,7 +50,7 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     elif model != "tiny":
         files |= _of_model("model", model, loaded.folder)
     for reward in rewards:
-        if inspect.unwrap(reward.function).__module__ == LEARNED_MODULE:
+        if is_learned(reward):
             files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
     digests = {name: digest_of(path) for name, path in sorted(files.items())}
     return digests | objects | {"covey's own code": _own_code()}
@@ -76,7 +75,7 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     Imports are found in their text. Modules imported in another way are found because they are loaded and lie
     below the folder of such a file.
     """
-    begun = {path for f in functions for path in _begin(f, folder) if not is_library_file(path)}
+    begun = {path for f in functions for path in _begin(f, folder)}
     known = _with_imports(begun, folder)
     trees = {path.parent for path in begun}
     # A copy of the values: another thread may import while this iterates.
@@ -89,8 +88,8 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
 @cache
 def code_of(function: Callable[..., object], folder: Path) -> str:
     """Return the sha256 of a user's function and its imports, as first read; empty for covey's own."""
-    begun = {path for path in _begin(function, folder) if not is_library_file(path)}
-    return " ".join(sorted(digest_of(path) for path in _with_imports(begun, folder) if path.is_file()))
+    files = _with_imports(set(_begin(function, folder)), folder)
+    return " ".join(sorted(digest_of(path) for path in files if path.is_file()))
 
 
 def _with_imports(files: set[Path], folder: Path) -> set[Path]:
@@ -106,18 +105,12 @@ def _with_imports(files: set[Path], folder: Path) -> set[Path]:
 
 
 def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:
-    """Yield the file that a config names and the one that defines the function; they may differ."""
+    """Yield the user's files of a function: that which a config names, and that which defines it."""
     spec = getattr(function, "__covey_name__", "")
-    if ":" in spec:
-        yield (folder / spec.partition(":")[0]).resolve()
-    if (path := _file(function)) is not None:
-        yield path
-
-
-def _file(function: Callable[..., object]) -> Path | None:
-    """Return the file of a user's function; None for covey's or a library's, or without a file."""
-    path = origin_of(function)
-    return None if path is None or is_library_file(path) else path
+    named = (folder / spec.partition(":")[0]).resolve() if ":" in spec else None
+    for path in (named, origin_of(function)):
+        if path is not None and not is_library_file(path):
+            yield path
 
 
 def origin_of(function: object) -> Path | None:

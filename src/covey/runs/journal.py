@@ -93,15 +93,15 @@ class Journal:
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
         """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
-        advantages, values = by_completion(batch, batch.advantages), {}
+        advantages = by_completion(batch, batch.advantages)
+        values = {}
         if batch.critic is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.critic.values))
         self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
-        groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
         if rollout.tool_seconds is not None:
             self.clock.add("tools", rollout.tool_seconds)
-        self.clock.count("rollout", sum(c.length for g in groups for c in g.completions))
+        self.clock.count("rollout", sum(c.length for g in rollout.all_groups for c in g.completions))
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from covey.errors import CheckpointError
 from covey.system.integrity import sealed_line, unsealed_line
 from covey.system.opening import read_below, stream_bytes
-from covey.types import Completion, Group, SamplingMask
+from covey.types import Completion, Group, SamplingMask, Transcript
 from covey_verify.errors import ConfigError
 from covey_verify.types import StepRewards
 
@@ -108,36 +108,46 @@ class RolloutLog:
                 if len(arrays[name]) != lengths.sum():
                     raise ValueError(f"{name} has {len(arrays[name])} numbers for {lengths.sum()} tokens")
 
-    def of_completion(self, place: int) -> dict[str, np.ndarray]:
-        """Return the token-wise arrays of one completion, (T,) each."""
-        part = self._tokens(place)
-        count = int(self.arrays["ends"][-1])
-        # Only arrays with one number per completion token can be sliced so; prompts and kept ids have other
-        # lengths.
-        return {name: a[part] for name, a in self.arrays.items() if len(a) == count}
-
     @cached_property
     def prompts(self) -> dict[int, np.ndarray]:
-        """Number of a group -> the ids of its prompt."""
+        """Number of a group -> the token ids of its prompt, (P,)."""
         parts = np.split(self.arrays["prompt_tokens"], self.arrays["prompt_ends"][:-1])
         return dict(zip(self.groups, parts, strict=True))
 
-    def sampling_mask(self, place: int) -> SamplingMask | None:
-        """Return the ids that top_p and top_k kept for each token of a completion; None if they kept all."""
-        if "kept_ids" not in self.arrays:
-            return None
-        # Ids and ends of all completions are one array each; a mask counts its own ends from 0.
-        part = self._tokens(place)
-        every = self.arrays["kept_ends"]
-        first = int(every[part.start - 1]) if part.start else 0
-        ends = every[part]
-        last = int(ends[-1]) if len(ends) else first
-        return SamplingMask(self.arrays["kept_ids"][first:last], ends - first)
+    def completion(self, place: int) -> Completion:
+        """Return the completion of a row as it was sampled. Raises as ``arrays``."""
+        row = self.rows[place]
+        arrays = self.of_completion(place)
+        mask = None
+        if "kept_ends" in arrays:
+            # The ids of all completions lie one after another: these begin where the token before ended.
+            first = self._first(place)
+            start = int(self.arrays["kept_ends"][first - 1]) if first else 0
+            ends = arrays["kept_ends"] - start
+            stop = start + int(ends[-1]) if len(ends) else start
+            mask = SamplingMask(self.arrays["kept_ids"][start:stop], ends)
+        fault = str(row.get("environment_fault", ""))
+        return Completion(
+            arrays["tokens"],
+            arrays["logprobs"],
+            row["completion"],
+            row["finish"],
+            sampled=arrays.get("sampled"),
+            sampling_mask=mask,
+            transcript=Transcript(tuple(row.get("turns", ())), row.get("environment"), fault),
+        )
 
-    def _tokens(self, place: int) -> slice:
-        """Return the part of a completion in arrays that have a number for each token."""
+    def _first(self, place: int) -> int:
+        """Return the index of a completion's first token in the flat arrays."""
+        return int(self.arrays["ends"][place - 1]) if place else 0
+
+    def of_completion(self, place: int) -> dict[str, np.ndarray]:
+        """Return the token-wise arrays of one completion, (T,) each."""
         ends = self.arrays["ends"]
-        return slice(int(ends[place - 1]) if place else 0, int(ends[place]))
+        part = slice(self._first(place), int(ends[place]))
+        # Only arrays with one number per completion token can be sliced so; prompts and kept ids have other
+        # lengths.
+        return {name: a[part] for name, a in self.arrays.items() if a.ndim == 1 and len(a) == ends[-1]}
 
 
 def recorded_steps(folder: Path) -> list[int]:
@@ -243,7 +253,8 @@ def rollout_rows(
     """
     # Consumed inside the generator: groups and completions are visited in the order of the advantages.
     found = iter(advantages)
-    count, digest = len(advantages), hashlib.sha256(arrays).hexdigest()
+    count = len(advantages)
+    digest = hashlib.sha256(arrays).hexdigest()
     rows = (
         {
             "step": step,
@@ -296,7 +307,8 @@ def _mean(advantage: np.ndarray, completion: Completion) -> float:
 
 def _row(group: Group, sample: int) -> dict[str, object]:
     """Return the log's fields for one completion."""
-    completion, components = group.completions[sample], group.components
+    completion = group.completions[sample]
+    components = group.components
     scores = {name: component.scores[sample] for name, component in components.items()}
     extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
     said = completion.transcript

@@ -32,7 +32,7 @@ MOST_LINES = 5
 
 
 @dataclass(frozen=True)
-class Verified:
+class FileState:
     """The state of one file, of the rollout log of one step, or of a folder with a model."""
 
     file: str
@@ -44,7 +44,7 @@ class Verified:
         return f"{self.state:<9}{self.file}{f': {self.why}' if self.why else ''}"
 
 
-def verify_run(folder: Path) -> list[Verified]:
+def verify_run(folder: Path) -> list[FileState]:
     """Check every file that a run, or each stage of a pipeline, wrote. Raises ConfigError without a run.
 
     A file whose seal the run has not written yet is reported as unsealed.
@@ -54,17 +54,17 @@ def verify_run(folder: Path) -> list[Verified]:
     found = [_record(folder, START)] if (folder / START).exists() and folder not in stages else []
     for stage in stages:
         place = "" if stage == folder else f"{stage.relative_to(folder)}/"
-        found += [Verified(place + v.file, v.state, v.why) for v in _of_run(stage)]
+        found += [FileState(place + v.file, v.state, v.why) for v in _of_run(stage)]
     return found
 
 
-def _of_run(run: Path) -> Iterator[Verified]:
+def _of_run(run: Path) -> Iterator[FileState]:
     yield _checked(run, "config.yaml", lambda: recorded_yaml(run))
     for name in ("env.json", START, RESULT):
         if name == "env.json" or (run / name).exists():
             yield _record(run, name)
     if (run / RECORD).exists():
-        yield Verified(RECORD, "unsealed", "says why a run ended, and nothing is computed from it")
+        yield FileState(RECORD, "unsealed", "says why a run ended, and nothing is computed from it")
     known = _known_to_checkpoint(run)
     for name in STREAMS:
         yield from _stream(run, name, known)
@@ -77,22 +77,22 @@ def _of_run(run: Path) -> Iterator[Verified]:
     for place in (*checkpoints(run), run / "final"):
         if place.is_dir():
             problem = damage(place)
-            yield Verified(f"{place.relative_to(run)}/", "damaged" if problem else "whole", problem or "")
+            yield FileState(f"{place.relative_to(run)}/", "damaged" if problem else "whole", problem or "")
 
 
-def _checked(run: Path, name: str, check: Callable[[], object]) -> Verified:
+def _checked(run: Path, name: str, check: Callable[[], object]) -> FileState:
     try:
         check()
     except FileNotFoundError:
-        return Verified(name, "missing")
+        return FileState(name, "missing")
     except (CoveyError, ValueError) as error:
         # The table has the file's name already, and the remedy is the same for every row.
         why = str(error).partition(". Put")[0].removeprefix(f"{run / name}: ").removeprefix(f"{run}/")
-        return Verified(name, "damaged", why)
-    return Verified(name, "whole")
+        return FileState(name, "damaged", why)
+    return FileState(name, "whole")
 
 
-def _record(run: Path, name: str) -> Verified:
+def _record(run: Path, name: str) -> FileState:
     return _checked(run, name, lambda: read_record(run / name, dict[str, object], "Put it back"))
 
 
@@ -100,11 +100,11 @@ def _arrays(run: Path, step: int) -> Callable[[], object]:
     return lambda: read_rollouts(run, step).arrays
 
 
-def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Iterator[Verified]:
+def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Iterator[FileState]:
     """Check a log line by line, and against its hash in the newest checkpoint or in the result."""
     if not (run / name).exists():
         if name in known:
-            yield Verified(name, "missing")
+            yield FileState(name, "missing")
         return
     # Bytes after the last newline are a line that a running process is still writing.
     content = read_below(run, name, stream_bytes())
@@ -112,14 +112,14 @@ def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Itera
     bad = [number for number, line in lines if line.strip() and stream_record(line) is None]
     if bad:
         more = ", ..." if bad[MOST_LINES:] else ""
-        yield Verified(name, "damaged", f"line {', '.join(map(str, bad[:MOST_LINES]))}{more}")
+        yield FileState(name, "damaged", f"line {', '.join(map(str, bad[:MOST_LINES]))}{more}")
         return
     size, expected = known.get(name, (0, ""))
     # The checkpoint knows the hash of the first `size` bytes only: lines appended later are fine.
     lacks = bool(expected) and hashlib.sha256(content[:size]).hexdigest() != expected
     said = _ended(run, name)
     why = said or ("it has lost lines, or other ones, since the newest checkpoint" if lacks else "")
-    yield Verified(name, "damaged" if why else "whole", why)
+    yield FileState(name, "damaged" if why else "whole", why)
 
 
 def _ended(run: Path, name: str) -> str:
@@ -138,8 +138,8 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
     return {name: (int(size), str(digest)) for name, (size, digest) in known.items()}
 
 
-def _examples(run: Path) -> Verified:
+def _examples(run: Path) -> FileState:
     if not (run / RESULT).exists():
-        return Verified(EXAMPLES, "unsealed", "its stage has not ended")
+        return FileState(EXAMPLES, "unsealed", "its stage has not ended")
     why = _ended(run, EXAMPLES)
-    return Verified(EXAMPLES, "damaged" if why else "whole", why)
+    return FileState(EXAMPLES, "damaged" if why else "whole", why)

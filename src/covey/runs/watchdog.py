@@ -21,7 +21,8 @@ class Watchdog:
     """Waits for ``progress`` in a thread of its own; the main thread of a stalled run cannot help itself."""
 
     def __init__(self, folder: Path, minutes: float) -> None:
-        self.folder, self.minutes = folder, minutes
+        self.folder = folder
+        self.minutes = minutes
         self.idle = 0.0
         self._over = threading.Event()
 

@@ -56,14 +56,14 @@ class LocalSampler:
         max_running: int = 256,
         faults: Faults | None = None,
         on_fewer: Callable[[int], None] = lambda _: None,
-        before_token: Callable[[int, int], None] = lambda *_: None,
         lags: bool = False,
     ) -> None:
         self.policy = policy
         self.lags = lags
         self.max_running = max_running
         self.faults = faults or Faults()
-        self.on_fewer, self.before_token = on_fewer, before_token
+        self.on_fewer = on_fewer
+        self.before_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
         self.most_memory = 0
         """Most bytes that sampling has taken."""
@@ -152,41 +152,29 @@ class LocalSampler:
         partial: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
         """Complete what is left. New weights end the pass early, with what was under way in ``partial``."""
-        prompts, place = _prompts_of(requests, partial)
         # Interrupted ones first: they are the oldest.
         waiting = deque([*partial, *(owner for owner in left if owner not in partial)])
         slots = min(self.max_running, len(waiting))
         version = self.version
-        engine = self._engine(prompts, params, slots)
-        running = _Running(self.policy, params, slots)
+        running = _Running(self.policy, requests, params, slots, partial)
+        engine = self._engine(running.prompts, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
-        drawn, most = 0, sum(requests[r].limit(params) for r, _ in waiting)
+        drawn = 0
+        most = sum(requests[r].limit(params) for r, _ in waiting)
         while waiting or running.owners:
             self.before_token(drawn, most - drawn)
             self.faults.in_memory("memory.sampling")
-            finished: list[Sampled] = []
             with self._still(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
                     partial |= running.partial_completions()
                     return
-                # One step: running ones decode a token, new ones bring the first logits of their prompts.
-                # New slots come after the running ones, so concatenating keeps slot b in row b.
-                logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
-                admitted = [waiting.popleft() for _ in range(count)]
-                if admitted:
-                    running.admit(admitted, requests, partial)
-                    # An interrupted completion has a prompt of its own, the others have their request's.
-                    logits.append(engine.admit([place.get(owner, owner[0]) for owner in admitted]))
-                running.draw(torch.cat(logits), version)
+                running.step(engine, [waiting.popleft() for _ in range(count)], version)
                 drawn += running.count
-                if ended := running.ended():
+                finished = running.finished(engine, by_token=self.lags)
+                if finished:
                     self.most_memory = max(self.most_memory, engine.memory)
-                    finished = running.completed(ended, self.lags)
-                    compaction = Compaction.after(ended, running.count)
-                    running.evict(compaction)
-                    engine.evict(compaction)
             most -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
@@ -209,28 +197,30 @@ class _PartialCompletion(NamedTuple):
     kept: list[np.ndarray]
 
 
-def _prompts_of(
-    requests: Sequence[Request], partial: Mapping[Owner, _PartialCompletion]
-) -> tuple[list[np.ndarray], dict[Owner, int]]:
-    """Return the prompts of the requests, then those of interrupted completions, and where these are.
-
-    An interrupted completion's prompt ends with its tokens: they are prefilled under the new weights.
-    """
-    prompts = [request.prompt for request in requests]
-    place = {}
-    for owner, drawn in partial.items():
-        place[owner] = len(prompts)
-        prompts.append(np.concatenate([requests[owner[0]].prompt, drawn.tokens.cpu().numpy()]))
-    return prompts, place
-
-
 class _Running:
     """The tokens of the running completions: row b belongs to slot b, column t to token t."""
 
-    def __init__(self, policy: Policy, params: SamplingParams, slots: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        slots: int,
+        partial: Mapping[Owner, _PartialCompletion],
+    ) -> None:
+        """``partial``: completions that new weights interrupted, which continue."""
         self.policy = policy
+        self.requests = requests
         self.params = params
-        # All on the device, so that a step needs no transfer; the host waits only in ``ended``.
+        self.partial = partial
+        # An interrupted completion has a prompt of its own, behind those of the requests. It ends with the
+        # completion's tokens, which are prefilled under the new weights.
+        self.prompts = [request.prompt for request in requests]
+        self.own_prompt: dict[Owner, int] = {}
+        for owner, drawn in partial.items():
+            self.own_prompt[owner] = len(self.prompts)
+            self.prompts.append(np.concatenate([requests[owner[0]].prompt, drawn.tokens.cpu().numpy()]))
+        # All on the device, so that a step needs no transfer; the host waits only in ``_ended``.
         shape = (slots, params.max_tokens)
         self.owners: list[Owner] = []
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=policy.device)
@@ -252,15 +242,29 @@ class _Running:
     def count(self) -> int:
         return len(self.owners)
 
-    def admit(
-        self,
-        owners: Sequence[Owner],
-        requests: Sequence[Request],
-        partial: Mapping[Owner, _PartialCompletion],
-    ) -> None:
+    def step(self, engine: Engine, admitted: Sequence[Owner], version: int) -> None:
+        """Draw a token of every running completion, and the first one of those that are admitted."""
+        # New slots come after the running ones, so concatenating keeps slot b in row b.
+        logits = [engine.decode(self.latest[: self.count])] if self.owners else []
+        if admitted:
+            self._admit(admitted)
+            logits.append(engine.admit([self.own_prompt.get(owner, owner[0]) for owner in admitted]))
+        self._draw(torch.cat(logits), version)
+
+    def finished(self, engine: Engine, by_token: bool) -> list[Sampled]:
+        """Return the completions that ended with the latest token, and free their slots."""
+        ended = self._ended()
+        completions = self._completed(ended, by_token) if ended else []
+        if ended:
+            compaction = Compaction.after(ended, self.count)
+            self._evict(compaction)
+            engine.evict(compaction)
+        return completions
+
+    def _admit(self, owners: Sequence[Owner]) -> None:
         """Give completions the next slots; interrupted ones have tokens already."""
         slots = slice(self.count, self.count + len(owners))
-        own_requests = [requests[r] for r, _ in owners]
+        own_requests = [self.requests[r] for r, _ in owners]
         streams = [request.streams[s] for request, (_, s) in zip(own_requests, owners, strict=True)]
         # (n, max_tokens): uniform t of each stream; a completion begun elsewhere starts at its own t.
         draws = uniforms_of(
@@ -271,12 +275,12 @@ class _Running:
         self.limits[slots] = torch.tensor([request.limit(self.params) for request in own_requests])
         self.lengths[slots] = 0
         for slot, owner in enumerate(owners, start=self.count):
-            if (drawn := partial.get(owner)) is not None:
+            if (drawn := self.partial.get(owner)) is not None:
                 self.lengths[slot] = length = len(drawn.tokens)
                 self.tokens[slot, :length] = drawn.tokens
                 self.logprobs[slot, :length] = drawn.logprobs
                 self.versions[slot, :length] = drawn.versions
-        self.kept += [list(partial[owner].kept) if owner in partial else [] for owner in owners]
+        self.kept += [list(self.partial[owner].kept) if owner in self.partial else [] for owner in owners]
         self.owners += owners
 
     def partial_completions(self) -> dict[Owner, _PartialCompletion]:
@@ -292,11 +296,7 @@ class _Running:
             )
         return copies
 
-    def last(self) -> Tensor:
-        """(B,) the latest token of each slot."""
-        return self.latest[: self.count]
-
-    def draw(self, logits: Tensor, version: int) -> None:
+    def _draw(self, logits: Tensor, version: int) -> None:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         index = self.starts[: self.count] + self.lengths[: self.count]
         drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[index], self.params)
@@ -307,7 +307,7 @@ class _Running:
         self.latest[: self.count] = drawn.tokens
         self.kept_now = drawn.kept
 
-    def ended(self) -> dict[int, Literal["stop", "length"]]:
+    def _ended(self) -> dict[int, Literal["stop", "length"]]:
         """Return the slots that ended with the latest token, and why. Here the host waits for the device."""
         if self.kept_now is not None:
             # nonzero lists the kept ids row by row; the running sum of counts says where each row's end.
@@ -315,7 +315,7 @@ class _Running:
             ends = self.kept_now.sum(-1).cumsum(-1).tolist()
             for slot, kept in enumerate(np.split(ids, ends[:-1])):
                 self.kept[slot].append(kept)
-        stopped = torch.isin(self.last(), self.end_ids)
+        stopped = torch.isin(self.latest[: self.count], self.end_ids)
         if self.params.stop:
             stopped |= torch.tensor(
                 [self._stop_string(slot) for slot in range(self.count)], device=stopped.device
@@ -336,7 +336,7 @@ class _Running:
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
 
-    def completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
+    def _completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
         slots = list(ended)
         results = list[Sampled]()
@@ -353,7 +353,7 @@ class _Running:
             results.append(Sampled(*self.owners[slot], done))
         return results
 
-    def evict(self, compaction: Compaction) -> None:
+    def _evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
         tensors = (
             self.tokens,

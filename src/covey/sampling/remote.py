@@ -31,7 +31,6 @@ from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
 from covey.sampling.probes import alters_draws, mean_difference, nearest, sample_probes
 from covey.sampling.readings import check_stop, unread
-from covey.sampling.restart import restart
 from covey.sampling.servers import (
     FAILURES,
     TRY_AGAIN,
@@ -41,6 +40,7 @@ from covey.sampling.servers import (
     WeightsFolder,
     WorkList,
     none_left,
+    restart,
     same_complaint,
     timed_out,
 )
@@ -344,13 +344,7 @@ class RemoteSampler:
 
     def _give_weights(self, now: bool = False) -> None:
         """Let servers that lack the current weights take them, and probe them."""
-        # Lost ones every TRY_AGAIN seconds (or now), the others as soon as their version is old.
-        due = [
-            s
-            for s in self.servers
-            if (now or time.monotonic() - s.tried > TRY_AGAIN if s.lost else s.version != self.version)
-        ]
-        for server in due:
+        for server in [server for server in self.servers if self._is_due(server, now)]:
             with self._moving:
                 with self._counting:  # from here on it is not asked for completions
                     if not server.lost and (server.busy or server.version == self.version):
@@ -372,6 +366,12 @@ class RemoteSampler:
                 server.arrivals += 1
             if was:
                 self.say(f"{server.url} is back, with the weights of version {self.version}")
+
+    def _is_due(self, server: RemoteServer, now: bool) -> bool:
+        """Whether it needs weights: a lost one every ``TRY_AGAIN`` seconds, or ``now``."""
+        if server.lost:
+            return now or time.monotonic() - server.tried > TRY_AGAIN
+        return server.version != self.version
 
     def _bring(self, server: RemoteServer) -> None:
         """Give a server the current weights and probe it."""

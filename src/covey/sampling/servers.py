@@ -1,12 +1,15 @@
-"""State of each sampling server, the weights written for them, and the work that they share."""
+"""State of each sampling server, the weights written for it, its restart, and the work that all share."""
 
 from __future__ import annotations
 
 import http.client
+import os
 import queue
 import re
 import shutil
+import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +21,8 @@ from covey.models.policy import Policy, save_policy
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
 from covey.types import Completion
+from covey_verify.children import how_ended, run
+from covey_verify.web import ask
 
 TRY_AGAIN = 5.0
 """Seconds after which an excluded server is tried again."""
@@ -130,3 +135,35 @@ def none_left(servers: Sequence[RemoteServer]) -> SamplersLost:
     return SamplersLost(
         f"no sampling server is left: {reasons}. Start servers with this model and repeat the command"
     )
+
+
+def restart(command: str, url: str, folder: Path, timeout: float) -> None:
+    """Run a shell command that restarts the server at ``url`` on a model folder, and wait until it answers.
+
+    It is for a server that cannot take weights while it runs. The command reads them from COVEY_URL and
+    COVEY_MODEL and returns once the server is starting. Command and start together have ``timeout`` seconds.
+    Raises OSError.
+    """
+    ends = time.monotonic() + timeout
+    told = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
+    try:
+        # Its output goes where ours goes, and the server that it leaves in the background is not ended.
+        done = run(command, timeout, shell=True, env=told, stdout=None, stderr=None)  # noqa: S604
+    except subprocess.TimeoutExpired:
+        raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
+    if done.returncode:
+        raise OSError(f"rollout.sampler.restart failed: {how_ended(done.returncode)}")
+    while not _answers(url):
+        if time.monotonic() > ends:
+            raise OSError(f"no answer within {timeout:g} s after rollout.sampler.restart")
+        time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    try:
+        ask(f"{url}/health", timeout=5.0)
+    except OSError:  # HTTPError, too
+        return False
+    except ValueError:
+        pass  # something that is no JSON: it answers
+    return True

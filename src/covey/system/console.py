@@ -167,22 +167,27 @@ class RunConsole:
         self.console = Console(highlight=False, quiet=quiet, file=cast("TextIO | None", self.output))
         self._told = False
         self.live: Live | NotebookPanel | None = None
-        self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
-        self.at_most = self.by_completion = False
-        self.values: list[tuple[float, float]] = []
-        self.held_out: list[tuple[float, float]] = []
-        self.facts: Mapping[str, str] = {}
-        self.worries: Mapping[str, str] = {}
-        self.examples: tuple[str, Example, Example] | None = None
-        self.newest = ""
-        self.work = self.count = self.estimate = ""
-        self.step_number = 0
+        self._reset("", 0, 0)
         self.made = self.spoke = self.since = time.monotonic()
         self.announced: set[str] = set()
         """Kinds of work that have been announced where there is no terminal."""
         self.left: Callable[[], float | None] = self._left_at_this_pace
         self._over: threading.Event | None = None
         self._signs = threading.Lock()
+
+    def _reset(self, title: str, steps: int, first: int) -> None:
+        """Forget the stage before: nothing of this one is known yet."""
+        self.title = title
+        self.steps = steps
+        self.first = self.step_number = first
+        self.started = time.monotonic()
+        self.at_most = self.by_completion = False
+        self.values: list[tuple[float, float]] = []
+        self.held_out: list[tuple[float, float]] = []
+        self.facts: Mapping[str, str] = {}
+        self.worries: Mapping[str, str] = {}
+        self.examples: tuple[str, Example, Example] | None = None
+        self.newest = self.work = self.count = self.estimate = ""
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line that stays: wrapped between words on a terminal or notebook, left whole in a file.
@@ -216,15 +221,10 @@ class RunConsole:
         ``at_most``: it may end before all its steps. ``by_completion``: its progress counts completions.
         ``left`` estimates the seconds left, if it can; by default they follow from those of the steps so far.
         """
+        self._reset(title, steps, first)
         self.left = left or self._left_at_this_pace
-        self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
-        self.at_most, self.by_completion = at_most, by_completion
-        self.values = []
-        self.held_out = []
-        self.facts = {}
-        self.worries = {}
-        self.examples, self.newest, self.step_number = None, "", first
-        self.work = self.count = self.estimate = ""
+        self.at_most = at_most
+        self.by_completion = by_completion
         if self.console.quiet:
             return
         if self.console.is_terminal:
@@ -280,7 +280,9 @@ class RunConsole:
         if work != self.work:
             self.since = time.monotonic()
             self.announced -= {"evaluating"}
-        self.work, self.count, self.estimate = work, count, estimate
+        self.work = work
+        self.count = count
+        self.estimate = estimate
         self._give_sign()
 
     def _give_sign(self) -> None:
@@ -357,27 +359,35 @@ class RunConsole:
         On a low or narrow terminal the curve has one line, and the completions are left out.
         """
         width = self.console.width
-        unit = "completion" if self.by_completion else "step"
-        words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
-        # Everything of the first line must fit: the title is truncated first, then the bar gets the rest.
-        room = width - sum(2 + w.cell_len for w in words)
-        title = Text(self.title, style="bold")
-        title.truncate(max(16, room), overflow="ellipsis")
-        room -= title.cell_len + 2
-        bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
-        rows: list[list[Text]] = [[title, *bar, *words]]
         tall = self.console.height >= TALL and width >= WIDE
-        if tall and self.values:
+        # Items of a row stand side by side where there is room.
+        rows: list[list[Text]] = [self._progress(width)]
+        activity = [Text(self.activity, style="dim")]
+        if self.values and tall:
             rows += [[line] for line in self._curves(width)]
-        facts = [self._fact(name, value) for name, value in self.facts.items()]
-        course = [] if tall or not self.values else [self._short_curve(min(SHORT_CURVE, width))]
-        rows += [[*course, Text(self.activity, style="dim")], facts]
-        rows += [[line] for line in self._completions(width)] if tall else []
+        elif self.values:
+            activity.insert(0, self._short_curve(min(SHORT_CURVE, width)))
+        rows.append(activity)
+        rows.append([self._fact(name, value) for name, value in self.facts.items()])
+        if tall:
+            rows += [[line] for line in self._completions(width)]
         if self.newest:
             newest = Text.assemble(("! ", "yellow"), inert(self.newest).replace("\n", " "))
             newest.truncate(2 * width, overflow="ellipsis")
             rows.append([newest])
         return Group(*(line for row in rows for line in flow([item for item in row if item], width)))
+
+    def _progress(self, width: int) -> list[Text]:
+        """Return the items of the first line: title, bar, steps and time left."""
+        unit = "completion" if self.by_completion else "step"
+        words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
+        # Everything must fit: the title is truncated first, then the bar gets the rest.
+        room = width - sum(2 + w.cell_len for w in words)
+        title = Text(self.title, style="bold")
+        title.truncate(max(16, room), overflow="ellipsis")
+        room -= title.cell_len + 2
+        bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
+        return [title, *bar, *words]
 
     def _fact(self, name: str, value: str) -> Text:
         style = self.worries.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from covey.config.load import Loaded
@@ -29,6 +29,32 @@ def usable_problems(
     """
     config = loaded.config
     source = _measurable(source, rewards, config, console)
+    _tell_of_leaks(source, console)
+    if not len(rewards):
+        return source
+    names = [r.name for r in rewards]
+    unknown = set(config.keep.least) - set(names)
+    if config.method == "rejection_sampling" and unknown:
+        raise ConfigError(f"keep.least: there is no reward {min(unknown)!r}; there are: {', '.join(names)}")
+    # With examples, rewards only measure: they are never called on training rows.
+    everything = source.test if source.examples else source.train + source.test
+    _tell_of_rewards(rewards, config, console, everything)
+    train = source.train
+    skipped = dict[str, str]()
+    if everything:
+        scores = rehearse(everything[0], rewards, environment(everything[0]))
+        if config.method == "rl" and loaded.algorithm.credit == "step":
+            check_steps(scores, rewards, loaded.algorithm.advantage.name)
+    if not source.examples:
+        train, skipped = check_references(source.train, rewards, config.scoring.max_bad_references)
+    test, skipped_test = check_references(source.test, rewards, config.scoring.max_bad_references)
+    for row, why in {**skipped, **skipped_test}.items():
+        console.say(f"skipping {row}: {why}", "yellow")
+    return replace(source, train=train, test=test)
+
+
+def _tell_of_leaks(source: Source, console: RunConsole) -> None:
+    """Print a note if held-out problems are trained on."""
     if known := trained_on(source):
         held_out, trained = next(iter(known.items()))
         others = "" if len(known) == 1 else f"; so do {len(known) - 1:,} others"
@@ -37,16 +63,14 @@ def usable_problems(
             "Memorised answers would count as accuracy there",
             "yellow",
         )
-    if not len(rewards):
-        return source
-    names = [r.name for r in rewards]
-    unknown = set(config.keep.least) - set(names)
-    if config.method == "rejection_sampling" and unknown:
-        raise ConfigError(f"keep.least: there is no reward {min(unknown)!r}; there are: {', '.join(names)}")
+
+
+def _tell_of_rewards(
+    rewards: Rewards, config: Config, console: RunConsole, problems: Sequence[Problem]
+) -> None:
+    """Print what counts as correct, and where rewards run. Raises DataError for a column that is missing."""
     console.say(rewards.criterion)
-    # With examples, rewards only measure: they are never called on training rows.
-    everything = source.test if source.examples else source.train + source.test
-    check_columns(everything, rewards)
+    check_columns(problems, rewards)
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
         console.say(
             f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
@@ -65,18 +89,6 @@ def usable_problems(
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    train = source.train
-    skipped = dict[str, str]()
-    if everything:
-        scores = rehearse(everything[0], rewards, environment(everything[0]))
-        if config.method == "rl" and loaded.algorithm.credit == "step":
-            check_steps(scores, rewards, loaded.algorithm.advantage.name)
-    if not source.examples:
-        train, skipped = check_references(source.train, rewards, config.scoring.max_bad_references)
-    test, skipped_test = check_references(source.test, rewards, config.scoring.max_bad_references)
-    for row, why in {**skipped, **skipped_test}.items():
-        console.say(f"skipping {row}: {why}", "yellow")
-    return replace(source, train=train, test=test)
 
 
 def trained_on(source: Source) -> dict[str, str]:

@@ -13,7 +13,7 @@ from covey.rollouts.loop import Rollouts
 from covey.runs.atomic import write_file
 from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
-from covey.training.metrics import shown
+from covey.training.metrics import as_text
 from covey.training.run import Run
 from covey.types import Problem
 from covey_verify.errors import DataError
@@ -21,7 +21,8 @@ from covey_verify.errors import DataError
 
 def train(run: Run) -> None:
     """Sample and score ``train.steps`` rounds of problems, every group kept and logged."""
-    config, journal = run.loaded.config, run.journal
+    config = run.loaded.config
+    journal = run.journal
     plain = PRESETS["reinforce"]  # compares nothing and filters nothing
     source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, plain, config.seed)
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
@@ -33,12 +34,12 @@ def train(run: Run) -> None:
         nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]
         journal.folder.write_rollouts(step, rollout.groups, nothing, rollout.filtered)
         run.advance(step + 1, rollout.position)
-        groups = [*rollout.groups, *rollout.filtered]
+        groups = rollout.all_groups
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
         journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})
         values = {
-            "reward": shown(metrics["reward/mean"], ".3f"),
+            "reward": as_text(metrics["reward/mean"], ".3f"),
             "correct": f"{100 * metrics['accuracy']:.0f} %",
         }
         journal.console.step(step + 1, metrics["reward/mean"], values)

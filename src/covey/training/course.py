@@ -25,21 +25,27 @@ class Course:
 
     def __init__(self, clock: Clock, steps: int, updates: int) -> None:
         """``steps``: of the run. ``updates``: optimizer steps of each."""
-        self.clock, self.steps, self.updates = clock, steps, updates
+        self.clock = clock
+        self.steps = steps
+        self.updates = updates
         self.whole = True
         """Whether the state in memory is that after a whole step, its logs included: a run may end here."""
         self.begin(0, saved=False)
 
     def begin(self, step: int, saved: bool) -> None:
         """Note that the run begins, or goes on from a checkpoint (``saved``), after ``step`` steps."""
-        self.step, self.saved = step, step if saved else None
-        self.updated, self.micro_batch = 0, 0.0
-        self._steps, self._seconds = 0, 0.0  # of this process
+        self.step = step
+        self.saved = step if saved else None
+        self.updated = 0
+        self.micro_batch = 0.0
+        self._steps = 0
+        self._seconds = 0.0  # of this process
         self.saved_at = self.step_at = self._micro_at = time.monotonic()
 
     def step_begins(self) -> None:
         """Note that a step begins."""
-        self.step_at, self.updated = time.monotonic(), 0
+        self.step_at = time.monotonic()
+        self.updated = 0
 
     def micro_batch_begins(self) -> None:
         """Note that a micro-batch begins, of an update or of what it is prepared with."""
@@ -50,18 +56,23 @@ class Course:
 
     def update_begins(self, number: int) -> None:
         """Note that the optimizer makes its ``number``-th step: from now on the step has to be finished."""
-        self.whole, self.updated = False, number + 1
+        self.whole = False
+        self.updated = number + 1
 
     def step_ends(self, step: int) -> None:
         """Note that a step is complete and logged, ``step`` in all."""
         now = time.monotonic()
         if step != self.step:
-            self._steps, self._seconds = self._steps + 1, self._seconds + now - self.step_at
-        self.whole, self.step, self.step_at = True, step, now
+            self._steps += 1
+            self._seconds += now - self.step_at
+        self.whole = True
+        self.step = step
+        self.step_at = now
 
     def checkpoint(self) -> None:
         """Note that everything up to the last whole step is saved."""
-        self.saved, self.saved_at = self.step, time.monotonic()
+        self.saved = self.step
+        self.saved_at = time.monotonic()
 
     def unsaved_minutes(self) -> float:
         """Return the minutes since the last checkpoint, or since this process began."""
@@ -98,7 +109,8 @@ class Course:
                 f"the model is being written, then the run ends. {again} stops at once; the same command "
                 "then writes it"
             )
-        now, ending = time.monotonic(), self._ending()
+        now = time.monotonic()
+        ending = self._ending()
         about = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
         said = [f"stopping {ending.after}{about}"]
         what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"

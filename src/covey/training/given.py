@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -18,8 +17,6 @@ from covey.training.run import Run
 
 Shares = Mapping[str, float]
 """A micro-batch's part of each metric of its step; parts add up. One of them is `loss`."""
-
-
 Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
 """Numbers of examples -> their batch, and its objective, computed before the update.
 
@@ -27,11 +24,12 @@ Held-out examples are numbered after those that are trained on.
 """
 
 
-def train(run: Run, lesson: Lesson) -> None:
-    """Run the remaining steps."""
+def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
+    """Run the remaining steps of the lesson that ``lesson_of`` makes for the run."""
     config = run.loaded.config
     learner = run.learner
     journal = run.journal
+    lesson = lesson_of(run)
     for step in range(run.state.step, config.train.steps):
         # A stop request that reaches one process stops all at the same step.
         together(run.safe_point)
@@ -58,11 +56,6 @@ def train(run: Run, lesson: Lesson) -> None:
         journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
         if run.end_step(metrics):
             break
-
-
-def learn(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
-    """Run the remaining steps of a loop, whose lesson follows from the run."""
-    train(run, lesson_of(run))
 
 
 ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
@@ -98,15 +91,18 @@ def imitation(run: Run) -> Lesson:
     return lesson
 
 
-@dataclass(frozen=True)
-class NegativeLogLikelihood:
-    """-mean log pi of the trained answer tokens of an optimizer step."""
+class GivenObjective:
+    """The part that all objectives over given examples have of ``covey.learner.learner.Objective``."""
 
-    temperature: float = 1.0
-    max_tokens: int = 1
-    skips_idle: bool = False
-    whole_groups: bool = False
-    needs_reference: bool = False
+    temperature = 1.0
+    max_tokens = 1
+    skips_idle = False
+    whole_groups = False
+    needs_reference = False
+
+
+class NegativeLogLikelihood(GivenObjective):
+    """-mean log pi of the trained answer tokens of an optimizer step."""
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss, and its value for the log."""

@@ -17,7 +17,7 @@ from covey.rollouts.loop import Rollouts
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.given import added
-from covey.training.lessons import LESSONS
+from covey.training.pipeline import LESSONS
 from covey.training.rl import prepare
 from covey.training.run import Run
 from covey.training.setup import set_up
@@ -44,16 +44,17 @@ def _of_examples(run: Run) -> dict[str, float]:
 
 
 def _of_groups(run: Run, step: int) -> dict[str, float]:
-    config, algorithm = run.loaded.config, run.loaded.algorithm
+    config = run.loaded.config
+    algorithm = run.loaded.algorithm
     rollout_settings = config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})
     parts = (run.train_set, run.sampler, run.rewards, rollout_settings, algorithm, config.seed)
     rollout = next(Rollouts(*parts).after(step, Position(), run.on_sample))
-    groups = [*rollout.groups, *rollout.filtered]
+    groups = rollout.all_groups
     found = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged), **rollout.metrics}
     if config.rollout.group_size == 1:
         return {**found, "loss": 0.0}  # a completion without siblings has no advantage
     now = run.state.coefficients
-    batch = prepare(groups, run.learner, algorithm, config, OldLogprobs.RECOMPUTED, now)
+    batch = prepare(groups, run.loaded, OldLogprobs.RECOMPUTED, now, run.learner, critic=None)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     seen = run.learner.measure(batch, objective)
     return {**found, **token_metrics(seen, algorithm), "loss": sum(float(stats.loss) for stats in seen)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from covey.config.schema import Config, Train
+from covey.config.load import Loaded
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, by_completion
 from covey.learner.schedule import learning_rate
@@ -34,7 +34,7 @@ OFF_CENTRE = "advantages do not sum to zero"
 
 
 @dataclass
-class Updated:
+class StepUpdates:
     """The results of a training step's optimizer steps."""
 
     stats: list[TokenStats] = field(default_factory=list)
@@ -49,14 +49,14 @@ def step_metrics(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    done: Updated,
-    algorithm: Algorithm,
+    done: StepUpdates,
+    loaded: Loaded,
     coefficients: Coefficients,
-    train: Train,
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
+    algorithm = loaded.algorithm
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
-    groups = [*rollout.groups, *rollout.filtered]
+    groups = rollout.all_groups
     advantages = by_completion(batch, batch.advantages)
     critic = batch.critic
     # NaN marks updates that were skipped.
@@ -75,7 +75,7 @@ def step_metrics(
         "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
         "optimizer/updates": float(len(done.norms)),
         "optimizer/skipped": float(len(done.norms) - len(applied)),
-        "optimizer/lr": learning_rate(step, train),
+        "optimizer/lr": learning_rate(step, loaded.config.train),
     }
     if done.value_norms:
         metrics["value/grad_norm"] = float(np.mean(done.value_norms))
@@ -91,18 +91,16 @@ def report_step(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    stats: Sequence[TokenStats],
+    done: StepUpdates,
     metrics: Mapping[str, float],
-    config: Config,
-    algorithm: Algorithm,
+    loaded: Loaded,
 ) -> None:
     """Log a step and show it on the console."""
-    _note_off_centre(journal, algorithm, batch, rollout.groups, step)
-    seen = token_record(stats, [len(tokens) for tokens in batch.tokens])
-    times = journal.rollouts(step, rollout, batch, seen, config.train.inner_epochs, metrics)
+    _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
+    seen = token_record(done.stats, [len(tokens) for tokens in batch.tokens])
+    times = journal.rollouts(step, rollout, batch, seen, loaded.config.train.inner_epochs, metrics)
     console = journal.console
-    groups = [*rollout.groups, *rollout.filtered]
-    console.examples = extremes(groups)
+    console.examples = extremes(rollout.all_groups)
     console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), worries(metrics))
 
 
@@ -168,15 +166,15 @@ def worries(metrics: Mapping[str, float]) -> dict[str, str]:
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
     """Return the facts that the console shows of a step."""
     return {
-        "reward": shown(metrics["reward/mean"], ".3f"),
+        "reward": as_text(metrics["reward/mean"], ".3f"),
         "correct": f"{100 * metrics['accuracy']:.0f} %",
         "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
         "truncated": f"{100 * metrics['length/truncated']:.0f} %",
-        "entropy": shown(metrics["entropy/sampled"], ".2f"),
+        "entropy": as_text(metrics["entropy/sampled"], ".2f"),
         "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
     }
 
 
-def shown(value: float, form: str) -> str:
+def as_text(value: float, form: str) -> str:
     """Format a number for the console; "none" for NaN, the mean of nothing."""
     return "none" if math.isnan(value) else format(value, form)

@@ -50,7 +50,8 @@ def reference_of(policy: Policy, loaded: Loaded) -> Reference | None:
 
 def policy_learner(policy: Policy, loaded: Loaded, reference: Reference | None) -> Learner[Policy]:
     """Return the policy with its optimizer. A value head on it learns at the critic's rate."""
-    config, critic = loaded.config, loaded.algorithm.critic
+    config = loaded.config
+    critic = loaded.algorithm.critic
     # Relative, so that the head follows the policy's schedule.
     pace = critic.lr / config.train.lr if critic and config.train.lr else 1.0
     return Learner(policy, config.train, reference, head=policy.value, pace=pace)
@@ -61,7 +62,8 @@ def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
 
     Raises ConfigError for a model that cannot be a critic.
     """
-    config, critic = loaded.config, loaded.algorithm.critic
+    config = loaded.config
+    critic = loaded.algorithm.critic
     if critic is None or config.method != "rl":
         return None
     if critic.trunk == "policy":

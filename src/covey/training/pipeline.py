@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from covey.runs.folder import (
     RESULT,
     STREAMS,
     WRITTEN,
+    checkpoints,
     ended_otherwise,
     latest_checkpoint,
     read_numbers,
@@ -58,20 +58,24 @@ from covey.system.processes import (
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
-from covey.training import collect, given, rl
-from covey.training.collect import kept
+from covey.training import collect, given, preference, reward_model, rl
 from covey.training.hours import hours_line
-from covey.training.lessons import LESSONS
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
 from covey_verify.errors import ConfigError
 
+LESSONS: Mapping[Loop, Callable[[Run], given.Lesson]] = {
+    "imitation": given.imitation,
+    "preference": preference.preferences,
+    "reward_model": reward_model.judgements,
+}
+"""The lesson of each loop over given examples."""
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
     "collection": collect.train,
-    **{name: partial(given.learn, lesson_of) for name, lesson_of in LESSONS.items()},
+    **{name: partial(given.train, lesson_of) for name, lesson_of in LESSONS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
 
@@ -87,22 +91,24 @@ def run_pipeline(
     results = list[Result]()
     refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
+        last = number == len(stages)
         # A single stage keeps the run's own folder.
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
         finished = by_first(partial(_finished, placed, console))
-        if not options.changes and (options.same_inputs or (finished is not None and number == len(stages))):
+        # The result of the last stage is returned, and has to be that of the inputs given.
+        if not options.changes and (options.same_inputs or (finished is not None and last)):
             refuse_other_inputs(placed, ended=finished is not None)
         if finished is not None:
             _refuse_late_changes(placed)
-        elif len(stages) > 1:
+        else:
             _refuse_stale_stages(placed, number)
-        if results and finished is None:
-            together(stop.check)  # a request that came while the stage before was being written
+            if results:
+                together(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
-            results.append(finished or _run(placed, console, stop, options))
-        if finished is not None and number == len(stages):
+            results.append(finished or _run_stage(placed, console, stop, options))
+        if finished is not None and last:
             console.say(
                 f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
                 "to do"
@@ -134,14 +140,13 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
     return results
 
 
-def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
-    if METHODS[loaded.config.method].loop is not None:
-        return run_stage(loaded, console, stop, options)
+def _select_rows(loaded: Loaded, console: RunConsole) -> Result:
+    """Run a stage that needs no model: select rows, and write the result."""
     folder = loaded.config.output
     began = time.monotonic()
     example = by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    by_first(lambda: leave_result(folder, result))
+    by_first(lambda: _leave_result(result, {}))
     return result
 
 
@@ -150,7 +155,8 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
 
     Its model is that of the stage it names, or of the last stage that left a policy.
     """
-    config, home = stage.config, stage.config.output
+    config = stage.config
+    home = stage.config.output
     # Name of a stage, such as 1-sft -> its folder.
     known = {r.folder.name: r.folder.resolve() for r in before}
     policies = [r.folder for r in before if stage_method(r.folder) in POLICIES]
@@ -185,7 +191,8 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     None if something is left to do: to begin, to continue, to train more steps than before, or to write a
     lost model again. Raises CheckpointError if that is impossible.
     """
-    output, train = stage.config.output, stage.config.train
+    output = stage.config.output
+    train = stage.config.train
     if not (output / RESULT).exists():
         return None
     result = read_result(output)
@@ -229,6 +236,8 @@ def _refuse_late_changes(stage: Loaded) -> None:
 def _refuse_stale_stages(stage: Loaded, number: int) -> None:
     """Raise CheckpointError if a stage would train further though a later one began from its model."""
     output = stage.config.output
+    if stage.home is None:  # no pipeline
+        return
     later = [s for s in stages_in(output.parent) if stage_number(s) > number]
     if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
         raise CheckpointError(
@@ -237,13 +246,12 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
         )
 
 
-def run_stage(
-    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
-) -> Result:
+def _run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
     config = loaded.config
-    loop = METHODS[loaded.config.method].loop
-    assert loop is not None  # `_run` has done what needs no model
+    loop = METHODS[config.method].loop
+    if loop is None:
+        return _select_rows(loaded, console)
     inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
     record_inputs(loaded, inputs)
@@ -306,7 +314,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             f"{stopped}; saved after step {run.state.step} of {config.train.steps} in {config.output}"
         ) from None
     except GuardStop as reason:
-        kept = run.journal.folder.checkpoints()
+        kept = checkpoints(config.output)
         last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
         better = offer(by_first(run.journal.folder.best), config.output)
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None
@@ -314,10 +322,10 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
 
 def finish_examples(run: Run) -> Result:
     """Write the examples and the result of a collecting stage."""
-    folder = run.journal.folder.path
-    by_first(lambda: kept(run))
+    by_first(lambda: collect.kept(run))
     seconds = round(run.journal.clock.total(), 1)
     example = example_of([p.problem for p in run.train_set])
+    folder = run.journal.folder.path
     result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
     by_first(lambda: _conclude(run, result))
     return result
@@ -325,16 +333,15 @@ def finish_examples(run: Run) -> Result:
 
 def _conclude(run: Run, result: Result) -> None:
     """Write the result, last of all: its existence marks the stage as complete."""
-    folder = run.journal.folder
-    written = {name: list(known) for name, known in folder.sync().streams.items()}
-    leave_result(folder.path, result, written)
+    written = {name: list(known) for name, known in run.journal.folder.sync().streams.items()}
+    _leave_result(result, written)
 
 
-def leave_result(folder: Path, result: Result, written: Mapping[str, object] = MappingProxyType({})) -> None:
+def _leave_result(result: Result, written: Mapping[str, object]) -> None:
     """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
-    made = folder / EXAMPLES
+    made = result.folder / EXAMPLES
     examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
-    write_file(folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
+    write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
 
 
 def measured_again(run: Run) -> Evaluation | None:
@@ -366,14 +373,6 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | 
     # All processes have to take part; only the first one writes.
     critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
     return by_first(lambda: _write_final(run, evaluations, critic, again))
-
-
-def _with_second(verdict: Verdict, again: Evaluation | None, bar: float | None) -> Verdict:
-    """Return the verdict, with the accuracy on other problems of a stage that ended at a bar."""
-    if again is None:
-        return verdict
-    rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
-    return replace(verdict, sentence=f"{verdict.sentence}; stopped at {bar:.0%} sampled, {rate}")
 
 
 def _write_final(
@@ -416,12 +415,14 @@ def _verdict(
         return None
     train = run.loaded.config.train
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
-    verdict = _with_second(verdict, again, train.stop_at)
+    sentence = verdict.sentence
+    if again is not None:
+        rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
+        sentence += f"; stopped at {train.stop_at:.0%} sampled, {rate}"
     best = run.journal.folder.best()
-    if best is None:
-        return verdict
-    better = told_of_better(best, run.state.step, train.final == "best")
-    return replace(verdict, sentence=verdict.sentence + better)
+    if best is not None:
+        sentence += told_of_better(best, run.state.step, train.final == "best")
+    return replace(verdict, sentence=sentence)
 
 
 def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:

@@ -25,7 +25,7 @@ from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.system.processes import by_first, together
-from covey.training.given import Lesson, Shares
+from covey.training.given import GivenObjective, Lesson, Shares
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
@@ -69,7 +69,7 @@ def summed(learner: Learner[Policy], batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PreferenceObjective:
+class PreferenceObjective(GivenObjective):
     """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
 
     loss: AnyBound
@@ -79,15 +79,12 @@ class PreferenceObjective:
     """Mean KL of prompts with answers to other prompts, which KTO compares with."""
     tokens: float = 1.0
     """Mean trained tokens of the first answers of the step."""
-    temperature: float = 1.0
-    max_tokens: int = 1
-    skips_idle: bool = False
-    whole_groups: bool = True
-    needs_reference: bool = False
+    whole_groups = True  # a pair is not split
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""
-        batch, count = micro.rows, micro.totals.prompts
+        batch = micro.rows
+        count = micro.totals.prompts
         logprobs = micro.packed.unpack(scores.logprobs)
         # Prompt tokens that are trained have advantage -1: they count in the NLL and not in the answer.
         answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)

@@ -34,7 +34,7 @@ from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training.given import Lesson, Shares
+from covey.training.given import GivenObjective, Lesson, Shares
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -56,15 +56,11 @@ def judgements(run: Run) -> Lesson:
 
 
 @dataclass(frozen=True)
-class RewardObjective:
+class RewardObjective(GivenObjective):
     """The loss of pairs, or the cross-entropy of labelled answers and steps."""
 
     of_pairs: AnyBound | None
-    temperature: float = 1.0
-    max_tokens: int = 1
-    skips_idle: bool = False
-    whole_groups: bool = True
-    needs_reference: bool = False
+    whole_groups = True  # a pair is not split
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""
@@ -204,5 +200,6 @@ def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float])
     """Return an answer whose values are read where the tokens at ``places`` would be predicted."""
     trained = np.zeros(len(tokens), dtype=bool)
     said = np.zeros(len(tokens), dtype=np.float32)
-    trained[list(places)], said[list(places)] = True, np.where(np.array(labels) > 0.5, 1.0, -1.0)
+    trained[list(places)] = True
+    said[list(places)] = np.where(np.array(labels) > 0.5, 1.0, -1.0)
     return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)

@@ -10,7 +10,7 @@ from math import isfinite
 import torch
 
 from covey.config.contradictions import updates_of
-from covey.config.schema import Config
+from covey.config.load import Loaded
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, OldDistribution, collate, minibatches, select_tokens
 from covey.learner.learner import Learner, Objective
@@ -25,7 +25,7 @@ from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.completions import CompletionFiles
-from covey.training.metrics import Updated, report_step, step_metrics
+from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.run import AnyLearner, Run
 from covey.training.strangers import note_strangers, strangers
 from covey.types import Group
@@ -33,27 +33,28 @@ from covey.types import Group
 
 def train(run: Run) -> None:
     """Run the remaining steps. A stop request surfaces as Stopped between updates."""
-    config, algorithm, journal = run.loaded.config, run.loaded.algorithm, run.journal
-    old = old_logprob_source(algorithm, run.sampler, updates_of(config))
+    loaded = run.loaded
+    journal = run.journal
+    old = old_logprob_source(loaded.algorithm, run.sampler, updates_of(loaded.config))
     with closing(rollouts_of(run)) as rollouts:
-        for step in range(run.state.step, config.train.steps):
+        for step in range(run.state.step, loaded.config.train.steps):
             run.begin_step()
             with journal.clock("rollout"):
                 rollout = next(rollouts)
             journal.console.doing("updating")
             now = run.state.coefficients
             with journal.clock("prepare"):
-                batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, run.critic)
+                batch = prepare(rollout.groups, loaded, old, now, run.learner, run.critic)
             with journal.clock("update"):
                 before = run.learner.version
                 done = update(run, batch, old, step)
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
-            metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
+            metrics = step_metrics(step, rollout, batch, done, loaded, now) | run.moved()
             note_strangers(journal, step, strangers(rollout.groups, done.stats, before))
-            report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
-            run.follow(step, metrics, [*rollout.groups, *rollout.filtered], bool(batch.advantages.any()))
-            refresh(run.learner, algorithm, before)
+            report_step(journal, step, rollout, batch, done, metrics, loaded)
+            run.follow(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
+            refresh(run.learner, loaded.algorithm, before)
             if run.end_step(metrics):
                 break
 
@@ -67,11 +68,11 @@ def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
     return rollouts.after(run.state.step, run.state.position, run.on_sample)
 
 
-def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
+def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    done = Updated()
+    done = StepUpdates()
     jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
-    for number, minibatch in enumerate(updates(batch, run.loaded.algorithm, run.loaded.config, old, step)):
+    for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
         for learner, objective, norms in jobs:
             seen = learner.forward_backward(minibatch, objective)
             norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen], number))
@@ -80,10 +81,11 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
 
 
 def learners_of(
-    run: Run, step: int, done: Updated
+    run: Run, step: int, done: StepUpdates
 ) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
     """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
-    algorithm, rollout = run.loaded.algorithm, run.loaded.config.rollout
+    algorithm = run.loaded.algorithm
+    rollout = run.loaded.config.rollout
     head = run.learner.policy.value
     critic = algorithm.critic
     values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
@@ -102,16 +104,17 @@ def learners_of(
 
 def prepare(
     groups: Sequence[Group],
-    learner: Learner[Policy],
-    algorithm: Algorithm,
-    config: Config,
+    loaded: Loaded,
     old: OldLogprobs,
     coefficients: Coefficients,
-    critic: Learner[ValueModel] | None = None,
+    learner: Learner[Policy],
+    critic: Learner[ValueModel] | None,
 ) -> Batch:
     """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
-    batch = collate(groups, config.rollout.mask_truncated)
-    temperature = config.rollout.temperature
+    algorithm = loaded.algorithm
+    rollout = loaded.config.rollout
+    batch = collate(groups, rollout.mask_truncated)
+    temperature = rollout.temperature
     values = None
     if algorithm.critic is not None:
         values = (critic or learner).score(batch, temperature).values
@@ -128,14 +131,14 @@ def prepare(
     return with_advantages(batch, groups, algorithm, kl_coef=coefficients.kl, values=values)
 
 
-def updates(
-    batch: Batch, algorithm: Algorithm, config: Config, old: OldLogprobs, step: int
-) -> Iterator[Batch]:
+def updates(batch: Batch, loaded: Loaded, old: OldLogprobs, step: int) -> Iterator[Batch]:
     """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
+    config = loaded.config
     # Before the first update the current policy is the old policy, so every ratio is exactly 1.
-    unmoved, choose = old.starts_at_one, algorithm.select_tokens
+    unmoved = old.starts_at_one
+    choose = loaded.algorithm.select_tokens
     noise = None
-    if "noise" in algorithm.needs:
+    if "noise" in loaded.algorithm.needs:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         noise = torch.from_numpy(draws).view(batch.mask.shape)
     for epoch in range(config.train.inner_epochs):
@@ -148,7 +151,8 @@ def updates(
 
 def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
     """Move the reference to the policy if a step, begun after ``before`` updates, passed refresh_every."""
-    kl, reference = algorithm.kl, learner.reference
+    kl = algorithm.kl
+    reference = learner.reference
     if kl is None or kl.refresh_every is None or reference is None:
         return
     if learner.version // kl.refresh_every > before // kl.refresh_every:

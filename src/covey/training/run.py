@@ -28,7 +28,7 @@ from covey.rollouts.draw import sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
 from covey.runs.estimates import Evaluation
-from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at
+from covey.runs.folder import IN_CHECKPOINT, LogState, checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -116,7 +116,8 @@ class Run:
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
         self.drift = Drift(self.journal.folder.path)
-        train, rl = self.loaded.config.train, self.loaded.config.method == "rl"
+        train = self.loaded.config.train
+        rl = self.loaded.config.method == "rl"
         updates = train.inner_epochs * train.updates_per_batch if rl else 1
         self.course = Course(self.journal.clock, train.steps, updates)
 
@@ -150,7 +151,8 @@ class Run:
         """
         if self.course.whole:
             together(self.safe_point)
-        config, faults = self.loaded.config, self.options.faults
+        config = self.loaded.config
+        faults = self.options.faults
         self.course.update_begins(number)
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
@@ -197,7 +199,8 @@ class Run:
     def follow(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool) -> None:
         """Update findings, guards and coefficients after a step. Raises GuardStop."""
         self.find(step, metrics, groups)
-        config, now = self.loaded.config, self.state.coefficients
+        config = self.loaded.config
+        now = self.state.coefficients
         memory, actions = judge_step(
             step, metrics, signal, self.state.guards, config.guards, self._why_no_signal, self._cause
         )
@@ -219,7 +222,8 @@ class Run:
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
-        every, steps = self.loaded.config.eval.every, self.loaded.config.train.steps
+        every = self.loaded.config.eval.every
+        steps = self.loaded.config.train.steps
         now = self.course.step
         between = (steps - 1) // every - now // every if every and now < steps else 0
         last = now < steps or self.journal.clock.phase != "eval"
@@ -317,25 +321,15 @@ class Run:
         late = 0 < train.save_minutes <= self.course.unsaved_minutes()
         return late or self.state.step % train.save_every == 0
 
-    @property
-    def _moves_reference(self) -> bool:
-        return self.loaded.algorithm.moves_reference
-
     def save(self) -> None:
         """Commit a checkpoint of the current step. Raises GuardStop or OutOfRoom."""
-        journal, train = self.journal, self.loaded.config.train
+        journal = self.journal
+        train = self.loaded.config.train
         journal.console.doing("saving")
         self.state = replace(self.state, seconds=journal.clock.total())
         with journal.clock("save"):
-            save_checkpoint(
-                journal.folder,
-                self.learner,
-                self.state,
-                train.keep,
-                self.options.faults,
-                self._moves_reference,
-                self.critic,
-            )
+            faults = self.options.faults
+            save_checkpoint(journal.folder, self.learner, self.critic, self.state, train.keep, faults)
         self.course.checkpoint()
         self.options.observer.saved(checkpoint_at(journal.folder.path, self.state.step))
 
@@ -345,9 +339,9 @@ class Run:
         checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
-        logged = Logged()
+        logged = LogState()
         if checkpoint is not None:
-            saved = load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
+            saved = load_checkpoint(checkpoint, self.learner, self.critic)
             self.state = saved.state
             logged = saved.logged
         # Without a checkpoint too: the sampler may hold other weights, as after another stage.
@@ -367,11 +361,12 @@ class Run:
         checkpoint = checkpoint_at(self.journal.folder.path, step)
         if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
             raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
-        load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
+        load_checkpoint(checkpoint, self.learner, self.critic)
 
-    def _rewind(self, logged: Logged) -> None:
+    def _rewind(self, logged: LogState) -> None:
         """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
-        folder, step = self.journal.folder, self.state.step
+        folder = self.journal.folder
+        step = self.state.step
         complaints = folder.damaged(logged, step)
         self.journal.console.doing("checking the rollout log")
         complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)

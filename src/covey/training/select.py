@@ -26,7 +26,8 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
 
     Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
     """
-    config, data = loaded.config, loaded.config.data
+    config = loaded.config
+    data = loaded.config.data
     if not isinstance(data.train, Path) or not data.examples:
         raise DataError(
             "filter: set data.train to the corpus to select from, and data.examples to a file of a few "
@@ -36,19 +37,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
     if not corpus:
         raise DataError(f"{data.train}: the file has no rows; write one JSON object per line")
-    texts = [said_in(row, data, "data.examples") for part in labelled for row in part]
-    labels = [_label(row) for part in labelled for row in part]
-    if len(set(labels)) < 2:
-        raise DataError(
-            f"data.examples: all {len(labels)} labelled lines have the same label; give some to keep (label "
-            "true) and some to leave out"
-        )
-    # The texts of each label; one in both would teach nothing.
-    kinds = [{t for t, y in zip(texts, labels, strict=True) if y == kind} for kind in (1.0, 0.0)]
-    if both := kinds[0] & kinds[1]:
-        raise DataError(
-            f"data.examples: {min(both)[:60]!r} is labelled both true and false; keep one of them"
-        )
+    texts, labels = _labelled([row for part in labelled for row in part], data)
     judged = list(_left_out(texts, labels))
     chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
     console.say(
@@ -68,6 +57,24 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     write_file(config.output / EXAMPLES, as_jsonl(selected))
     console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
     return Problem("filter", said_in(selected[0], data, ""))
+
+
+def _labelled(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[float]]:
+    """Return the texts of the labelled lines and their labels. Raises DataError if they teach nothing."""
+    texts = [said_in(row, data, "data.examples") for row in rows]
+    labels = [_label(row) for row in rows]
+    if len(set(labels)) < 2:
+        raise DataError(
+            f"data.examples: all {len(labels)} labelled lines have the same label; give some to keep (label "
+            "true) and some to leave out"
+        )
+    wanted = {text for text, label in zip(texts, labels, strict=True) if label}
+    both = wanted & {text for text, label in zip(texts, labels, strict=True) if not label}
+    if both:
+        raise DataError(
+            f"data.examples: {min(both)[:60]!r} is labelled both true and false; keep one of them"
+        )
+    return texts, labels
 
 
 def said_in(row: ExampleRow, data: Data, where: str) -> str:

@@ -19,7 +19,7 @@ from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
 from covey.runs.compatibility import environment, found_differences
 from covey.runs.completions import forget_completions
-from covey.runs.folder import INEXACT, RunFolder
+from covey.runs.folder import INEXACT, RunFolder, checkpoints
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.origin import write_own
@@ -121,35 +121,41 @@ def _first_policy(loaded: Loaded, task: Task) -> Callable[[], Policy] | None:
     return lambda: load_trained(loaded, task.source)[0]
 
 
+def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
+    """Return the record of this process, to compare with that of the one that left a checkpoint."""
+    config = run.loaded.config
+    policy = run.learner.policy.whole
+    reference = run.learner.reference
+    return {
+        **environment(run.loaded),
+        "rounds_products": policy.rounds,
+        "rendered": rendered_at().isoformat(),
+        "rounded": rounded_so_far(config.output, policy, begun),
+        "sandbox": run.rewards.sandbox,
+        "tokenizer": policy.vocabulary_hash,
+        "known_tokens": policy.known,
+        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
+        "reference": reference.fingerprint() if reference is not None else None,
+        "files": inventory(run.loaded, run.rewards),
+        "memory": memory,
+        "micro_tokens": {
+            "configured": config.train.tokens_per_micro_batch,
+            "planned": run.learner.micro_tokens,
+        },
+    }
+
+
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and print the differences from its process."""
     loaded = run.loaded
     options = run.options
     journal = run.journal
     folder = journal.folder
-    reference = run.learner.reference
-    policy = run.learner.policy.whole
-    # The record of this process, compared with that of the one that left the checkpoint.
-    now = {
-        **environment(loaded),
-        "rounds_products": policy.rounds,
-        "rendered": rendered_at().isoformat(),
-        "rounded": rounded_so_far(folder.path, policy, bool(folder.checkpoints())),
-        "sandbox": run.rewards.sandbox,
-        "tokenizer": policy.vocabulary_hash,
-        "known_tokens": policy.known,
-        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
-        "reference": reference.fingerprint() if reference is not None else None,
-        "files": inventory(loaded, run.rewards),
-        "memory": memory,
-        "micro_tokens": {
-            "configured": loaded.config.train.tokens_per_micro_batch,
-            "planned": run.learner.micro_tokens,
-        },
-    }
-    differences = by_first(lambda: found_differences(loaded, bool(folder.checkpoints()), now))
+    begun = bool(checkpoints(folder.path))
+    now = process_record(run, memory, begun)
+    differences = by_first(lambda: found_differences(loaded, begun, now))
     harmful = [d for d in differences if d.verdict != "safe"]
-    if options.strict and loaded.config.rollout.staleness and folder.checkpoints():
+    if options.strict and loaded.config.rollout.staleness and begun:
         raise CheckpointError(
             f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
             "exactly. Remove it"

@@ -26,13 +26,13 @@ from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context, Reward
 from covey.rewards.environments import environment_reward
 from covey.rng import key
+from covey.rollouts.metrics import tool_metrics
 from covey.runs.completions import CompletionFiles
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler, Owner
 from covey.sampling.tools import running, turns
 from covey.sampling.tools.environments import Episode
-from covey.sampling.tools.metrics import tool_metrics
 from covey.sampling.tools.offered import load_tools
 from covey.sampling.tools.running import ERROR, Toolbox
 from covey.sampling.tools.turns import TurnSampler

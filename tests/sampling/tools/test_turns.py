@@ -22,11 +22,11 @@ from covey.rewards.contract import Context, Reward
 from covey.rewards.ends import token_ends
 from covey.rewards.reading import Reader
 from covey.rng import key
+from covey.rollouts.metrics import tool_metrics
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools import turns
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
-from covey.sampling.tools.metrics import tool_metrics
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.turns import TurnSampler
 from covey.types import Completion, Group, Problem

@@ -8,9 +8,9 @@ its own from its first call on, and ends with that object's final state.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -33,10 +33,34 @@ MOST_ADDED = 8
 """Most continuations of a turn in plain text that `</tool_call>` has ended inside a call's text."""
 
 
+@dataclass
+class Dialogue:
+    """A completion over its turns."""
+
+    owner: Owner
+    request: Request
+    """The request of its group."""
+    answered: Completion | None = None
+    """The completion up to the results of its last calls."""
+    parts: list[Completion] = field(default_factory=list)
+    """Parts of the turn that is being sampled."""
+
+    def continued(self, whole: Completion, params: SamplingParams) -> Request:
+        """Return the request for the rest after ``whole``: its draws continue where they were."""
+        request = self.request
+        return replace(
+            request,
+            prompt=np.concatenate([request.prompt, whole.tokens]),
+            streams=[request.streams[self.owner[1]]],
+            prefix_tokens=request.prefix_tokens + len(whole.tokens),
+            room=params.max_tokens - len(whole.tokens),
+        )
+
+
 class ToolTurn(NamedTuple):
     """A completion whose last turn ended with calls, and their results to be."""
 
-    owner: Owner
+    dialogue: Dialogue
     completion: Completion
     calls: Sequence[ToolCall]
     results: Callable[[], list[str]]
@@ -102,49 +126,53 @@ class TurnSampler:
         episodes: Mapping[Owner, Episode | None],
         waiting: Waiting,
     ) -> Iterator[Sampled]:
+        """Yield completions as they end: each round samples a turn of all that have not ended."""
         assert all(r.problem is not NO_PROBLEM for r in requests), (
             "a chat is answered as one, a text as a text"
         )
-        # ``pending``: the requests of this round; ``owners``: which completions each of them brings. In the
-        # first round that is a whole group, later one completion, since their tokens differ then.
-        pending = list(requests)
-        owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
+        dialogues = [
+            [Dialogue((r, s), request) for s in range(len(request.streams))]
+            for r, request in enumerate(requests)
+        ]
         allowances = {owner: self.toolbox.allowance(waiting) for owner in episodes}
-        # ``answered``: completions up to their last results; ``turns``: parts of the turn being sampled.
-        answered: dict[Owner, Completion] = {}
-        turns: dict[Owner, list[Completion]] = defaultdict(list)
-        while pending:
+        # The requests of a round, and the dialogues that each of them continues: in the first round those of
+        # a whole group, later one, since their tokens differ then.
+        asked = list(zip(requests, dialogues, strict=True))
+        while asked:
             # Calls run while other turns are sampled; their results are waited for at the end of the round.
             tool_turns = list[ToolTurn]()
-            continued = list[tuple[Owner, Completion]]()
-            for place, sample, part in self._turns(pending, params):
-                owner = owners[place][sample]
-                problem = requests[owner[0]].problem
-                turns[owner].append(part)
-                turn = self._joined(turns[owner])
-                before = answered.get(owner)
+            continued = list[tuple[Dialogue, Completion]]()
+            for place, sample, part in self._turns([request for request, _ in asked], params):
+                request, members = asked[place]
+                dialogue = members[sample]
+                owner = dialogue.owner
+                before = dialogue.answered
+                dialogue.parts.append(part)
+                turn = self._joined(dialogue.parts)
                 # A stop string inside of an argument: the same turn continues in the next round.
-                if len(turns[owner]) <= MOST_ADDED and self._continues(problem, before, turn, params):
-                    continued.append((owner, turn if before is None else before.then(turn)))
+                if len(dialogue.parts) <= MOST_ADDED and self._continues(
+                    request.problem, before, turn, params
+                ):
+                    continued.append((dialogue, turn if before is None else before.then(turn)))
                     continue
-                del turns[owner]
-                calls = self._calls(pending[place], turn, before)
+                dialogue.parts = []
+                calls = self._calls(request, turn, before)
                 whole = turn if before is None else before.then(_as_turn(turn, calls))
-                if calls:
-                    results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
-                    tool_turns.append(ToolTurn(owner, whole, calls, results))
-                else:
+                if not calls:
                     yield Sampled(*owner, whole)
+                    continue
+                results = self.toolbox.begin(calls, request.problem, episodes[owner], allowances[owner])
+                tool_turns.append(ToolTurn(dialogue, whole, calls, results))
             for tool_turn in tool_turns:
-                whole = self._answered(requests[tool_turn.owner[0]], tool_turn, waiting)
+                dialogue = tool_turn.dialogue
+                whole = self._answered(tool_turn, waiting)
                 # No room for another turn: it ends with its own last turn, without the results.
                 if params.max_tokens - len(whole.tokens) < 1:
-                    yield Sampled(*tool_turn.owner, replace(tool_turn.completion, finish="length"))
+                    yield Sampled(*dialogue.owner, replace(tool_turn.completion, finish="length"))
                     continue
-                answered[tool_turn.owner] = whole
-                continued.append((tool_turn.owner, whole))
-            owners = [[owner] for owner, _ in continued]
-            pending = [_continued(requests[r], s, whole, params) for (r, s), whole in continued]
+                dialogue.answered = whole
+                continued.append((dialogue, whole))
+            asked = [(dialogue.continued(whole, params), [dialogue]) for dialogue, whole in continued]
 
     def _joined(self, parts: Sequence[Completion]) -> Completion:
         """Join the parts of a turn; there are several if its stop string was inside an argument."""
@@ -184,7 +212,7 @@ class TurnSampler:
             for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
                 yield sampled._replace(request=places[sampled.request])
 
-    def _answered(self, request: Request, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
+    def _answered(self, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
         """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
         limit = self.toolbox.tools.result_tokens
         completion = tool_turn.completion
@@ -192,7 +220,8 @@ class TurnSampler:
             texts = tool_turn.results()
         results = [plain_result(self.policy, self.words, text, limit) for text in texts]
         closed = int(completion.tokens[-1]) in self.policy.end_ids
-        ids = answer_tokens(self.policy, request.problem, tool_turn.calls, results, closed)
+        problem = tool_turn.dialogue.request.problem
+        ids = answer_tokens(self.policy, problem, tool_turn.calls, results, closed)
         tokens = np.array(ids, np.int64)
         nothing = np.zeros(len(ids), np.float32)
         drawn = completion.provenance.versions
@@ -254,17 +283,6 @@ def seconds_waited(sampler: Sampler) -> float:
 
 def _message(role: str, text: str) -> Mapping[str, str]:
     return {"role": role, "content": text}
-
-
-def _continued(request: Request, sample: int, whole: Completion, params: SamplingParams) -> Request:
-    """Return the request for the rest of a completion: its draws continue where they were."""
-    return replace(
-        request,
-        prompt=np.concatenate([request.prompt, whole.tokens]),
-        streams=[request.streams[sample]],
-        prefix_tokens=request.prefix_tokens + len(whole.tokens),
-        room=params.max_tokens - len(whole.tokens),
-    )
 
 
 def innermost(sampler: Sampler) -> Sampler:

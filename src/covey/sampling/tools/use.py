@@ -77,11 +77,13 @@ def with_schemas(
         whole = _ending_with(problem, openings[id(problem)])
         return replace(whole, template={**schemas, **problem.template}) if problem.chat else whole
 
-    train, test = ([informed(p) for p in own] for own in (source.train, source.test))
-    learned, held_out = (
-        [replace(e, problem=informed(e.problem)) for e in own] for own in (source.examples, source.held_out)
+    return replace(
+        source,
+        train=[informed(p) for p in source.train],
+        test=[informed(p) for p in source.test],
+        examples=[replace(e, problem=informed(e.problem)) for e in source.examples],
+        held_out=[replace(e, problem=informed(e.problem)) for e in source.held_out],
     )
-    return replace(source, train=train, test=test, examples=learned, held_out=held_out)
 
 
 def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[str, set[str]]:
