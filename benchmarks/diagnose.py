@@ -17,11 +17,12 @@ from typing import Any
 
 from covey.commands.diagnose import diagnose, plan_trials
 from covey.config.load import load_config
+from covey.errors import GuardStop
 from covey.insight.trials import conclusion, helping
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
-from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.errors import ConfigError
 from covey_verify.machine import processor_name
 from diseases import (
     BASE,
@@ -72,7 +73,7 @@ def made(settings: dict[str, Any], folder: Path) -> Path:
     if not (folder / "config.yaml").exists():
         try:
             run_pipeline(load_config(values=settings), RunConsole(quiet=True), StopSignal())
-        except CoveyError as error:  # a guard ended it
+        except GuardStop as error:
             (folder / "ended").write_text(str(error))
     return folder
 

@@ -70,9 +70,9 @@ def test_what_a_new_preference_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -
     def new_loss(chosen: object, *, pull: float = 0.1) -> object:
         return chosen
 
-    monkeypatch.setitem(PREFERENCES, "apo", new_loss)  # type: ignore[misc]
-    monkeypatch.setitem(METHODS, "apo", Method("preference", ("pair",), loss=new_loss))  # type: ignore[misc]
-    assert [lack.partition(":")[0] for lack in lacks("apo")] == [
+    monkeypatch.setitem(PREFERENCES, "new_loss", new_loss)  # type: ignore[misc]
+    monkeypatch.setitem(METHODS, "new_loss", Method("preference", ("pair",), loss=new_loss))  # type: ignore[misc]
+    assert [lack.partition(":")[0] for lack in lacks("new_loss")] == [
         "objective/preference.py",
         "docs/algorithms/offline.md",
         "proof/losses.py",

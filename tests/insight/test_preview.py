@@ -378,7 +378,8 @@ PLAIN = Wording(chat=False, template=False, marks=Thoughts(), from_file=True)
 def said(texts: list[str], finish: str, prompt: object = "", **wording: object) -> list[Advice]:
     plain = lengthened(scored([0] * len(texts)), finish, list(range(60)))
     own = tuple(replace(c, text=text) for c, text in zip(plain.completions, texts, strict=True))
-    group = replace(plain, completions=own, problem=Problem("p", prompt, {}))
+    problem = Problem("p", prompt, {}, thoughts=wording.get("marks", Thoughts()))
+    group = replace(plain, completions=own, problem=problem)
     return advice(replace(of([group, group]), wording=PLAIN._replace(**wording)))
 
 

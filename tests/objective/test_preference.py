@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,15 +12,22 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from covey.objective.preference import (
+    apo_down,
+    apo_zero,
+    bco,
     bradley_terry,
+    discopop,
     dpo,
+    exo,
     hinge,
     ipo,
     kto,
     log_sigmoid,
+    nca,
     orpo,
     robust_dpo,
     simpo,
+    sppo,
 )
 
 LOG = math.log
@@ -112,6 +121,49 @@ def test_simpo() -> None:
     assert slope(loss, rejected) == pytest.approx([0.25 * 2 / 2])
 
 
+def test_losses_of_each_answer_by_itself() -> None:
+    # Log-ratios log 3 and -log 3 with beta 1: sigmoids 3/4 and 1/4.
+    chosen, rejected = v(-1, grad=True), v(-2, grad=True)
+    arguments = (chosen, rejected, v(-1 - LOG(3)), v(-2 + LOG(3)))
+    loss = nca(*arguments, beta=1.0)
+    assert loss.tolist() == pytest.approx([-LOG(3 / 4) - LOG(1 / 4) / 2 - LOG(3 / 4) / 2])
+    # -(1 - s) + s / 2 for the chosen answer's s = 3/4, half of 1/4 for the rejected one.
+    assert slope(loss, chosen) == pytest.approx([-1 / 4 + 3 / 8])
+    assert slope(loss, rejected) == pytest.approx([1 / 8])
+    loss = bco(*arguments, beta=1.0)
+    assert loss.tolist() == pytest.approx([-2 * LOG(3 / 4)])
+    assert slope(loss, chosen) == pytest.approx([-1 / 4])
+    assert slope(loss, rejected) == pytest.approx([1 / 4])
+    # sig' = 3/16 at both.
+    loss = apo_zero(*arguments, beta=1.0)
+    assert loss.tolist() == pytest.approx([1 - 3 / 4 + 1 / 4])
+    assert slope(loss, chosen) == pytest.approx([-3 / 16])
+    assert slope(loss, rejected) == pytest.approx([3 / 16])
+    # The margin is log 9: sigmoid 9/10, slope 9/100.
+    loss = apo_down(*arguments, beta=1.0)
+    assert loss.tolist() == pytest.approx([3 / 4 + 1 - 9 / 10])
+    assert slope(loss, chosen) == pytest.approx([3 / 16 - 9 / 100])
+    assert slope(loss, rejected) == pytest.approx([9 / 100])
+    # With beta 1/2 the log-ratios aim at 1 and -1.
+    loss = sppo(v(2.0), v(1.0), v(0.0), v(0.0), beta=0.5)
+    assert loss.tolist() == pytest.approx([1 + 4])
+
+
+def test_losses_of_the_margin() -> None:
+    # Margin log 3 with beta 1: q = (3/4, 1/4), compared with (1 - e, e) for e = 1/4: no difference, no slope.
+    chosen, rejected = v(-1, grad=True), v(-2)
+    arguments = (chosen, rejected, v(-1 - LOG(3)), v(-2))
+    loss = exo(*arguments, beta=1.0, label_smoothing=0.25)
+    assert loss.tolist() == pytest.approx([0.0])
+    assert slope(loss, chosen) == pytest.approx([0.0])
+    loss = exo(*arguments, beta=1.0, label_smoothing=0.1)
+    assert loss.tolist() == pytest.approx([3 / 4 * LOG(3 / 4 / 0.9) + 1 / 4 * LOG(1 / 4 / 0.1)])
+    # tau 1 mixes with the same sigmoid, 3/4.
+    loss = discopop(*arguments, beta=1.0, tau=1.0)
+    assert loss.tolist() == pytest.approx([-1 / 4 * LOG(3 / 4) + 3 / 4 * 1 / 3])
+    assert discopop(*arguments, beta=1.0, tau=1e-3).tolist() == pytest.approx([1 / 3])
+
+
 def test_reward_model() -> None:
     up, down = v(LOG(3), grad=True), v(0.0)
     loss = bradley_terry(up, down)
@@ -119,6 +171,10 @@ def test_reward_model() -> None:
     assert slope(loss, up) == pytest.approx([-0.25])
     centred = bradley_terry(v(LOG(3) + 1), v(1.0), center=0.1)
     assert centred.tolist() == pytest.approx([-LOG(0.75) + 0.1 * (LOG(3) + 2) ** 2])
+
+
+def against(loss: Callable[..., Tensor], chosen: Tensor, rejected: Tensor) -> Tensor:
+    return loss(chosen, rejected, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +188,12 @@ def test_reward_model() -> None:
         bradley_terry,
         lambda a, b: robust_dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
         lambda a, b: hinge(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
+        *(partial(against, loss) for loss in (exo, nca, bco, sppo, apo_zero, apo_down, discopop)),
     ],
-    ids=["dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry", "robust_dpo", "hinge"],
+    ids=[
+        *("dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry", "robust_dpo", "hinge"),
+        *("exo", "nca", "bco", "sppo", "apo_zero", "apo_down", "discopop"),
+    ],
 )
 def test_gradients_by_finite_differences(loss) -> None:
     assert gradcheck(loss, (v(-1.0, -2.5, grad=True), v(-2.0, -1.4, grad=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -104,8 +105,8 @@ def test_one_that_hangs_costs_its_own_samples_only(capsys) -> None:
         return 1.0
 
     group = judged(of(hangs, timeout=0.2), "a", "b", "c")
-    assert [s.status for s in group.components["hangs"].scores] == ["ok", "infra_error", "ok"]
-    assert np.isnan(group.rewards[1])
+    assert [s.status for s in group.components["hangs"].scores] == ["ok", "timeout", "ok"]
+    assert group.rewards[1] == 0.0
     assert "no answer within 0.2 s" in group.components["hangs"].scores[1].detail
     assert "reward hangs on problem p failed" in capsys.readouterr().err
 
@@ -386,6 +387,35 @@ def test_of_a_group_only_the_text_that_hangs_is_zero(tmp_path: Path) -> None:
         (0.0, "timeout"),
         (3.0, "ok"),
     ]
+
+
+@pytest.mark.parametrize("how", ["plain", "async"])
+def test_inline_too_the_text_that_hangs_or_raises_is_to_blame(how: str) -> None:
+    """The call cannot be ended, but a second look without the text tells whose fault it is."""
+    over = threading.Event()
+
+    def plain(completion: str) -> float:
+        if completion == "hang":
+            over.wait()
+        return float(eval(completion))
+
+    async def later(completion: str) -> float:
+        if completion == "hang":
+            await asyncio.sleep(600)
+        return float(eval(completion))
+
+    def stuck(completion: str) -> float:  # whatever the text is
+        over.wait()
+        return 1.0
+
+    try:
+        rewards = Rewards([Reward("mine", plain if how == "plain" else later)], timeout=0.3)
+        scores = judged(rewards, "2", "hang", "1/0").components["mine"].scores
+        assert [(s.value, s.status) for s in scores] == [(2.0, "ok"), (0.0, "timeout"), (0.0, "crashed")]
+        scores = judged(Rewards([Reward("stuck", stuck)], timeout=0.3), "a").components["stuck"].scores
+        assert [(s.value, s.status) for s in scores] == [(None, "infra_error")]
+    finally:
+        over.set()
 
 
 BOXED = """

@@ -141,6 +141,23 @@ def test_a_trial_that_ends_early_is_a_result(run: Path, tmp_path: Path) -> None:
     trials, _ = diagnose(plan, RunConsole(quiet=True), StopSignal())
     assert trials[0].ended == "stopped by a guard: trained 1 steps without changing a single weight"
     assert trials[0].effect == "no clear change"
+    # It is not made a second time.
+    before = content(tmp_path)
+    diagnose(plan, RunConsole(quiet=True), StopSignal())
+    assert content(tmp_path) == before
+
+
+def test_a_stage_of_a_pipeline_is_diagnosed_wherever_it_lies(tmp_path: Path) -> None:
+    stages = [
+        {"method": "sft", "train": {"steps": 1, "batch_size": 2}},
+        {"method": "rl", "train": {"steps": 2, "save_every": 1}},
+    ]
+    trained(tmp_path, stages=stages).rename(tmp_path / "moved")
+    plan = plan_trials(tmp_path / "moved", ["train.lr=0"], 1)
+    assert plan.stage.name == "2-rl"
+    trials, _ = diagnose(plan, RunConsole(quiet=True), StopSignal())
+    assert logged(plan.folder(None)) == logged(plan.stage)
+    assert trials[0].ended == ""
 
 
 def test_trials_begin_before_the_trouble(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +204,10 @@ def test_what_helps_beyond_chance_is_named() -> None:
     assert [t.effect for t in (good, weak, bad)] == ["helps", "no clear change", "harms"]
     assert helping([weak, bad, good, order]) == [good]
     assert conclusion([weak, good], ["farmed"]).startswith("train.lr: 1e-6 helps: +20 points [+10, +30]")
-    assert "farmed does not occur under it" in conclusion([weak, good], ["farmed"])
-    assert "farmed does not occur under train.lr: 3e-6" in conclusion([weak, bad], ["farmed"])
+    assert conclusion([weak, good], ["farmed"]).endswith(
+        "farmed does not occur under train.lr: 3e-6, train.lr: 1e-6"
+    )
+    assert conclusion([weak, bad], ["farmed"]) == "farmed does not occur under train.lr: 3e-6"
     assert "farmed comes and goes by chance" in conclusion(
         [weak, replace(order, training=UNKNOWN)], ["farmed"]
     )

@@ -1,7 +1,7 @@
 """Pairs of reference and answer by mechanism: equal ones, and different ones that look alike.
 
-A line is `reference | answer`. Most were written before the rules that judge them, those of a second and a
-third reading when the others held.
+A line is `reference | answer`. Most were written before the rules that judge them, those of a second to a
+fourth reading when the others held.
 """
 
 EQUAL = {
@@ -368,7 +368,6 @@ f' | f'
 \frac{\pi}{2} | pi/2
 \infty | infinity
 \infty | inf
-x^{12} | x^12
 \frac{x+1}{2} | (x+1)/2
 x^{n+1} | x^(n+1)
 e^{2x} | e^(2x)
@@ -780,6 +779,62 @@ e^{e^x} | e^{(e^x)}
 \ln(x^2+1) | \ln(1+x^2)
 3\ln 2 + x^{100} | x^{100}+\ln 8
 y=\sqrt{x} | 2y=2\sqrt x
+""",
+    "fourth reading": r"""
+5\text{ mV} | 0.005 V
+10 \text{ N} | 10\ \mathrm{kg\cdot m/s^2}
+4\ \Omega | 4 ohms
+4000\ \Omega | 4\ \mathrm{k\Omega}
+3 W | 3 J/s
+20 mL | 0.02 L
+5 \text{ kg} | 5 KG
+135 minutes | 2 hours and 15 minutes
+5 feet 3 inches | 63 inches
+90 \text{ seconds} | 1\text{ minute }30\text{ seconds}
+22.5^\circ | 22^\circ30'
+120^\circ | \frac{2\pi}{3} \text{ rad}
+\frac{\pi}{4} \text{ rad} | 45^\circ
+£15 | 15 pounds
+€3.50 | 3.50 euros
+75 cents | \$0.75
+\$1,234.50 | 1234.50
+\$5 | x = 5
+3:30 PM | 15:30
+12:00 AM | 0:00
+9:05 a.m. | 9{:}05\text{ AM}
+July 4, 1776 | 4 July 1776
+May 1 | 1st of May
+1:2 | 1 to 2
+1:2:3 | 1{:}2{:}3
+twelve | 12
+21 | twenty-one
+5 | five
+M(2,3) | (2,3)
+(2,3) | M(2,3)
+-2 | \begin{vmatrix}1&2\\3&4\end{vmatrix}
+-2 | \det\begin{pmatrix}1&2\\3&4\end{pmatrix}
+\begin{pmatrix}2&1\\1&1\end{pmatrix}^{-1} | \begin{pmatrix}1&-1\\-1&2\end{pmatrix}
+\begin{pmatrix}2&1\\1&1\end{pmatrix}^{2} | \begin{pmatrix}5&3\\3&2\end{pmatrix}
+\begin{pmatrix}2\\1\end{pmatrix} | \begin{pmatrix}1&1\\0&1\end{pmatrix}\begin{pmatrix}1\\1\end{pmatrix}
+\lfloor x \rfloor | -\lceil -x \rceil
+\lfloor 2x \rfloor | \lfloor x \rfloor + \lfloor x + \frac12 \rfloor
+\sum_{k=1}^n a_k | \sum_{j=1}^n a_j
+\overline{2-5i} | 2+5i
+2^{10} | 2^10
+\text{no real roots} | no real root
+\text{DNE} | does not exist
+\text{infinitely many} | infinitely many solutions
+\{2,-2\} | \{\pm 2\}
+\{0,1,-1\} | \{0,\pm 1\}
+\{1\pm\sqrt2\} | \{1+\sqrt2,1-\sqrt2\}
+\frac{1}{2} \text{ or } 2 | x \in \{2, \frac12\}
+\langle 1,-2,2\rangle | \mathbf{i}-2\mathbf{j}+2\mathbf{k}
+2\hat{i}+3\hat{j} | \langle 2,3\rangle
+(2,3,0) | 2\hat{\imath}+3\hat{\jmath}
+25 | \ 25
+11_2 | (11)_2
+243_5 | 243_{\text{five}}
+\frac{GMm}{r^2} | GMm\,r^{-2}
 """,
 }
 
@@ -1317,8 +1372,6 @@ e | 2.718
 \frac13 | 33\%
 \frac13 | 33.3\%
 25\% | \frac14
-\text{five} | 5
-5 | five
 7 | VII
 A | \alpha
 1 | l
@@ -1410,6 +1463,48 @@ n\equiv1\pmod 2 | n\equiv1\pmod 4
 \max(x,y-100) | x
 y=\sqrt{x} | y=2\sqrt x
 \sqrt{x^2} | \frac{x^2}{x}
+""",
+    "fourth reading": r"""
+5\text{ mV} | 5\text{ MV}
+5 mW | 5 MW
+4\ \Omega | 4\text{ k}\Omega
+10 \text{ N} | 10\ \mathrm{kg\cdot m/s}
+2 hours 15 minutes | 2 hours 51 minutes
+3 apples, 2 apples | 5 apples
+22^\circ30' | 22^\circ31'
+120^\circ | \frac{2\pi}{5} \text{ rad}
+£15 | 15 dollars
+\$0.75 | 0.75 cents
+€15 | \$15
+3:30 PM | 3:30 AM
+3:30 PM | 3:30
+July 4, 1776 | July 5, 1776
+July 4, 1776 | July 4, 1777
+1:2 | 2 to 1
+twelve | 20
+M(2,3) | N(2,3)
+A(1,2), B(3,4) | A(3,4), B(1,2)
+f(2,3) | (2,3)
+-2 | \begin{vmatrix}1&3\\2&4\end{vmatrix}+1
+\begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix}1&1\\0&1\end{pmatrix}\begin{pmatrix}1\\1\end{pmatrix}
+\begin{pmatrix}2&1\\1&1\end{pmatrix}^{-1} | \begin{pmatrix}1&1\\1&2\end{pmatrix}
+\lceil x \rceil | \lfloor x \rfloor + 1
+\lceil \frac{2x}{3} \rceil | \lfloor \frac{2x}{3} \rfloor + 1
+\sum_{k=1}^n a_k b_k | \sum_{k=1}^n a_k \sum_{k=1}^n b_k
+\sum_{k=1}^n a_k | n a_k
+\overline{2-5i} | 2-5i
+\overline{AB} | \overline{BA}
+x^{23} | x^23
+x^{10}-1 | x^10-1
+No solution | no
+\{2, -2\} | \{\pm 3\}
+\frac{1}{2} \text{ or } 2 | x \in \{2, \frac13\}
+(2,3,1) | 2\hat{i}+3\hat{j}
+(2,3) | 2+3i
+T, F, T | T, T, F
+True, False | \text{False, True}
+[0, 1) | 0, 1
+11_2 | (11)_3
 """,
 }
 

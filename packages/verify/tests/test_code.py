@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import time
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +65,7 @@ def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: SandboxBac
 
         def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
             self.given += limits.wall
-            time.sleep(limits.wall)
-            return Outcome("timeout")
+            return Outcome("timeout", seconds=limits.wall)
 
     slow, tests = Slow(), [{"input": "1", "output": "2", "visible": n < 4} for n in range(8)]
     for points in ("fraction", "weighted"):
@@ -71,6 +74,41 @@ def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: SandboxBac
         score = judged(slow, "hang", tests, **settings)
         assert (score.value, score.status) == (0.0, "timeout")
         assert slow.given < 0.26
+
+
+@contextmanager
+def one_busy_processor(others: int) -> Iterator[None]:
+    """Leave this process and its children one processor, on which other programs compute as well."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a process had to wait")
+def test_a_busy_machine_costs_no_right_program_its_reward() -> None:
+    work = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    square = f"def f(x):\n    {work.replace(chr(10), chr(10) + '    ')}\n    return x * x"
+    cases = [{"input": f"{n}", "output": f"{n * n}"} for n in (2, 3)]
+    with one_busy_processor(others=4):
+        try:
+            sandbox = choose().sandbox
+        except SandboxUnavailable as error:
+            pytest.skip(str(error))
+        limits = {"seconds": 0.6, "total_seconds": 1.2}
+        assert judged(sandbox, f"{work}\nprint(int(input()) ** 2)", cases, mode="stdio", **limits).value == 1
+        assert judged(sandbox, square, SQUARE[2:], **limits).value == 1
+        assert judged(sandbox, square, ["assert f(2) == 4"], **limits).value == 1
+        # A program that waits by itself is late all the same.
+        assert (
+            judged(sandbox, "import time\ntime.sleep(60)", cases, mode="stdio", **limits).status == "timeout"
+        )
 
 
 def test_every_end_has_its_status(sandbox: SandboxBackend) -> None:

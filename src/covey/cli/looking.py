@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -324,3 +324,32 @@ def command_diagnose(
     trials, unchanged = diagnose(plan, RunConsole(quiet=as_json), StopSignal())
     _print(as_json, record_of_trials(trials, unchanged), lines_of_trials(trials, unchanged))
     return int(not helping(trials))
+
+
+@app.command(name="migrate", group=BEFORE)
+def command_migrate(
+    file: Path,
+    *,
+    from_: Annotated[Literal["trl", "verl", "axolotl"] | None, Parameter(name="--from")] = None,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("run.yaml"),
+    as_json: Json = False,
+) -> int:
+    """Write a config of TRL, verl or axolotl as one of covey, and say what has no counterpart.
+
+    :param file: A YAML file, or the shell script that starts verl with settings as key=value.
+    :param from_: The trainer that it is for; by default as its settings look.
+    :param output: The file to write; one that is there is kept.
+    """
+    from covey.commands.migrate import migrate
+    from covey.runs.atomic import write_file
+
+    if output.exists():
+        raise ConfigError(f"{output} is there already; choose another --output")
+    text, migrated = migrate(file, from_)
+    write_file(output, text)
+    lines = [f"config  {output}: {len(migrated.config)} settings"]
+    lines += [f"look at {note}" for note in migrated.notes]
+    lines += [f"without a counterpart: {setting} ({why})" for setting, why in migrated.without.items()]
+    value = {"config": str(output), "notes": migrated.notes, "without": migrated.without}
+    _print(as_json, value, lines)
+    return 0

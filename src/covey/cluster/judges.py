@@ -61,6 +61,10 @@ class PlacedLink:
             else:
                 return
 
+    def kept_waiting(self, look: bool = True) -> float:  # noqa: ARG002 - another machine does not tell
+        """Return 0, as this is not known of a process on another machine."""
+        return 0.0
+
     def ask(self, message: CallRequest) -> Future[CallReply]:
         """Send a request. -> the future answer. Raises Failed if the process has ended."""
         if self.gone is not None:

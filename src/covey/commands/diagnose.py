@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey.config.load import resolved_yaml
 from covey.config.start import Start
 from covey.errors import RECORD, CheckpointError, GuardStop, Stopped
 from covey.insight.findings.finding import Finding
@@ -23,7 +24,8 @@ from covey.insight.trials import UNCHANGED, Change, Trial, changes_worth_trying,
 from covey.runs.atomic import discard, make_folder
 from covey.runs.compatibility import verdict
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
-from covey.runs.reader import last_stage, load_recorded
+from covey.runs.origin import write_own
+from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole, duration
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_in_folder
@@ -32,7 +34,7 @@ from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10
 """Smallest number of steps of a trial, unless the user says otherwise."""
-ENDED = ("final", RESULT, RECORD, CURVE, ".lock", "checkpoints", "report.html", "export")
+ENDED = ("final", RESULT, RECORD, CURVE, ".lock", "checkpoints", "sync", "report.html", "export")
 """Entries of a run's folder that say how it ended, or that a trial gets otherwise."""
 QUIETLY = ("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last")
 """A trial is measured at its end only, and nobody continues it."""
@@ -186,7 +188,7 @@ def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Tr
                 "continue"
             ) from None
         except GuardStop as error:
-            console.say(f"a guard ended it: {error}")  # which is a result
+            console.say(f"a guard ended it: {str(error).partition('. ')[0]}")  # which is a result
         except CoveyError as error:
             if change is None:
                 raise
@@ -200,7 +202,8 @@ def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSigna
     """Make one trial, unless it has ended; then only its logs stay."""
     folder = plan.folder(change)
     until = plan.begun + plan.steps
-    if (folder / RESULT).exists() and len(read_numbers(folder, "metrics.jsonl")) >= until:
+    complete = (folder / RESULT).exists() and len(read_numbers(folder, "metrics.jsonl")) >= until
+    if complete or not resumable(folder):
         return
     if (folder / RESULT).exists():  # of fewer steps, and without a checkpoint to continue from
         discard(folder)
@@ -211,8 +214,17 @@ def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSigna
     loaded = load_recorded(plan.stage, settings, {"output": folder}, plan.trust)
     start = Start(plan.stage / "config.yaml", settings, {"output": str(folder)}, loaded.folder)
     options = RunOptions(changes=True, start=start.record(), home=folder, observer=Until(until))
-    run_in_folder(loaded, ProgressOnly(until, console.console.quiet), stop, options)
-    for name in ("final", "checkpoints"):  # as large as the model, and nobody reads them
+    try:
+        run_in_folder(loaded, ProgressOnly(until, console.console.quiet), stop, options)
+    except GuardStop:  # the same steps would lead to the same end; after any other error a trial continues
+        _remove_weights(folder)
+        raise
+    _remove_weights(folder)
+
+
+def _remove_weights(folder: Path) -> None:
+    """Remove what is as large as the model and nobody will read."""
+    for name in ("final", "checkpoints"):
         with suppress(OSError):
             discard(folder / name)
 
@@ -232,6 +244,9 @@ def _fork(plan: Plan, folder: Path) -> None:
         raise CheckpointError(f"{plan.stage}: the checkpoint after {plan.begun} steps is gone")
     shutil.copytree(plan.stage, temporary, ignore=lambda where, names: _left_out(plan.stage, where, names))
     shutil.copytree(checkpoint, temporary / "checkpoints" / checkpoint.name, copy_function=_link)
+    # With the paths of a pipeline's stage written out: from here they would lead elsewhere.
+    unchanged = load_recorded(plan.stage, QUIETLY, {"output": folder}, plan.trust)
+    write_own(temporary, "config.yaml", resolved_yaml(unchanged))
     temporary.rename(folder)
 
 

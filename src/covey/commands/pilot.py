@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,10 +35,11 @@ from covey.system.console import RunConsole
 from covey.training.rl import prepare, updates
 from covey.types import Completion, Group, Problem
 
+T = TypeVar("T")
 TIMED = 16
 """Number of completions on which each reward is timed alone."""
 FIRST = 2
-"""Problems of the first wave; each wave is twice as large as the one before."""
+"""Problems of the first wave."""
 SHORTEST = 16
 """Tokens of a completion that are sampled however slow the model is."""
 WORST = 2.0
@@ -76,61 +77,84 @@ class Pilot:
         self.console.loading(what)
 
 
+class Wave(NamedTuple):
+    """Groups that were sampled together."""
+
+    groups: list[Group]
+    seconds: float
+    stop: Stopped | None = None
+    """The stop that ended it before its last group."""
+
+
 def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     """Sample each problem, in waves that fit into ``seconds``; None: all problems at once.
 
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    each = samples[-1]
-    step = _seconds_of_step(pilot, each)
-    count, limit = len(pilot.problems), pilot.stage.config.rollout.max_tokens
-    wave = count
+    config, count = pilot.stage.config, len(pilot.problems)
+    step = _seconds_of_step(pilot, samples[-1])
+    size = count if seconds is None else min(FIRST, count)
+    each, limit = samples[-1], config.rollout.max_tokens
     if seconds is not None:
-        wave = min(FIRST, count)
-        # Completions of full length that fit, if the time of a step grows with their number.
-        room = WORST * seconds * each / (step * wave * limit)
-        each = max(samples[0], min(each, int(room)))
-        if room < NEARLY * each:
-            limit = min(limit, max(SHORTEST, int(limit * room / each)))
+        each, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.rewards)
-    temperature = pilot.stage.config.rollout.temperature
-    groups = list[Group]()
-    spent = 0.0
-    pace = math.inf
-    while wave:
-        problems = pilot.problems[len(groups) : len(groups) + wave]
-        pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
-        begun = time.monotonic()
-        before = len(groups)
-        stopped = False
-        try:
-            for group in _draw(pilot, problems, each, temperature, limit, scorer):
-                groups.append(group)
-        except Stopped:
-            if not groups:
-                raise
-            stopped = True
-        took = time.monotonic() - begun
-        spent += took
-        # Small waves are slower, token by token, than those of a step.
-        tokens = sum(len(c.tokens) for g in groups[before:] for c in g.completions)
-        pace = min(pace, took / max(tokens, 1))
-        if stopped or seconds is None:
+    waves = list[Wave]()
+    left = list(pilot.problems)
+    while size:
+        wave = _wave(pilot, left[:size], each, limit, scorer)
+        if wave.stop and not (waves or wave.groups):
+            raise wave.stop
+        waves.append(wave)
+        left = left[size:]
+        if wave.stop or seconds is None:
             break
-        fits = int((seconds - spent) / (took / len(problems)))
-        wave = max(0, min(2 * wave, fits, count - len(groups)))
-    every = sum(len(c.tokens) for g in groups for c in g.completions)
-    full = limit >= pilot.stage.config.rollout.max_tokens
+        # Each wave is twice as large as the one before, if that fits into the time that is left.
+        fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
+        size = max(0, min(2 * size, fits, len(left)))
+    # Small waves are slower, token by token, than those of a step: the fastest one says what a step takes.
+    pace = min(w.seconds / max(_sampled_tokens(w.groups), 1) for w in waves)
+    groups = [group for wave in waves for group in wave.groups]
     return Measured(
         groups,
-        pace * max(every, 1),
+        pace * max(_sampled_tokens(groups), 1),
         count,
         scorer.stats,
-        stopped,
-        limit=None if full else limit,
+        waves[-1].stop is not None,
+        limit=limit if limit < config.rollout.max_tokens else None,
         by_time=seconds is not None,
     )
+
+
+def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
+    """Return how many completions of a problem, and of how many tokens, fit.
+
+    ``room`` is the number of tokens of a problem's completions that fit into the time of a wave; the time of
+    a token grows with the number of completions.
+    """
+    fits = room * samples[-1] / limit
+    each = max(samples[0], min(samples[-1], int(fits)))
+    if fits < NEARLY * each:
+        limit = min(limit, max(SHORTEST, int(limit * fits / each)))
+    return each, limit
+
+
+def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, scorer: Scorer) -> Wave:
+    """Sample some problems; after a stop the complete groups are kept."""
+    pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
+    temperature = pilot.stage.config.rollout.temperature
+    groups = list[Group]()
+    begun = time.monotonic()
+    try:
+        for group in _draw(pilot, problems, each, temperature, limit, scorer):
+            groups.append(group)
+    except Stopped as stop:
+        return Wave(groups, time.monotonic() - begun, stop)
+    return Wave(groups, time.monotonic() - begun)
+
+
+def _sampled_tokens(groups: Sequence[Group]) -> int:
+    return sum(len(c.tokens) for g in groups for c in g.completions)
 
 
 def _problems(count: int) -> str:
@@ -199,30 +223,34 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     """
     config = pilot.stage.config
     limit = config.rollout.max_tokens
-    cut = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
-    # Spread over the problems.
-    cut = [cut[i] for i in np.linspace(0, len(cut) - 1, min(CONTINUED, len(cut))).astype(int)]
-    tokens = seconds / (
-        found.seconds / max(sum(len(c.tokens) for g in found.groups for c in g.completions), 1)
-    )
-    cut = cut[:: max(1, len(cut) // max(FEWEST_CONTINUED, int(tokens / limit)))]
-    longest = max(len(g.prompt) for g, _ in cut) + limit
-    more = min(limit, int(tokens / len(cut)), pilot.learner.policy.context - longest)
+    # As many tokens as fit, at the pace of the groups.
+    room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
+    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
+    truncated = _spread(truncated, CONTINUED)
+    truncated = truncated[:: max(1, len(truncated) // max(FEWEST_CONTINUED, int(room / limit)))]
+    longest = max(len(g.prompt) for g, _ in truncated) + limit
+    more = min(limit, int(room / len(truncated)), pilot.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
-    pilot.begin(f"continuing {len(cut)} truncated completions to {limit + more} tokens", len(cut))
-    problems, requests, begun = [], [], {}
-    for group, n in cut:
+    pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
+    problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
+    requests = []
+    begun = {}  # the key of a request's draws -> the completion that it continues, and its last token
+    for group, n in truncated:
         whole = group.completions[n]
         stream = key(config.seed, "preview", group.problem.id, n)
-        problems.append(Prompted(group.problem, group.prompt))
         prompt = np.concatenate([group.prompt, whole.tokens])
         requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
         begun[stream] = (whole, len(whole.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.reader.decode)
     groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
-    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in cut]))
+    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in truncated]))
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most ``most`` items, at equal distances."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
 
 
 def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
@@ -237,7 +265,7 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
     rejected = [
         (g.problem, c) for g in found.groups for c, ok in zip(g.completions, g.correct, strict=True) if not ok
     ]
-    rejected = [rejected[i] for i in np.linspace(0, len(rejected) - 1, min(READ, len(rejected))).astype(int)]
+    rejected = _spread(rejected, READ)
     scorer = Scorer(pilot.rewards)
 
     def paid(problem: Problem, completion: Completion) -> Reading | None:

@@ -28,6 +28,7 @@ from covey.models.template import template_facts
 from covey.rng import key, permutation
 from covey.runs.reader import read_environment
 from covey.sampling.prompts import Prompted
+from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.setup import set_up
@@ -164,4 +165,5 @@ def wording_of(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> W
         facts.unopened if problem.chat else "",
         specials,
         stage.config.data.train is not None,
+        reader_by(policy),
     )

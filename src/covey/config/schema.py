@@ -352,13 +352,13 @@ class Config(Section):
     )
     method: MethodName = setting(
         "rl",
-        "Reinforcement; supervised; from preferences (dpo to hinge); a reward model; or what makes data for "
-        "later stages: pairs, rejection_sampling, filter.",
+        "Reinforcement; supervised; from preferences (dpo to discopop); a reward model; or what makes data "
+        "for later stages: pairs, rejection_sampling, filter.",
         resume="refused",
         read_by=ALL,
     )
     loss: dict[str, object] = setting(
-        {}, "Settings of the method's loss (dpo to hinge, reward_model), as {beta: 0.1}."
+        {}, "Settings of the method's loss (dpo to discopop, reward_model), as {beta: 0.1}."
     )
     output: Path = setting(
         Path("runs/run"), "Folder of the run.", trl="output_dir", resume="safe", read_by=ALL

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from covey.rewards.reading import Reader
 from covey.types import Completion, Group
 from covey_verify.calls.turn import read_turn
 from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
@@ -71,6 +72,8 @@ class Wording(NamedTuple):
     """Special tokens that do not end a completion."""
     from_file: bool = True
     """Whether the prompts come from a file, so that the settings of `data` can change them."""
+    reader: Reader = Reader()
+    """The reader of the model's completions."""
 
 
 class Reading(NamedTuple):
@@ -149,7 +152,7 @@ def habits(
     rate = float(np.mean([g.pass_rate for g in groups]))
     found = (
         _form(readings),
-        _thoughts(completions, wording) if awaited else None,
+        _thoughts(groups, wording) if awaited else None,
         _special(completions, wording),
         _next_turn(groups, wording),
         _plain(completions, wording, rate) if awaited else None,
@@ -185,10 +188,11 @@ def _form(readings: Readings | None) -> Advice | None:
     return Advice(finding, own + ask, quoted(text))
 
 
-def _thoughts(completions: Sequence[Completion], wording: Wording) -> Advice | None:
+def _thoughts(groups: Sequence[Group], wording: Wording) -> Advice | None:
     """Advise if many completions end within their thoughts."""
     marks = wording.marks
-    inside = [c for c in completions if read_turn(c.text, marks).answer is None]
+    completions = [(g.problem, c) for g in groups for c in g.completions]
+    inside = [c for problem, c in completions if wording.reader.read(problem, c).answer is None]
     if len(inside) <= SOME * len(completions):
         return None
     by = "the chat template opens thoughts in the prompt" if marks.begun else "the model opens thoughts"

@@ -164,6 +164,8 @@ def ending_of(folder: Path) -> str:
     return "" if (folder / RESULT).exists() else read_ending(folder).partition(". ")[0] or "not finished"
 
 
+WIDEST_CHANGE = 48
+"""Characters of a change in the table."""
 SAMPLING = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
 UNKNOWN = Estimate(math.nan, -math.inf, math.inf)
 
@@ -244,32 +246,38 @@ def lines_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Iterat
     shown = [("unchanged", "", "", "", ", ".join(unchanged) or "none", "")]
     for t in sorted(trials, key=_gain, reverse=True):
         numbers = (points(t.held_out), points(t.training))
-        shown.append(
-            (t.change.line, t.change.why, *numbers, ", ".join(t.findings) or "none", t.ended or t.effect)
-        )
+        line = t.change.line
+        line = line if len(line) <= WIDEST_CHANGE else f"{line[: WIDEST_CHANGE - 3]}..."
+        found = ", ".join(t.findings) or "none"
+        shown.append((line, t.change.why, *numbers, found, t.ended or t.effect))
     yield from table([head, *shown])
     yield ""
     yield conclusion(trials, unchanged)
 
 
 def conclusion(trials: Sequence[Trial], unchanged: Sequence[str]) -> str:
-    """Return what the trials say about the cause, in a sentence or two."""
+    """Return what the trials say: what makes more answers correct, and what ends the first finding."""
     good = helping(trials)
+    said = []
     if good:
         best, *others = good
-        gone = [f for f in unchanged if f not in best.findings]
-        also = f", and {', '.join(gone)} does not occur under it" if gone else ""
-        too = f". {', '.join(t.change.line for t in others)} helps too" if others else ""
-        return f"{best.change.line} helps: {_told(best)}{also}{too}"
-    if unchanged:
-        first = unchanged[0]
-        without = [t for t in trials if first not in t.findings and t.effect != "harms" and not t.ended]
-        lines = ", ".join(t.change.line for t in without)
-        if any(t.change.why == CHANCE for t in without):
-            return f"no change makes more answers correct so far, and {first} comes and goes by chance"
-        if without:
-            return f"no change makes more answers correct so far; {first} does not occur under {lines}"
-    return "no change does more than chance explains; try more steps (--steps), or changes of your own"
+        said.append(f"{best.change.line} helps: {_told(best)}")
+        if others:
+            said.append(f"{', '.join(t.change.line for t in others)} helps too")
+    if unchanged and (ends := _ends(unchanged[0], trials)):
+        said.append(ends)
+    return (
+        ". ".join(said) or "no change does more than chance explains; try more steps (--steps), or your own"
+    )
+
+
+def _ends(finding: str, trials: Sequence[Trial]) -> str:
+    """Return under which changes a finding does not occur, in a sentence; empty if there is none."""
+    without = [t for t in trials if finding not in t.findings and t.effect != "harms" and not t.ended]
+    if any(t.change.why == CHANCE for t in without):
+        return f"{finding} comes and goes by chance"
+    lines = ", ".join(t.change.line for t in without)
+    return f"{finding} does not occur under {lines}" if lines else ""
 
 
 def _told(trial: Trial) -> str:

@@ -6,11 +6,12 @@ the same under the reference, ``*_lengths`` their token counts. All return (B,),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 
 from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, Positive
@@ -126,6 +127,103 @@ def ipo(
     return (up - down - 1 / (2 * tau)).square()
 
 
+def exo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: Beta = 0.1,
+    label_smoothing: Annotated[PairNoise, Gt(0)] = 1e-3,
+) -> Tensor:
+    """KL(q || (1 - e, e)), q = (sig(beta D), sig(-beta D)): the reverse of DPO's direction. (B,) -> (B,).
+
+    EXO on pairs, arXiv 2402.00856, eq. 16; e = ``label_smoothing`` is the preference for the rejected one.
+    """
+    pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
+    up = pull.sigmoid() * (log_sigmoid(pull) - math.log1p(-label_smoothing))
+    down = (-pull).sigmoid() * (log_sigmoid(-pull) - math.log(label_smoothing))
+    return up + down
+
+
+def nca(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Beta = 0.1
+) -> Tensor:
+    """-log sig(x) - log sig(-x) / 2 - log sig(-y) / 2; x, y = beta log-ratio of either. (B,) -> (B,).
+
+    Each answer by itself: the chosen one's likelihood does not fall with the rejected one's. NCA, arXiv
+    2402.05369.
+    """
+    x = beta * (chosen - ref_chosen)
+    y = beta * (rejected - ref_rejected)
+    return -log_sigmoid(x) - 0.5 * log_sigmoid(-x) - 0.5 * log_sigmoid(-y)
+
+
+def bco(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Beta = 0.1
+) -> Tensor:
+    """-log sig(x) - log sig(-y); x, y = beta log-ratio of the chosen and rejected answer. (B,) -> (B,).
+
+    BCO, arXiv 2404.04656, on pairs and without its shift of the rewards, as TRL's bco_pair.
+    """
+    return -log_sigmoid(beta * (chosen - ref_chosen)) - log_sigmoid(-beta * (rejected - ref_rejected))
+
+
+def sppo(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Beta = 0.1
+) -> Tensor:
+    """(x - 1 / (2 beta))^2 + (y + 1 / (2 beta))^2; x, y = log-ratio of either. (B,) -> (B,).
+
+    SPPO, arXiv 2405.00675, eq. 4.7, with a win probability of 1 for the chosen answer.
+    """
+    aim = 1 / (2 * beta)
+    return (chosen - ref_chosen - aim).square() + (rejected - ref_rejected + aim).square()
+
+
+def apo_zero(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Beta = 0.1
+) -> Tensor:
+    """1 - sig(x) + sig(y); x, y = beta log-ratio of either. (B,) -> (B,).
+
+    Raises the chosen answer and lowers the rejected one: for chosen answers better than the model's own.
+    APO-zero, arXiv 2408.06266, eq. 7.
+    """
+    return 1 - (beta * (chosen - ref_chosen)).sigmoid() + (beta * (rejected - ref_rejected)).sigmoid()
+
+
+def apo_down(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Beta = 0.1
+) -> Tensor:
+    """sig(x) + 1 - sig(beta D); x = beta log-ratio of the chosen answer. (B,) -> (B,).
+
+    Lowers both, the rejected answer more: for chosen answers worse than the model's own. APO-down, arXiv
+    2408.06266, eq. 8.
+    """
+    pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
+    return (beta * (chosen - ref_chosen)).sigmoid() + 1 - pull.sigmoid()
+
+
+def discopop(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: Beta = 0.1,
+    tau: Annotated[
+        Positive, Setting("Width of the change from the logistic to the exponential loss.")
+    ] = 0.05,
+) -> Tensor:
+    """-(1 - m) log sig(beta D) + m e^(-beta D), m = sig(beta D / tau). (B,) -> (B,).
+
+    The loss that a language model proposed; not convex: at a margin of 0 its slope is positive, so training
+    may settle at a negative margin. DiscoPOP, arXiv 2406.08414, eq. 5.
+    """
+    pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
+    mixed = (pull / tau).sigmoid()
+    return -(1 - mixed) * log_sigmoid(pull) + mixed * (-pull).exp()
+
+
 def kto(
     log_ratio: Tensor,
     desirable: Tensor,
@@ -200,8 +298,11 @@ def bradley_terry(
 
 
 PREFERENCES: Mapping[str, Callable[..., Tensor]] = {
-    f.__name__: f for f in (dpo, ipo, kto, orpo, simpo, robust_dpo, hinge)
-}
+    f.__name__: f
+    for f in (
+        dpo, ipo, kto, orpo, simpo, robust_dpo, hinge, exo, nca, bco, sppo, apo_zero, apo_down, discopop,
+    )
+}  # fmt: skip
 """`method` -> its loss, whose keyword-only parameters a config's `loss` may set."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -226,6 +226,21 @@ class AnswerScore:
         return self.total / self.length
 
 
+def _certain(x: Tensor) -> Tensor:
+    """1 / (1 + e^-x)."""
+    return 1 / (1 + (-x).exp())
+
+
+UNPAIRED: Mapping[str, Callable[[float, Tensor, Tensor], Tensor]] = {
+    "nca": lambda b, x, y: -_certain(b * x).log() - (_certain(-b * x).log() + _certain(-b * y).log()) / 2,
+    "bco": lambda b, x, y: -(_certain(b * x) * _certain(-b * y)).log(),
+    "sppo": lambda b, x, y: (x - 0.5 / b) ** 2 + (y + 0.5 / b) ** 2,
+    "apo_zero": lambda b, x, y: _certain(-b * x) + _certain(b * y),
+    "apo_down": lambda b, x, y: _certain(b * x) + _certain(b * (y - x)),
+}
+"""Losses of beta and the log-ratios of the chosen and the rejected answer."""
+
+
 def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
     """Return the loss of a pair of answers, without ORPO's imitation of the chosen one."""
     if name in ("dpo", "robust_dpo"):
@@ -241,6 +256,16 @@ def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -
     if name == "ipo":
         lengths = (good.length, bad.length) if s["level"] == "averaged" else (1, 1)
         return (good.gain / lengths[0] - bad.gain / lengths[1] - 1 / (2 * s["tau"])) ** 2
+    if name in UNPAIRED:
+        return UNPAIRED[name](s["beta"], good.gain, bad.gain)
+    if name in ("exo", "discopop"):
+        d = s["beta"] * (good.gain - bad.gain)
+        up = 1 / (1 + (-d).exp())
+        if name == "exo":
+            wrong = s["label_smoothing"]
+            return up * (up / (1 - wrong)).log() + (1 - up) * ((1 - up) / wrong).log()
+        mixed = 1 / (1 + (-d / s["tau"]).exp())
+        return mixed * (-d).exp() - (1 - mixed) * up.log()
     if name == "simpo":
         return (1 + (s["gamma"] - s["beta"] * (good.mean - bad.mean)).exp()).log()
     if name == "orpo":

@@ -119,6 +119,11 @@ class Reply:
             return _joined([in_tags(*own) for own in self._own])
         return in_tags(self.text, self.problem.thoughts)
 
+    @property
+    def answer(self) -> str | None:
+        """The text after its thoughts, of several turns after those of the last; None if they never end."""
+        return read_turn(self.tagged.text).answer
+
     @cached_property
     def tagged_turns(self) -> Sequence[Message]:
         """The turns with thoughts in tags."""

@@ -22,7 +22,7 @@ from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
 from covey.rewards.reading import Reader
 from covey.rewards.serving import UserSetup
-from covey.rewards.worker import ASYNC_CALLS, Isolated, Link, Worker, WorkerLink, sent
+from covey.rewards.worker import ASYNC_CALLS, Inline, Isolated, Link, Worker, WorkerLink, sent
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
 from covey_verify.extract import text_of
@@ -51,7 +51,7 @@ class Rewards:
         """The reader of completions, set when the model is loaded, whose texts it knows."""
         self.executor = Executor()
         # Reward name -> the caller of its process; filled at the first call.
-        self.apart: dict[str, Worker | Isolated] = {}
+        self.apart: dict[str, Worker | Isolated | Inline] = {}
         self.link: Callable[[UserSetup], WorkerLink] = Link
         """Starts the process of a worker."""
         self.shown: set[str] = set()
@@ -98,34 +98,35 @@ class Rewards:
     ) -> Call[Any]:
         """Start one call of a reward function and return it, without waiting.
 
-        Three places: another process (a worker, or a fresh one for each call), the event loop, a thread.
+        A user's function is called where it declares, a built-in one in a thread or on the event loop.
         """
         arguments = reward.arguments(problem, completions, context)
         limit = reward.options.timeout or self.timeout  # seconds
         # Threads for this function: a function that does not declare itself concurrent is never called twice
         # at once.
         size = SHARED_SIZE if reward.options.concurrent else 1
-        if reward.place != "inline":
-            # This thread only waits for the other process.
-            called = partial(self._apart(reward).call, problem, sent(reward, arguments))
-            called = partial(called, len(completions), context, limit)
-            if reward.place == "worker":  # the worker times its calls itself
-                lanes = ASYNC_CALLS if reward.is_async else size
-                return self.executor.submit(reward.name, lanes, called, math.inf)
-            # So does each of the processes that look for the guilty text (see Isolated.call).
-            return self.executor.submit(reward.name, SHARED_SIZE, called, math.inf)
+        if not reward.ours:
+            # This thread only waits, for calls that are timed one by one.
+            given = arguments if reward.place == "inline" else sent(reward, arguments)
+            called = partial(self._apart(reward).call, problem, given, len(completions), context, limit)
+            lanes = SHARED_SIZE if reward.place in ("process", "sandbox") else size
+            lanes = ASYNC_CALLS if reward.is_async else lanes
+            return self.executor.submit(reward.name, lanes, called, math.inf)
         if reward.is_async:
             return self.executor.submit_async(reward.function(**arguments), limit)
         called = partial(reward.function, **arguments)
         return self.executor.submit("shared" if size > 1 else reward.name, size, called, limit)
 
-    def _apart(self, reward: Reward) -> Worker | Isolated:
-        """Return the caller of a reward's process, started if needed.
+    def _apart(self, reward: Reward) -> Worker | Isolated | Inline:
+        """Return the caller of a user's reward, its process started if needed.
 
         Raises RewardError if it cannot start.
         """
         if reward.name not in self.apart:
-            if reward.place in ("process", "sandbox"):
+            if reward.place == "inline":
+                size = SHARED_SIZE if reward.options.concurrent else 1
+                self.apart[reward.name] = Inline(reward, self.executor, size)
+            elif reward.place in ("process", "sandbox"):
                 self.apart[reward.name] = Isolated(reward)
             else:
                 worker = Worker(reward, self.link)
@@ -221,8 +222,8 @@ class Scorer:
             if self.strict:
                 raise reward.broken(problem.id, _in_words(reward, error)) from error
             return [self.rewards.failed(reward, problem, error)] * count
-        # Another process has already checked the returned values and made Scores of them.
-        return returned if reward.place != "inline" else reward.scores(problem.id, returned, count)
+        # The caller of a user's function has already checked the returned values and made Scores of them.
+        return returned if not reward.ours else reward.scores(problem.id, returned, count)
 
 
 class GroupScoring:

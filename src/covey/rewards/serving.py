@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -153,24 +153,39 @@ def _logged(context: Context) -> CallReply:
 def answered(reward: Reward, request: CallRequest) -> CallReply:
     """Call a reward function and return the outcome as plain values."""
     context = Context(request["step"])
-    try:
-        returned = reward.function(**_arguments(reward, request, context))
-        return {"scores": _scores(reward, request, returned), **_logged(context)}
-    except BaseException as error:
-        return {**_failure(reward, error), **_logged(context)}
+    found = replied(reward, request["problem"], _arguments(reward, request, context), request["count"])
+    return {**found, **_logged(context)}
 
 
 async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
     """Await a call of an async reward function and return the outcome; ``late`` if it took too long."""
     context = Context(request["step"])
+    arguments = _arguments(reward, request, context)
     clock = asyncio.timeout(request["seconds"])
     try:
         async with clock:
-            returned = await reward.function(**_arguments(reward, request, context))
-        return {"scores": _scores(reward, request, returned), **_logged(context)}
+            found = await replied_later(reward, request["problem"], arguments, request["count"])
+    except TimeoutError:
+        found = {"late": True}
+    return {**found, **_logged(context)}
+
+
+def replied(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
+    """Call a reward function and return its scores, or how it failed."""
+    try:
+        return _scores(reward, row, reward.function(**arguments), count)
     except BaseException as error:
-        failure: CallReply = {"late": True} if clock.expired() else _failure(reward, error)
-        return {**failure, **_logged(context)}
+        return _failure(reward, error)
+
+
+async def replied_later(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
+    """Await a call of an async reward function and return its scores, or how it failed."""
+    try:
+        return _scores(reward, row, await reward.function(**arguments), count)
+    except asyncio.CancelledError:  # it takes too long
+        raise
+    except BaseException as error:
+        return _failure(reward, error)
 
 
 def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:
@@ -179,9 +194,9 @@ def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[s
     return {**decode_value(request["arguments"]), **context.provided(reward), **own_copy(reward.settings)}
 
 
-def _scores(reward: Reward, request: CallRequest, returned: object) -> list[dict[str, Any]]:
-    scores = reward.scores(request["problem"], returned, request["count"])
-    return [{**vars(s), "metrics": dict(s.metrics)} for s in scores]
+def _scores(reward: Reward, row: str, returned: object, count: int) -> CallReply:
+    scores = reward.scores(row, returned, count)
+    return {"scores": [{**vars(s), "metrics": dict(s.metrics)} for s in scores]}
 
 
 def _failure(reward: Reward, error: BaseException) -> CallReply:

@@ -17,23 +17,23 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, InvalidStateError
-from functools import cache
+from functools import cache, partial
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
 from covey.rewards.blame import Failed, Lost, blamed, with_texts
 from covey.rewards.contract import SERVING, Context, Reward
-from covey.rewards.serving import CallReply, CallRequest, UserSetup
+from covey.rewards.serving import CallReply, CallRequest, UserSetup, replied, replied_later
 from covey.types import Problem
-from covey_verify.contract import FROM_TRAINER
+from covey_verify.contract import FROM_TRAINER, own_copy
 from covey_verify.errors import RewardError
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.client import GRACE, ForkServer, trusted_environment
 from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.driver import MAX_FRAME
 from covey_verify.sandbox.wire import Attributes, encode_value
-from covey_verify.threads import Call
+from covey_verify.threads import Call, Executor
 from covey_verify.types import Score
 from covey_verify.usercode import code_folder
 
@@ -73,6 +73,9 @@ class WorkerLink(Protocol):
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
         """Send a request and return the future of its reply. Raises Failed if the process has ended."""
+
+    def kept_waiting(self, look: bool = True) -> float:
+        """Return the seconds in which it had no processor, as far as known; without ``look`` as last seen."""
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
@@ -136,7 +139,10 @@ class Worker:
             link = self.start()
             try:
                 # An async function is timed in its process too, so the wait here is longer by GRACE.
-                reply = Call.begun(link.ask(message), seconds + GRACE * self.reward.is_async).result()
+                before = link.kept_waiting(look=False)
+                late = seconds + GRACE * self.reward.is_async
+                waited = partial(_waited_since, before, link)
+                reply = Call.begun(link.ask(message), late, waited).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
                 return Outcome("timeout", text=f"no answer within {seconds:g} s")
@@ -150,6 +156,10 @@ class Worker:
                 last = True
             else:
                 return Outcome("ok", reply)
+
+
+def _waited_since(before: float, link: WorkerLink) -> float:
+    return link.kept_waiting() - before
 
 
 class Isolated:
@@ -185,6 +195,37 @@ class Isolated:
             return found
 
         return blamed(ask, count, context, seconds)
+
+
+class Inline:
+    """A user's reward function that is called in this process. A call that hangs is abandoned, not ended."""
+
+    def __init__(self, reward: Reward, executor: Executor, size: int) -> None:
+        """``size`` of its calls may be under way at once."""
+        self.reward, self.executor, self.size = reward, executor, size
+
+    def call(
+        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
+    ) -> list[Score]:
+        """Return the function's scores of ``count`` completions; see ``blamed``.
+
+        Raises Failed, or RewardError if the function breaks its contract.
+        """
+
+        def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
+            own = with_texts(own_copy(arguments), left_out, instead, self.reward.per_sample)
+            try:
+                return Outcome("ok", self._submit(problem.id, own, count, wall).result())
+            except TimeoutError:
+                return Outcome("timeout", text=f"no answer within {wall:g} s")
+
+        return blamed(ask, count, context, seconds)
+
+    def _submit(self, row: str, own: Mapping[str, object], count: int, wall: float) -> Call[CallReply]:
+        if self.reward.is_async:
+            return self.executor.submit_async(replied_later(self.reward, row, own, count), wall)
+        called = partial(replied, self.reward, row, own, count)
+        return self.executor.submit(f"{self.reward.name}, inline", self.size, called, wall)
 
 
 def setup_of(reward: Reward) -> UserSetup:
@@ -263,6 +304,11 @@ class Link:
                 raise RewardError(f"problem {message['problem']}: {size} bytes are too many for one call")
             self.child.send({"id": number, **message})
         return future
+
+    def kept_waiting(self, look: bool = True) -> float:
+        """Return the seconds in which it had no processor."""
+        with self.lock:
+            return self.child.kept_waiting() if look and self.gone is None else self.child.known_wait
 
     def _listen(self) -> None:
         reply: CallReply | None

@@ -56,10 +56,11 @@ def usable_problems(
         note = f"model code runs in the {rewards.sandbox['backend']} sandbox"
         console.say(note + (f"; it can learn {visible}" if visible else ""))
     if rewards.inline:
+        runs = "runs" if len(rewards.inline) == 1 else "run"
         console.say(
-            f"{', '.join(rewards.inline)} runs in this process, where a call that hangs in C code (such as a "
-            "regular expression) cannot be stopped. Name it as module.py:function to run it in a process of "
-            "its own",
+            f"{', '.join(rewards.inline)} {runs} in this process, where a call that hangs in C code (such as "
+            "a regular expression) cannot be stopped. A function named as module.py:function gets a process "
+            "of its own",
             "yellow",
         )
     if rewards.noise and config.method == "rl":

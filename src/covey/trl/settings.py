@@ -22,6 +22,14 @@ DPO_LOSSES: Mapping[str, tuple[str, Callable[[Any], dict[str, float]]]] = {
     "hinge": ("hinge", lambda a: {"beta": a.beta}),
     "ipo": ("ipo", lambda a: {"tau": a.beta}),
     "robust": ("robust_dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
+    # TRL divides by log 0 without smoothing, and recommends this value.
+    "exo_pair": ("exo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing or 1e-3}),
+    "nca_pair": ("nca", lambda a: {"beta": a.beta}),
+    "bco_pair": ("bco", lambda a: {"beta": a.beta}),
+    "sppo_hard": ("sppo", lambda a: {"beta": a.beta}),
+    "apo_zero": ("apo_zero", lambda a: {"beta": a.beta}),
+    "apo_down": ("apo_down", lambda a: {"beta": a.beta}),
+    "discopop": ("discopop", lambda a: {"beta": a.beta, "tau": a.discopop_tau}),
 }
 """DPOConfig's loss_type -> covey's method, and its loss from the config."""
 

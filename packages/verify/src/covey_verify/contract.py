@@ -44,10 +44,8 @@ PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
 ISOLATED = "covey_verify.isolated"
 MARK = "__covey_reward__"
 """Attribute of a function that holds its declaration (Options)."""
-LIMITS = Limits(wall=30.0, cpu=2, memory=1 << 30)
-"""Limits of a verifier in a subprocess. It only computes, so its processor time decides, which a text may use
-up; the wall time is long, because a busy machine is not the text's fault.
-"""
+LIMITS = Limits(wall=6.0, cpu=2, memory=1 << 30)
+"""Limits of a verifier in a subprocess. It only computes, so its processor time decides."""
 TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 """Names of numbers logged for every reward (reward/NAME/mean), closed to a function's own metrics."""
 FULL = 1.0 - 1e-9

@@ -49,12 +49,17 @@ class Call(Generic[T]):
         self.limit, self.function, self.pool = limit, function, pool
         self.future = Future[T]()
         self.started: float | None = None
+        self.kept_waiting: Callable[[], float] = lambda: 0.0
+        """Returns the seconds in which the machine kept the call waiting; they do not count."""
 
     @classmethod
-    def begun(cls, future: Future[T], limit: float) -> Call[T]:
+    def begun(
+        cls, future: Future[T], limit: float, kept_waiting: Callable[[], float] | None = None
+    ) -> Call[T]:
         """Return a call that begins now and is answered by something other than a thread pool."""
         call = cls(limit)
         call.future, call.started = future, time.monotonic()
+        call.kept_waiting = kept_waiting or call.kept_waiting
         return call
 
     def run(self) -> None:
@@ -97,7 +102,7 @@ class Call(Generic[T]):
                 continued()
             if self.pool is not None:
                 self.pool.replace_stuck()  # a stuck call may be ahead in the queue
-            if self.late():
+            if self.late() and self.left() + self.kept_waiting() < 0:
                 self.future.cancel()
 
 

@@ -461,8 +461,9 @@ def assault(sandbox: SandboxBackend, attack: Attack, bait: Bait, limits: Limits 
         problems.append("it got what it wanted")
     if output.strip() == "42":
         problems.append("it was taken for right")
-    if seconds > limits.wall + 1.0:
-        problems.append(f"it took {seconds:.1f} s")
+    own = result.seconds or seconds  # without what other work on the machine has cost it
+    if own > limits.wall + 1.0:
+        problems.append(f"it took {own:.1f} s")
     if result.kind == "lost":
         problems.append(f"the sandbox was lost: {result.text}")
     if len(output) > limits.output:

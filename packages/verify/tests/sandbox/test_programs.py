@@ -60,6 +60,24 @@ open("out.txt", "w").write("z"); os.rename("out.txt", "in.txt"); print(open("in.
     "readline for input": "import sys\ninput = sys.stdin.readline\nprint(int(input()) + int(input()))",
     "all of its input": "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
     "input as descriptor 0": "print(sum(map(int, open(0).read().split())))",
+    "messages beside the output": """
+import sys
+for n in range(3): print("debug", n, file=sys.stderr, flush=True)
+sys.stderr.write("x" * 9999); print(3)
+""",
+    "itself as a module": """
+import __main__, pickle, sys
+class Point: pass
+print(type(pickle.loads(pickle.dumps(Point()))).__name__, __main__.Point is Point, len(sys.argv))
+""",
+    "an object that ends with the program": """
+class Log:
+    def __del__(self): print("the end")
+log = Log()
+""",
+    "a closed output": "import sys\nprint(1, flush=True)\nsys.stdout.close()",
+    "input as a device": "print(open('/dev/stdin').read().split())",
+    "ends of lines as they are": "import io, sys\nprint(repr(sys.stdin.newlines), sys.stdin.readlines())",
     "numpy": "import numpy as np\nprint(np.arange(4).sum())",
 }
 

@@ -38,6 +38,10 @@ NO_ANSWER = frozenset(
 """The words of data sets for a missing answer."""
 
 
+GLUED = re.compile(r"[A-Za-z] ?\^ ?\d\d")
+"""A power of a letter with several digits and no braces, of which TeX raises the first."""
+
+
 def reference_of(answer: object) -> str:
     """Return the reference answer of a row: the number after `####`, if it is a worked solution."""
     text = str(answer)
@@ -103,6 +107,8 @@ def _is_sentence(text: str) -> bool:
     words = re.findall(r"[^\W\d_]+", text)
     if text.startswith(UNKNOWN):
         return any(word in NO_NOUNS for word in words)
+    if text.casefold().startswith("no "):  # no real solutions
+        return len(words) > 4
     return len(words) > 2 and sum(len(word) > 1 for word in words) > 1
 
 
@@ -176,6 +182,8 @@ def _judged(reference: str, found: str | None, policies: tuple[Percent, Ratio, R
     if isinstance(ours, str):
         identical = ours.startswith(CANNOT_READ) and found.split() == reference.split()
         return Score(1.0, extracted=found) if identical else Score(None, "bad_reference", found, detail=ours)
+    if GLUED.search(found) and not GLUED.search(reference):
+        return Score(0.0, "ambiguous", found, detail="x^23 is x^2 times 3 in print: write x^{23}")
     try:
         theirs = read(found)
     except TooLarge as error:

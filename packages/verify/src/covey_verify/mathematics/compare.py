@@ -35,12 +35,18 @@ from covey_verify.mathematics.tree import (
     product,
     quotient,
 )
-from covey_verify.mathematics.units import UNKNOWN
+from covey_verify.mathematics.units import POUND, UNKNOWN
 from covey_verify.mathematics.vocabulary import is_letters
 
 Percent = Literal["ignored", "hundredths"]
 Ratio = Literal["exact", "fraction"]
 Reading = Literal["complex", "real"]
+TRUTHS = frozenset({"t", "f", "true", "false", "yes", "no"})
+"""Words of which a list answers several questions, in their order."""
+VECTORS = ("i", "j", "k", "imath", "jmath", "k")
+"""Names of unit vectors, perhaps with a hat."""
+STATEMENTS = {"dne": "does not exist", "infinitely many": "infinitely many solutions"}
+"""Short forms of answers in words."""
 Leaf: TypeAlias = Callable[[Node, Node, bool], bool | None]
 """(reference, answer, whether a multiple is enough) -> whether two formulas are equal."""
 
@@ -65,7 +71,7 @@ class Comparison:
             return self._quantities(ours, theirs)
         ours, theirs = _system(ours), _system(theirs)
         if {"text", "word"} & {ours.kind, theirs.kind}:
-            return self._words(ours, theirs)
+            return self._words(*(_clock(n) for n in (ours, theirs)))
         if _set_like(ours) or _set_like(theirs):
             found = self._regions(ours, theirs)
             if found is not NotImplemented:
@@ -85,6 +91,12 @@ class Comparison:
             return self._against_chain(ours, theirs)
         if not kinds & STRUCTURES:
             return self._formulas(ours, theirs)
+        vectors = [components(n) for n in (ours, theirs)]
+        if "tuple" in kinds and vectors != [None, None]:  # 2i + 3j for (2, 3)
+            parts = [n.parts if v is None else v for n, v in zip((ours, theirs), vectors, strict=True)]
+            shorter = min(map(len, parts))
+            if all(len(p) == shorter or p[shorter:] == (number(0),) for p in parts):
+                return self._in_order(parts[0][:shorter], parts[1][:shorter])
         if theirs.text == "or" and theirs.kind == "set" and ours.kind not in STRUCTURES:  # 3/4 or 0.75
             return together([self.compare(ours, one) for one in theirs.parts])
         return self._kinds(ours, theirs, kinds)
@@ -93,7 +105,9 @@ class Comparison:
         """Compare two structures, or a structure with a formula."""
         if "ratio" in kinds:
             return self._ratios(ours, theirs)
-        if kinds == {"list", "tuple"}:  # 3,1 for (3,1)
+        if kinds == {"list", "tuple"} and {"[)", "(]"}.isdisjoint((ours.text, theirs.text)):  # 3,1 for (3,1)
+            return self._in_order(ours.parts, theirs.parts)
+        if kinds == {"list"} and all(folded(p.text) in TRUTHS for n in (ours, theirs) for p in n.parts):
             return self._in_order(ours.parts, theirs.parts)
         if kinds <= {"list", "set"} or kinds in ({"union"}, {"intersection"}):
             if all(map(assigned, ours.parts)) and not any(map(assigned, theirs.parts)):
@@ -144,6 +158,13 @@ class Comparison:
             return self._percentages(ours, theirs, units)
         if units[1][:2] == UNKNOWN and units[0] != units[1]:
             return self.no(f"the words {units[1].removeprefix(UNKNOWN)!r}")
+        if set(units) == {"degree", "rad"}:
+            return self.compare(
+                *(in_radians(n) if n.text == "degree" else n.parts[0] for n in (ours, theirs))
+            )
+        if set(units) == {"sterling", "kg"} and {ours.value, theirs.value} == {1, POUND}:
+            units = ["pound", "pound"]  # £5 and 5 pounds
+            theirs = Node("quantity", theirs.parts, "pound", ours.value)
         if all(units) and units[0] != units[1]:
             return self.no(f"the unit is {units[1]}, not {units[0]}")
         amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
@@ -313,6 +334,25 @@ class Comparison:
         return mark == ours.marks[0] or self.no("another relation")
 
 
+def components(node: Node) -> tuple[Node, ...] | None:
+    """Return the three components of a sum of multiples of the unit vectors i, j and k, or None.
+
+    A multiple of i alone, without an accent, is a complex number.
+    """
+    found = [number(0)] * 3
+    names = set[str]()
+    for term in node.parts if node.kind == "sum" else (node,):
+        factors = term.parts if term.kind == "product" else (term,)
+        vectors = [f for f in factors if f.kind == "name" and f.text.rpartition(" ")[2] in VECTORS]
+        if len(vectors) != 1:
+            return None
+        names.add(vectors[0].text)
+        place = VECTORS.index(vectors[0].text.rpartition(" ")[2]) % 3
+        others = [f for f in factors if f is not vectors[0]]
+        found[place] = Node("sum", (found[place], product(*others) if others else number(1)))
+    return None if names == {"i"} else tuple(found)
+
+
 def hundredth(node: Node) -> Node:
     """Return a percentage as a number."""
     return number(node.value / 100) if node.value is not None else quotient(node, number(100))
@@ -330,7 +370,8 @@ def either(first: bool | None, second: bool | None) -> bool | None:
 
 def folded(text: str) -> str:
     """Return words without the differences that do not matter."""
-    return " ".join(text.casefold().strip(" .()").split())
+    words = " ".join(text.casefold().strip(" .()").split())
+    return STATEMENTS.get(words, words.removesuffix("s") if words.startswith("no ") else words)
 
 
 def _title(node: Node) -> str:
@@ -359,9 +400,25 @@ def _system(node: Node) -> Node:
         ):
             pairs = zip(left.parts, right.parts, strict=True)
             return Node("list", tuple(Node("chain", pair, marks=("=",)) for pair in pairs), "and")
+    if (
+        node.kind == "chain"
+        and node.marks == ("∈",)
+        and node.parts[1].kind == "set"
+        and is_name(node.parts[0])
+    ):
+        found = tuple(Node("chain", (node.parts[0], one), marks=("=",)) for one in node.parts[1].parts)
+        return Node("list", found, "or") if len(found) > 1 else found[0] if found else node
     if node.kind == "union" and all(part.kind == "set" for part in node.parts):
         return Node("set", tuple(one for part in node.parts for one in part.parts))
     return node
+
+
+def _clock(node: Node) -> Node:
+    """Return 15:30, which was read as a ratio, as the time of day."""
+    if node.kind != "ratio" or not all(p.kind == "number" and p.text.isdigit() for p in node.parts):
+        return node
+    hour, minute, *second = (p.text for p in node.parts)
+    return Node("text", text=f"clock {int(hour)}:{minute}:{''.join(second) or '00'}")
 
 
 def _conditions(cases: Node) -> list[Node | Region]:

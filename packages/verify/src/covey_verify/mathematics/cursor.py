@@ -22,6 +22,8 @@ class Cursor:
         self.level, self.bars = level, 0
         self.until = frozenset[str]()
         """Signs that end a factor here, such as the bar of a set {x | x > 2}."""
+        self.outermost = 0
+        """The level of the answer, or of the set, whose elements may have two signs."""
 
     def peek(self, ahead: int = 0) -> Token:
         """Return the next token, or one behind it, without taking it."""
@@ -35,6 +37,11 @@ class Cursor:
         """Return whether a token is one of these characters."""
         token = self.peek(ahead)
         return token.kind == "sign" and token.text in signs and len(token.text) == 1
+
+    def is_to(self) -> bool:
+        """Return whether the next token is the word of a ratio, as in `3 to 5`."""
+        token = self.peek()
+        return token.kind in ("word", "letters") and token.text == "to" and self.peek(1).kind == "number"
 
     def taken(self, sign: str) -> bool:
         """Take the next token if it is this sign; return whether it was."""

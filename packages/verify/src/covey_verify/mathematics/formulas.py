@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from covey_verify.mathematics import units
 from covey_verify.mathematics.cursor import END, MAX_LEVEL, shown
-from covey_verify.mathematics.functions import Functions
+from covey_verify.mathematics.measures import Measures
 from covey_verify.mathematics.tokens import Token, value_of
 from covey_verify.mathematics.tree import (
     INFINITY,
@@ -25,24 +24,22 @@ from covey_verify.mathematics.tree import (
     negated,
     negative,
     number,
-    product,
     quotient,
+    raised,
     transposed,
 )
 from covey_verify.mathematics.vocabulary import (
     APPLIED,
     FRACTIONS,
     INFINITE,
-    KNOWN,
     NO_FACTORS,
     PLAIN,
     SHORT_WORDS,
-    is_letters,
 )
 
 
-class Formulas(Functions):
-    """Reads sums, products, units, powers, numbers and names."""
+class Formulas(Measures):
+    """Reads sums, products, powers, numbers and names."""
 
     # ---- sums and products
 
@@ -90,8 +87,8 @@ class Formulas(Functions):
                 if not self.is_sign("*/×"):
                     return Node("quantity", (share,), "percent")
                 factors = [quotient(share, number(100))]  # 50 % of something
-            elif self._unit_begins(factors):
-                return self.quantity(combined("product", factors))
+            elif self.unit_begins(factors):
+                return self.with_smaller(self.quantity(combined("product", factors)))
             elif self.starts_factor():
                 if last.kind == "quantity":
                     raise Unreadable(f"{shown(token)} behind {last.text}")
@@ -104,12 +101,14 @@ class Formulas(Functions):
     def _no_doubt(self, before: Sequence[Node], divisor: Node) -> None:
         """Refuse a/bc, which may be (a/b)c or a/(bc), unless a and b are numbers."""
         plain = divisor.kind == "number" and all(f.kind in ("number", "inverse") for f in before)
-        if not plain and self.starts_factor() and not self._unit_begins([*before, divisor]):
+        if not plain and self.starts_factor() and not self.unit_begins([*before, divisor]):
             raise Unreadable("a/bc may mean (a/b)c or a/(bc)")
 
     def starts_factor(self) -> bool:
         """Return whether the next token begins a factor."""
         token = self.peek()
+        if self.is_to():
+            return False
         if token.kind == "command":
             return token.text not in NO_FACTORS
         if token.kind in ("number", "letters", "word", "begin"):
@@ -131,80 +130,6 @@ class Formulas(Functions):
             found = self.factor()
             return negative(found) if minus else found
         return self.factor()
-
-    # ---- units
-
-    def _unit_begins(self, factors: Sequence[Node]) -> bool:
-        """Return whether the words behind a product are its unit."""
-        token = self.peek()
-        if token.kind == "command" and token.text in FRACTIONS and self.peek(2).kind == "word":
-            return True
-        if token.kind not in ("word", "letters") or self.peek(1).text == "(":
-            return False
-        amount = all(is_numeric(f) for f in factors)
-        text = token.text
-        if token.kind == "word":
-            return len(text) > 1 or ((amount or token.gap) and text in units.LETTERS)
-        ends = [self.peek(k).kind in ("end of text", "separator") for k in (1, 3)]
-        if not amount or (text in KNOWN and not (units.known(text) and ends[0])):  # 15 min
-            return False
-        if len(text) == 1:
-            power = self.is_sign("^", 1) and self.peek(2).kind == "number" and ends[1]
-            last = ends[0] or power or self.is_sign("/", 1)
-            return token.gap and text in units.LETTERS and last and factors[-1].kind == "number"
-        if units.known(text):
-            return token.gap or len(text) > 3 or text.casefold() in units.SYMBOLS
-        return token.gap and not is_letters(text)
-
-    def quantity(self, amount: Node) -> Node:
-        r"""Read the unit of an amount, with its powers: `m/s^2`, `\text{m}\cdot\text{s}^{-1}`."""
-        pieces: list[tuple[str, int]] = []
-        letter = self.peek().text if self.peek().kind == "letters" and len(self.peek().text) == 1 else ""
-        fraction = self.peek().kind == "command"
-        if fraction:
-            self.take()
-        self._pieces(pieces, 1)
-        if fraction:
-            self._pieces(pieces, -1)
-        size, factor, unit = units.measure(pieces)
-        if size != 1:
-            sized = amount.kind == "number" and amount.value is not None
-            amount = number(amount.value * size) if sized and amount.value else product(number(size), amount)
-        if not unit:
-            return amount
-        if letter and len(pieces) == 1:  # `8 h` may be a product
-            raised = Node("power", (name(letter), number(pieces[0][1])))
-            return Node("quantity", (amount, product(amount, raised)), unit, factor)
-        return Node("quantity", (amount,), unit, factor)
-
-    def _pieces(self, pieces: list[tuple[str, int]], power: int) -> None:
-        """Read units that are multiplied or divided, into (words, power)."""
-        braced = self.taken("{")
-        while self.peek().kind in ("word", "letters"):
-            words = [self.take().text]
-            # `m s` is a product of units, `square feet` a unit of two words.
-            while self.peek().kind in ("word", "letters") and not (
-                units.known(words[-1]) and units.known(self.peek().text)
-            ):
-                words.append(self.take().text)
-            exponent = Fraction(1)
-            if self.taken("^"):
-                raised = self.script()
-                exponent = Fraction(0) if raised.value is None else raised.value
-            if exponent.denominator > 1 or not exponent or abs(exponent) > 9:
-                raise Unreadable("the power of a unit that is no small integer")
-            above, stroke, below = " ".join(words).rpartition("/")
-            if stroke and exponent != 1:  # m/s^2
-                pieces += [(above, power), (below, -power * int(exponent))]
-            else:
-                pieces.append((" ".join(words), power * int(exponent)))
-            if self.peek().kind in ("word", "letters"):
-                continue
-            if not self.is_sign("*/×") or self.peek(1).kind not in ("word", "letters"):
-                break
-            power = -abs(power) if self.take().text == "/" else power
-        if braced:
-            self.expect("}")
 
     # ---- factors
 
@@ -228,7 +153,7 @@ class Formulas(Functions):
                         "quantity", (found,), "celsius" if scale.text[0] == "C" else "fahrenheit", Fraction(1)
                     )
                 else:
-                    found = Node("quantity", (found,), "degree", Fraction(1))
+                    found = Node("quantity", (self.minutes(found),), "degree", Fraction(1))
             else:
                 return found
         raise TooLarge("nested too deeply")
@@ -242,6 +167,8 @@ class Formulas(Functions):
             base = base.parts[0]
         if base.kind == "matrix" and exponent == name("T"):
             return transposed(base)
+        if base.kind == "matrix" and exponent.value in (-1, 2, 3):
+            return raised(base, int(exponent.value))
         return Node("power", (base, exponent))
 
     def script(self) -> Node:
@@ -387,9 +314,21 @@ class Formulas(Functions):
         if len(run) > 4 or (len(run) > 1 and run in SHORT_WORDS):
             raise Unreadable(f"the word {run!r} in a formula")
         letter = self.first().text
+        # C(5,2) may be a number of choices.
+        if letter.isupper() and letter not in (*APPLIED, "C") and self._pair_begins():  # the point M(2,3)
+            return Node("chain", (name(letter), self.atom()), marks=("=",))
         if letter in APPLIED and (self.is_sign("(") or (self.is_sign("'") and self.is_sign("(", 1))):
             return self._applied(letter)
         return self.named(letter)
+
+    def _pair_begins(self) -> bool:
+        """Return whether parentheses follow that have a comma of their own."""
+        depth = 0
+        for token in reversed(self.left) if self.is_sign("(") else ():
+            depth += (token.text in ("(", "{", r"\{", "[")) - (token.text in (")", "}", r"\}", "]"))
+            if depth < 1 or (depth == 1 and token.kind == "separator"):
+                return depth == 1
+        return False
 
     def _applied(self, letter: str) -> Node:
         """Read the arguments of an unknown function."""
@@ -433,8 +372,3 @@ class Formulas(Functions):
             depth += (token.text == "{") - (token.text == "}")
             written += token.text if depth else ""
         return written
-
-
-def is_numeric(node: Node) -> bool:
-    """Return whether there is no variable in an expression."""
-    return all(part.kind != "name" or part.text in ("π", "e") for part in node.walk())

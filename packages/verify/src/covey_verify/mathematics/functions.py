@@ -18,6 +18,8 @@ from covey_verify.mathematics.tree import (
     Node,
     Unreadable,
     combined,
+    conjugate,
+    determinant_of,
     in_radians,
     name,
     negative,
@@ -68,10 +70,25 @@ class Functions(Cursor):
         if command in DOMAINS:
             return self._domain(command)
         if command in ACCENTS:
-            letters = self._accented(command)
-            known = command == "mathbb" and letters in DOMAINS
-            return self._domain(letters) if known else self.named(f"{command} {letters}")
+            return self._accent(command)
+        if command == "det":
+            return determinant_of(self.factor())
         raise Unreadable(f"\\{command} is unknown")
+
+    def _accent(self, command: str) -> Node:
+        """Read a name with an accent, a set of numbers, or the conjugate of a number."""
+        if command in ("overline", "bar") and self._is_complex():
+            self.take()
+            return conjugate(self.group())
+        letters = self._accented(command)
+        known = command == "mathbb" and letters in DOMAINS
+        return self._domain(letters) if known else self.named(f"{command} {letters}")
+
+    def _is_complex(self) -> bool:
+        """Return whether braces follow with a sum of i in them, and no name such as AB."""
+        inside = [token.text for token in reversed(self.left)]
+        inside = inside[: inside.index("}")] if self.is_sign("{") and "}" in inside else []
+        return "i" in inside and bool({"+", "-"} & set(inside))
 
     def _domain(self, letter: str) -> Node:
         """Return a set of numbers; of the real ones, those with the sign that follows."""
@@ -273,5 +290,8 @@ class Functions(Cursor):
 def bound(body: Node, variable: str) -> Node:
     """Return a body whose bound variable has the name #, and ## within another, whatever it was."""
     if body.kind == "name":
-        return name("#") if body.text == variable else name("#" + body.text) if body.text[0] == "#" else body
+        if body.text == variable or body.text[0] == "#":
+            return name("#" + body.text.removeprefix(variable))
+        stem, _, index = body.text.partition("_")
+        return name(f"{stem}_#") if index == variable else body
     return body.with_parts(tuple(bound(part, variable) for part in body.parts))

@@ -13,14 +13,17 @@ from functools import lru_cache
 from covey_verify.mathematics.cursor import END, shown
 from covey_verify.mathematics.formulas import Formulas
 from covey_verify.mathematics.magnitude import approximate
+from covey_verify.mathematics.phrases import moment, value_of_word
 from covey_verify.mathematics.rational import constant
-from covey_verify.mathematics.tokens import Token, tokens
+from covey_verify.mathematics.tokens import Token, currency, tokens
 from covey_verify.mathematics.tree import (
     MAX_DIGITS,
     RELATIONS,
+    STRUCTURES,
     Node,
     TooLarge,
     Unreadable,
+    determinant_of,
     name,
     number,
     product,
@@ -33,8 +36,8 @@ CODE = re.compile(r"\d+(?:(?:-\d+){2,}|(?:/\d+){2,}|(?:\.\d+){2,})")
 """A date, a telephone number, an address or a version, which are no calculations."""
 DIFFERENCE = re.compile(r"\d+-\d+")
 """As a reference answer this is a range, a score or a telephone number, never a subtraction left to do."""
-BASED = re.compile(r"([0-9A-Fa-f]*\d[0-9A-Fa-f]*|\d+)_\{?(\d+)\}?")
-"""A number with its base: 1011_2, 2F_{16}."""
+BASED = re.compile(r"\(?([0-9A-Fa-f]*\d[0-9A-Fa-f]*|\d+)\)?_\{?(\d+|[a-z]+)\}?")
+"""A number with its base: 1011_2, 2F_{16}, (1011)_{two}."""
 OPTION = re.compile(r"\(?([A-Z])\)")
 MATRICES = frozenset({*(f"{bracket}matrix" for bracket in ("", *"pbBvV", "small")), "array"})
 SYSTEMS = frozenset({"cases", "dcases", "rcases", "aligned", "align", "gathered", "gather", "split", "array"})
@@ -57,6 +60,9 @@ def read(text: str) -> Node:
     if not found:
         raise Unreadable("there is nothing")
     node = _code("".join(t.text for t in found)) or Reader(found).whole()
+    money = currency(text)
+    if money and node.kind not in (*STRUCTURES, "quantity"):
+        node = Node("quantity", (node,), money, Fraction(1))
     approximate(node)  # raises TooLarge
     below = [part.parts[0] for part in node.walk() if part.kind == "inverse"]
     if any(approximate(part) == 0 == constant(part) for part in below):
@@ -76,7 +82,7 @@ def plain_number(text: str) -> Fraction | None:
         node = read(text)
     except (Unreadable, TooLarge):
         return None
-    if node.kind == "quantity" and node.text == "percent":
+    if node.kind == "quantity" and node.text in ("percent", currency(text)):
         node = node.parts[0]
     numerals = all(part.kind in ("number", "inverse", "product") for part in node.walk())
     return constant(node) if numerals and len(node.parts) < 3 else None
@@ -192,7 +198,7 @@ class Reader(Formulas):
         start, outer = list(self.left), self.sign
         doubled, self.doubled = self.doubled, False
         found = self.union()
-        if self.doubled and self.level <= 2:
+        if self.doubled and self.level <= self.outermost + 2:
             kept = self.left
             self.left, self.sign = start, -outer
             other = self.union()
@@ -216,7 +222,7 @@ class Reader(Formulas):
     def ratio(self) -> Node:
         """Read a ratio, or one term."""
         terms = [self.sum()]
-        while self.is_sign(":") and ":" not in self.until:
+        while (self.is_sign(":") and ":" not in self.until) or self.is_to():
             self.take()
             terms.append(self.sum())
         return terms[0] if len(terms) == 1 else Node("ratio", tuple(terms))
@@ -255,7 +261,9 @@ class Reader(Formulas):
             self.taken(r"\}")
             return system
         until, self.until = self.until, frozenset({"|", ":", "∣"})
+        doubled, outermost, self.outermost = self.doubled, self.outermost, self.level
         found = self.elements(allowed=(",", ";", "and"))
+        self.doubled, self.outermost = doubled, outermost
         if self.peek().text in ("|", ":", "∣"):
             self.take()
             self.until = frozenset()
@@ -285,7 +293,8 @@ class Reader(Formulas):
         cells = tuple(type(self)(cell, level=self.level).whole() for row in rows for cell in row)
         if not rows or any(len(row) != len(rows[0]) for row in rows):
             raise Unreadable("a matrix with rows of different lengths")
-        return Node("matrix", cells, kind[0] if kind[0] in "vV" else "", Fraction(len(rows)))
+        matrix = Node("matrix", cells, "V" if kind[0] == "V" else "", Fraction(len(rows)))
+        return determinant_of(matrix) if kind == "vmatrix" else matrix
 
     def _rows(self, kind: str) -> list[list[list[Token]]]:
         """Take the tokens of each cell of each row, up to the end of the environment."""
@@ -320,14 +329,9 @@ def as_product(node: Node) -> Node:
     r"""Return letters in brackets, as in \frac{ab}{c} or |AB|, as the product of these letters."""
     if node.kind == "word":
         return node.parts[0]
-    if (
-        node.kind == "text"
-        and node.text.isupper()
-        and node.text.isascii()
-        and node.text.isalpha()
-        and len(node.text) < 4
-    ):
-        return product(*map(name, node.text))
+    letters = node.text if node.kind == "text" and node.text.isascii() and node.text.isalpha() else ""
+    if (letters.isupper() and len(letters) < 4) or (len(letters) < 5 and not set(letters) & set("aeiou")):
+        return product(*map(name, letters)) if letters else node  # GMm
     return node
 
 
@@ -395,10 +399,12 @@ def _code(plain: str) -> Node | None:
     if option := OPTION.fullmatch(plain):
         return name(option[1])
     if based := BASED.fullmatch(plain):
-        base = int(based[2]) if len(based[2]) < 3 else 0
+        base = int(value_of_word(based[2]) or 0) if len(based[2]) < 3 or based[2].isalpha() else 0
         if not 1 < base <= 36 or any(int(digit, 36) >= base for digit in based[1]):
             return None
         return number(int(based[1])) if base == 10 else Node("based", text=based[1], value=Fraction(base))
+    if written := moment(plain.casefold()):
+        return Node("text", text=written)
     if CODE.fullmatch(plain):
         return Node("text", text=re.sub(r"\b0+(?=\d)", "", plain))
     if DIFFERENCE.fullmatch(plain):
@@ -415,6 +421,8 @@ def _text(span: Sequence[Token]) -> Node | None:
         return None
     if text.casefold() in ("all real numbers", "all reals"):
         return name("ℝ")
+    if (value := value_of_word(text.casefold())) is not None:
+        return number(value)
     option = OPTION.fullmatch(text) if len(span) == 1 and span[0].kind == "word" else None
     if option:
         return name(option[1])

@@ -98,7 +98,7 @@ class Algebra:
             return same and self.leaf(ours.parts[2], theirs.parts[2], False)
         both = Node("sum", (ours, theirs))
         free = sorted({n.text for n in both.walk() if n.kind == "name"} - CONSTANTS)
-        names = [n for n in free if n[0] != "#"]
+        names = [n for n in free if "#" not in n]
         # Without variables, and where i is written, values may be complex.
         plural = not names or any(n == name("i") for n in both.walk())
         digits = 100 + 2 * _digits(both)
@@ -209,12 +209,15 @@ def points(ours: Node, theirs: Node, names: Sequence[str]) -> Iterator[dict[str,
     edges = _edges(both, names)
     for place in range(MOST_PLACES):
         at = {}
+        steps = place % 3 == 2 and any(n.kind == "call" and n.text in ("floor", "ceil") for n in both.walk())
         for k, variable in enumerate(names):
             draw = int.from_bytes(sha256(f"{seed}{place}{variable}".encode()).digest()[:16])
             if variable in counts:
                 at[variable] = mpmath.mpf(2 + (draw + place) % 40)
             elif variable in whole:  # eight in a row have all remainders by 2, 4 and 8
                 at[variable] = mpmath.mpf(8 * (draw % 2**36) + place % 8)
+            elif steps:  # where they jump
+                at[variable] = mpmath.mpf(place // 3 % 9 - 3)
             else:
                 positive = place < len(RANGES) or variable[:4] == "base"
                 at[variable] = _real(draw, place + k, positive, edges if place % 2 else [])
@@ -291,6 +294,8 @@ class Evaluation:
             return mpmath.mpf(node.value.numerator) / node.value.denominator
         if node.kind == "name":
             constants = {"π": mpmath.mp.pi, "e": mpmath.mp.e, "i": mpmath.mpc(0, 1), "∞": mpmath.inf}
+            if node.text.endswith("_#"):  # a term of a sequence, such as a_k in a sum over k
+                return self._unknown(node.text, [self.at["#"]])
             return +constants[node.text] if node.text in constants else self.at[node.text]
         if node.kind == "big":
             return self._big(node)
@@ -306,10 +311,13 @@ class Evaluation:
         if node.kind == "call":
             return self._call(node.text, parts)
         if node.kind == "apply":
-            # An unknown function has some value, the same for the same arguments.
-            key = node.text + ",".join(mpmath.nstr(part, 30) for part in parts)
-            return mpmath.mpf(int.from_bytes(sha256(key.encode()).digest()[:12])) / 2**95
+            return self._unknown(node.text, parts)
         raise Undefined
+
+    def _unknown(self, title: str, parts: Sequence[Value]) -> Value:
+        """Return some value for an unknown function, the same for the same arguments."""
+        key = title + ",".join(mpmath.nstr(part, 30) for part in parts)
+        return mpmath.mpf(int.from_bytes(sha256(key.encode()).digest()[:12])) / 2**95
 
     def _power(self, node: Node, base: Value, exponent: Value) -> Value:
         if self.real and not isinstance(base, mpmath.mpc) and base < 0:

@@ -82,6 +82,24 @@ SYNONYMS = {
 OPENING, CLOSING = {"(", "[", r"\{", "⟨"}, {")", "]", r"\}", "⟩"}
 
 
+def currency(text: str) -> str:
+    r"""Return the unit of the one sign of money in a text, or "".
+
+    A dollar sign without a backslash is money only where it cannot be one of two that enclose a formula.
+
+    >>> currency(r"\$5"), currency("$5$"), currency("$5"), currency("€5")
+    ('dollar', '', 'dollar', 'euro')
+    """
+    plain = text.replace(r"\$", "")
+    money = {
+        "dollar": len(plain) < len(text) or plain.count("$") % 2,
+        "euro": "€" in text,
+        "sterling": "£" in text,
+    }
+    found = [unit for unit, there in money.items() if there]
+    return found[0] if len(found) == 1 else ""
+
+
 class Token(NamedTuple):
     """A piece of a text.
 
@@ -106,6 +124,15 @@ def tokens(text: str) -> list[Token]:
         found.pop()
     if len(found) > 1 and found[-1].kind == "word" and REMARK.fullmatch(found[-1].text):
         found.pop()
+    return _ohms(found)
+
+
+def _ohms(found: list[Token]) -> list[Token]:
+    r"""Return tokens with \Omega behind a last number, perhaps with a prefix, as a unit."""
+    prefix = found[-2].text if len(found) > 2 and found[-2].text in ("k", "M", "m") else ""
+    before = found[-2 - len(prefix)] if len(found) > 1 + len(prefix) else None
+    if found and found[-1].text == "Omega" and before is not None and before.kind == "number":
+        return [*found[: -1 - len(prefix)], Token("word", f"{prefix}Ω", True)]
     return found
 
 
@@ -113,7 +140,8 @@ def _plain(text: str) -> str:
     """Return a text without foreign digits, invisible characters, quotes and announcements."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", FOREIGN.sub(_plain_digits, text)).translate(SIGNS | GREEK)
-    text = INVISIBLE.sub("", text).strip()
+    # The backslash of a space at the end is alone once the space is gone; {:} is a colon with other spaces.
+    text = re.sub(r"(?<!\\)\\$", "", INVISIBLE.sub("", text).strip()).replace("{:}", ":")
     if quoted := QUOTED.fullmatch(text):
         text = quoted[2]
     # A command with its backslash doubled, as JSON has it; the end of a row is never before these.

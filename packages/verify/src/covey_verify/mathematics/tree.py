@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 from typing import Literal
 
 Percent = Literal["ignored", "hundredths"]
@@ -153,6 +154,8 @@ def _with_matrices(kind: str, parts: Sequence[Node]) -> Node:
     first, others = matrices[0], [p for p in parts if p.kind != "matrix"]
     if kind == "product" and len(matrices) == 1:
         return first.with_parts(tuple(combined("product", (*others, cell)) for cell in first.parts))
+    if kind == "product" and not others:
+        return reduce(_times, matrices)
     if kind == "product" or others or len({(m.value, len(m.parts), m.text) for m in matrices}) > 1:
         raise Unreadable("a product of matrices")
     cells = zip(*(m.parts for m in matrices), strict=True)
@@ -177,6 +180,66 @@ def in_radians(node: Node) -> Node:
     if node.text != "degree":
         raise Unreadable(f"an angle in {node.text}")
     return product(node.parts[0], PI, Node("inverse", (number(180),)))
+
+
+def _times(left: Node, right: Node) -> Node:
+    """Return the product of two matrices."""
+    rows, columns = _rows(left), list(zip(*_rows(right), strict=True))
+    if left.text or right.text or len(rows[0]) != len(_rows(right)):
+        raise Unreadable("a product of matrices that do not fit")
+    cells = tuple(
+        combined("sum", [combined("product", pair) for pair in zip(row, column, strict=True)])
+        for row in rows
+        for column in columns
+    )
+    return Node("matrix", cells, "", Fraction(len(rows)))
+
+
+def _rows(matrix: Node) -> list[tuple[Node, ...]]:
+    width = len(matrix.parts) // int(matrix.value or 1)
+    return [matrix.parts[k : k + width] for k in range(0, len(matrix.parts), width)]
+
+
+def raised(matrix: Node, power: int) -> Node:
+    """Return a small power of a matrix, or its inverse for -1."""
+    if power > 0:
+        return reduce(_times, [matrix] * power)
+    rows = _rows(matrix)
+    whole = determinant(rows)
+    places = [(r, c) for r in range(len(rows)) for c in range(len(rows))]
+    # Cramer's rule: the cofactors, transposed, by the determinant.
+    cells = tuple(quotient(_cofactor(rows, c, r), whole) for r, c in places)
+    return Node("matrix", cells, matrix.text, matrix.value)
+
+
+def determinant(rows: Sequence[tuple[Node, ...]]) -> Node:
+    """Return the determinant of a matrix of four rows or fewer, as a formula of its cells."""
+    if any(len(row) != len(rows) for row in rows) or len(rows) > 4:
+        raise Unreadable("a determinant of a matrix that is not square, or large")
+    if not rows:
+        return number(1)
+    terms = [combined("product", (cell, _cofactor(rows, 0, k))) for k, cell in enumerate(rows[0])]
+    return combined("sum", terms)
+
+
+def _cofactor(rows: Sequence[tuple[Node, ...]], row: int, column: int) -> Node:
+    rest = [one[:column] + one[column + 1 :] for k, one in enumerate(rows) if k != row]
+    minor = determinant(rest)
+    return negated(minor) if (row + column) % 2 else minor
+
+
+def determinant_of(matrix: Node) -> Node:
+    """Return the determinant of a matrix."""
+    if matrix.kind != "matrix":
+        raise Unreadable("the determinant of no matrix")
+    return determinant(_rows(matrix))
+
+
+def conjugate(node: Node) -> Node:
+    """Return a formula with the other sign of i."""
+    if node == name("i"):
+        return negative(node)
+    return node.with_parts(tuple(map(conjugate, node.parts)))
 
 
 def transposed(matrix: Node) -> Node:

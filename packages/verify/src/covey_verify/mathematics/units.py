@@ -19,18 +19,45 @@ for _group in """
     m 0.9144 yd yard; s 1 s sec second 秒; s 60 min minute 分钟; s 3600 h hr hour 小时; s 86400 day 天
     s 604800 week; month 1 month; year 1 yr year; kg 0.001 g gram 克; kg 0.000001 mg milligram
     kg 1 kg kilogram 千克 公斤; kg 0.45359237 lb pound; oz 1 oz ounce; l 1 l liter litre; l 0.001 ml
-    l 0.001 milliliter millilitre; gal 1 gal gallon; degree 1 degree deg; rad 1 rad radian; cent 1 cent
-    euro 1 euro eur; dollar 1 dollar usd; n 1 n newton; j 1 j joule; j 1000 kj kilojoule; w 1 w watt
-    w 1000 kw kilowatt; v 1 v volt; pa 1 pa pascal; hz 1 hz hertz; k 1 k kelvin; mol 1 mol mole
+    l 0.001 milliliter millilitre; gal 1 gal gallon; degree 1 degree deg; rad 1 rad radian; dollar 0.01 cent
+    euro 1 euro eur; dollar 1 dollar usd; sterling 1 gbp sterling; ohm 1 ohm; n 1 n newton
+    j 1 j joule; j 1000 kj kilojoule; w 1 w watt; w 1000 kw kilowatt; v 1 v volt
+    pa 1 pa pascal; hz 1 hz hertz; k 1 k kelvin; mol 1 mol mole
     a 1 a ampere amp; unit 1 unit; celsius 1 celsius °C; fahrenheit 1 fahrenheit °F
 """.replace("\n", ";").split(";"):
     if _group.strip():
         _base, _factor, *_words = _group.split()
         KNOWN |= {word.casefold(): (Fraction(_factor), _base) for word in _words}
+POUND = KNOWN["pound"][0]
+PREFIXES = {"": 0, "n": -9, "u": -6, "m": -3, "c": -2, "d": -1, "k": 3, "M": 6, "G": 9, "T": 12}
+BASES = {
+    **{
+        symbol: symbol.casefold()
+        for symbol in ("m", "s", "L", "l", "N", "J", "W", "V", "Pa", "Hz", "K", "mol", "A")
+    },
+    "g": "kg",
+    "Ω": "ohm",
+}
+# Where case matters: mV and MV.
+CASED = {
+    prefix + symbol: (Fraction(10) ** (power - 3 * (symbol == "g")), base)
+    for prefix, power in PREFIXES.items()
+    for symbol, base in BASES.items()
+}
+DERIVED = {
+    "n": {"kg": 1, "m": 1, "s": -2},
+    "j": {"kg": 1, "m": 2, "s": -2},
+    "w": {"kg": 1, "m": 2, "s": -3},
+    "pa": {"kg": 1, "m": -1, "s": -2},
+    "v": {"kg": 1, "m": 2, "s": -3, "a": -1},
+    "ohm": {"kg": 1, "m": 2, "s": -3, "a": -2},
+    "hz": {"s": -1},
+}
+"""Units that are products of other units."""
 QUOTIENTS = {"mph": "mi/h", **dict.fromkeys(("kph", "kmph", "kmh", "kmhr"), "km/h"), "mps": "m/s"}
-SYMBOLS = frozenset(w for w in KNOWN if 1 < len(w) < 4 and w.isascii() and w.isalpha()) | set(QUOTIENTS)
+SYMBOLS = frozenset(w for w in (*KNOWN, *CASED) if 1 < len(w) < 4 and w.isalpha()) | set(QUOTIENTS)
 """Units that people write directly behind the number; a single letter may be a variable."""
-LETTERS = frozenset("mshglLJNWVKACF")
+LETTERS = frozenset("mshglLJNWVKACFΩ")
 """Units of one letter, which count only where nothing follows them."""
 SIZES = {
     "dozen": 12,
@@ -74,7 +101,7 @@ UNKNOWN = "? "
 
 def known(word: str) -> bool:
     """Return whether a word is a unit of the list."""
-    return word.casefold() in KNOWN or word.casefold() in QUOTIENTS
+    return word in CASED or word.casefold() in KNOWN or word.casefold() in QUOTIENTS
 
 
 def measure(pieces: Sequence[tuple[str, int]]) -> tuple[Fraction, Fraction, str]:
@@ -84,13 +111,15 @@ def measure(pieces: Sequence[tuple[str, int]]) -> tuple[Fraction, Fraction, str]
     ['1000000', '5/18', 'm s^-1']
     >>> measure([("square feet", 1)])[2], measure([("packs of gum", 1)])[2], measure([("apples", 1)])[2]
     ('m^2', '? packs of gum', 'apple')
+    >>> [str(part) for part in measure([("kN", 1)])]
+    ['1', '1000', 'kg m s^-2']
     """
     size = factor = Fraction(1)
     total: Counter[str] = Counter()
     for phrase, power in pieces:
-        left = phrase.casefold().strip(" .").split()
-        while left and left[0].removesuffix("s") in SIZES:
-            size, left = size * SIZES[left[0].removesuffix("s")], left[1:]
+        left = phrase.strip(" .").split()
+        while left and left[0].casefold().removesuffix("s") in SIZES:
+            size, left = size * SIZES[left[0].casefold().removesuffix("s")], left[1:]
         if not left:
             continue
         parts = _units(left)
@@ -98,20 +127,22 @@ def measure(pieces: Sequence[tuple[str, int]]) -> tuple[Fraction, Fraction, str]
             return size, Fraction(1), UNKNOWN + " ".join(" ".join(p[0].casefold().split()) for p in pieces)
         for scale, base, exponent in parts:
             factor *= scale ** (exponent * power)
-            total[base] += exponent * power
+            for one, times in DERIVED.get(base, {base: 1}).items():
+                total[one] += times * exponent * power
     written = (base if n == 1 else f"{base}^{n}" for base, n in sorted(total.items()) if n)
     return size, factor, " ".join(written)
 
 
 def _units(words: Sequence[str]) -> list[tuple[Fraction, str, int]] | None:
     """Return a phrase as (factor, base, exponent) of each unit, or None."""
-    text = " ".join(QUOTIENTS.get(word, word) for word in words)
+    text = " ".join(QUOTIENTS.get(word.casefold(), word) for word in words)
     found = []
     for i, part in enumerate(re.split(r"/| per ", text)):
         names = part.split()
         # "square feet" or "feet squared"; a single word is no power.
-        power = next((POWERS[w] for w in names[:1] + names[-1:] if w in POWERS), 1) if len(names) > 1 else 1
-        unit = _unit(" ".join(w for w in names if not (power > 1 and w in POWERS)))
+        ends = [w.casefold() for w in names[:1] + names[-1:]]
+        power = next((POWERS[w] for w in ends if w in POWERS), 1) if len(names) > 1 else 1
+        unit = _unit(" ".join(w for w in names if not (power > 1 and w.casefold() in POWERS)))
         if unit is None or i > 1:
             return None
         found.append((*unit, -power if i else power))
@@ -120,6 +151,9 @@ def _units(words: Sequence[str]) -> list[tuple[Fraction, str, int]] | None:
 
 def _unit(word: str) -> tuple[Fraction, str] | None:
     """Return one word as a unit of the list or as a noun, or None."""
+    if word in CASED:
+        return CASED[word]
+    word = word.casefold()
     for form in (word, word.removesuffix("s")):
         if form in KNOWN:
             return KNOWN[form]

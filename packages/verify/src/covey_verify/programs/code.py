@@ -11,7 +11,6 @@ import json
 import math
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.extract import TextOrMessages, after_reasoning, code_block, text_of
 from covey_verify.machine import available_cpus
 from covey_verify.programs.asserts import asserts_of, function_of
-from covey_verify.sandbox.base import Outcome, SandboxBackend, too_long
+from covey_verify.sandbox.base import LEAST_SECONDS, Outcome, SandboxBackend, too_long
 from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.sandbox.wire import encode_value, numbers_agree, same
@@ -186,7 +185,8 @@ def code_tests(
     `check` runs the code in ``test`` against it. If ``tests`` or ``test_list`` is a list of asserts, all of
     them have to hold, whatever the mode. If some tests are marked `visible`, only the others count, and the
     visible minus the hidden fraction is logged as `gap`. The whole check takes at most ``total_seconds``;
-    tests that it does not reach count as failed.
+    tests that it does not reach count as failed. Seconds in which the machine kept the
+    program waiting do not count.
     """
     asserts = [] if test else asserts_of(test_list or tests)
     if asserts:
@@ -203,12 +203,11 @@ def code_tests(
     suspicious = {"suspicious": float(SUSPICIOUS.search(code) is not None)}
     if mode == "check":
         return _check(sandbox, code, entry_point, setup, test, limits, suspicious)
-    ends = time.monotonic() + total_seconds
 
-    def run(cases: Sequence[Case]) -> Iterator[tuple[bool, Outcome]]:
+    def run(cases: Sequence[Case], left: float) -> Iterator[tuple[bool, Outcome]]:
         if mode == "stdio":
-            return _scripts(sandbox, code, cases, limits, ends, tolerance)
-        whole = Limits(ends - time.monotonic(), math.ceil(total_seconds), limits.memory)
+            return _scripts(sandbox, code, cases, limits, left, tolerance)
+        whole = Limits(left, math.ceil(total_seconds), limits.memory)
         return _calls(sandbox, code, entry_point, cases, whole, seconds, tolerance)
 
     cases = cases_of(tests, mode)
@@ -216,9 +215,11 @@ def code_tests(
     hidden = [c for c in cases if not c.visible]
     fractions = {}
     worst = Outcome("ok")
+    left = total_seconds
     for name, some in (("visible", shown), ("hidden", hidden)):
         if some:
-            fractions[name], result = _tally(run(some), some, points)
+            fractions[name], result = _tally(run(some, left), some, points)
+            left -= result.seconds
             # The first problem is reported, visible tests first.
             worst = result if worst.kind == "ok" else worst
     if len(fractions) == 2:
@@ -261,7 +262,7 @@ def _calls(
     each: float,
     tolerance: float,
 ) -> Iterator[tuple[bool, Outcome]]:
-    if limits.wall <= 0:
+    if limits.wall < LEAST_SECONDS:
         yield from [(False, too_long())] * len(cases)
         return
     results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, each)
@@ -270,31 +271,35 @@ def _calls(
 
 
 def _scripts(
-    sandbox: SandboxBackend, code: str, cases: Sequence[Case], limits: Limits, ends: float, tolerance: float
+    sandbox: SandboxBackend, code: str, cases: Sequence[Case], limits: Limits, left: float, tolerance: float
 ) -> Iterator[tuple[bool, Outcome]]:
     for case in cases:
-        left = ends - time.monotonic()
         within = replace(limits, wall=min(limits.wall, left))
-        result = sandbox.script(code, str(case.args[0]), within) if left > 0 else too_long()
+        result = sandbox.script(code, str(case.args[0]), within) if left >= LEAST_SECONDS else too_long()
+        left -= result.seconds
         yield result.kind == "ok" and same_output(str(case.expected), str(result.value), tolerance), result
 
 
 def _tally(
     outcomes: Iterator[tuple[bool, Outcome]], cases: Sequence[Case], points: Points
 ) -> tuple[float, Outcome]:
-    """Return the fraction earned by the passed tests, and the outcome of the first test that failed."""
+    """Return the fraction earned by the passed tests, and the outcome of the first test that failed, with the
+    seconds of all.
+    """
     weights = [c.weight if points == "weighted" else 1.0 for c in cases]
     earned = 0.0
+    seconds = 0.0
     worst = Outcome("ok")
     for (passed, result), weight in zip(outcomes, weights, strict=False):
         earned += weight * passed
+        seconds += result.seconds
         if not passed and worst.kind == "ok":
             worst = result._replace(value=None, text=result.text or "a wrong answer")
         # Stop at the first failure if it decides; the generator then runs no further test.
         if (points == "all" and not passed) or result.kind == "lost":
             break
     whole = earned >= sum(weights)
-    return (float(whole) if points == "all" else earned / sum(weights)), worst
+    return float(whole) if points == "all" else earned / sum(weights), worst._replace(seconds=seconds)
 
 
 def score_of(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:

@@ -7,16 +7,22 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from covey_verify.sandbox.confine import Limits
 
+OutcomeKind = Literal["ok", "error", "timeout", "crashed", "flood", "lost"]
+
 
 class Outcome(NamedTuple):
     """The outcome of a run or a call; ``lost``: the machinery failed, and the candidate is unjudged."""
 
-    kind: Literal["ok", "error", "timeout", "crashed", "flood", "lost"]
+    kind: OutcomeKind
     value: Any = None
     """The output of a program, or the returned value of a call, encoded (``wire``)."""
     text: str = ""
+    seconds: float = 0.0
+    """The time of a program or a call, without the time in which the machine kept it waiting."""
 
 
+LEAST_SECONDS = 0.05
+"""The least time for which another process is started."""
 # (positional arguments, keyword arguments) of one call.
 Arguments = tuple[Sequence[object], Mapping[str, object]]
 

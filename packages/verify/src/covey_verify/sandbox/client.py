@@ -26,10 +26,10 @@ from typing import Any, Protocol
 
 from covey_verify.children import Child, how_ended
 from covey_verify.machine import available_cpus
-from covey_verify.sandbox.base import Outcome
+from covey_verify.sandbox.base import Outcome, OutcomeKind
 from covey_verify.sandbox.confine import Limits, installed, python_folders
 from covey_verify.sandbox.driver import READY
-from covey_verify.sandbox.server import LONGEST_WAIT, Job
+from covey_verify.sandbox.server import LONGEST_WAIT, MOST_WAIT, Job
 from covey_verify.sandbox.wire import BadFrame, frame, read_frame
 
 START_CODE = """
@@ -57,7 +57,9 @@ CLEAN_ENVIRONMENT = {
 # Seconds for the server's report after its start, preloaded modules included.
 START_SECONDS = 60.0
 GRACE = 5.0
-"""Seconds the server may take beyond a child's deadline before it counts as lost."""
+"""Seconds the server may take beyond a child's last deadline before it counts as lost."""
+SHORTEST_WAIT = 0.01
+"""Seconds in a processor's queue below which a child that is late was not kept waiting."""
 
 
 def trusted_environment() -> dict[str, str]:
@@ -252,8 +254,15 @@ class ChildProcess:
         self.status = status
         self.channel = channel
         self.limits = limits
+        self.started = time.monotonic()
         # GRACE longer than the child's own limit, which the server enforces: then the server itself is lost.
-        self.deadline = self.patience = time.monotonic() + limits.wall + GRACE
+        self.deadline = self.patience = self.started + limits.wall + MOST_WAIT + GRACE
+        self.report: dict[str, Any] = {}
+        """The latest news of it from the server."""
+        self.granted = 0.0
+        """Seconds by which replies may be later, as it had no processor."""
+        self.partner: ChildProcess | None = None
+        """A child that it waits for."""
         self.unconfined = own_channel
         """True until the child has reported on the channel that it is confined; False from the start if
         another process has the channel and hears the report."""
@@ -309,8 +318,42 @@ class ChildProcess:
             self.unconfined = self._read(1) != READY
 
     def _read(self, size: int) -> bytes:
-        self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
-        return self.channel.recv(size)
+        while True:
+            self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
+            try:
+                return self.channel.recv(size)
+            except TimeoutError:
+                more = self.kept_waiting() - self.granted
+                if more < SHORTEST_WAIT or time.monotonic() >= self.deadline:
+                    raise
+                self.granted += more
+                self.patience = min(self.deadline, self.patience + more)
+
+    def kept_waiting(self) -> float:
+        """Return the seconds in which it, or its partner, had no processor."""
+        with contextlib.suppress(OSError):
+            self.status.sendall(b"?")
+            self._hear(time.monotonic() + GRACE)
+        return self.known_wait + (self.partner.kept_waiting() if self.partner is not None else 0.0)
+
+    @property
+    def known_wait(self) -> float:
+        """The seconds, by the latest news, in which it had no processor."""
+        return float(self.report.get("kept_waiting", 0.0))
+
+    def own_seconds(self) -> float:
+        """Return the seconds since its start, without those in which it had no processor."""
+        passed = time.monotonic() - self.started
+        if passed > 10 * SHORTEST_WAIT:  # else it is not worth asking
+            self.kept_waiting()
+        return passed - self.known_wait
+
+    def _hear(self, deadline: float) -> bool:
+        """Read what the server says of it, in lines of JSON; return whether it said anything."""
+        lines = _until(self.status, b"\n", deadline).splitlines()
+        for line in lines:
+            self.report |= json.loads(line)
+        return bool(lines)
 
     def close(self) -> None:
         """Let the server kill it. Threads that wait for it, and the block of ``child``, see its end."""
@@ -331,19 +374,25 @@ class ChildProcess:
         with contextlib.suppress(OSError):
             # A child that waits for the next request sees the end of the channel and exits.
             self.channel.shutdown(socket.SHUT_RDWR)
-        report = json.loads(
-            _until(self.status, b"}", self.deadline) or '{"error": "the fork server is gone"}'
-        )
-        if "error" in report or self.unconfined:
-            return Outcome("lost", text=report.get("error", "the child could not be confined"))
-        code = report["code"]
+        report = self.report
+        while "code" not in report and self._hear(self.deadline):
+            pass
+        if "code" not in report or self.unconfined:
+            gone = "the child could not be confined" if "code" in report else "the fork server is gone"
+            return Outcome("lost", text=report.get("error", gone))
+        kind, text = self._kind_of_end(**report)
+        return Outcome(kind, text=text, seconds=report["seconds"] - report["kept_waiting"])
+
+    def _kind_of_end(self, code: int, ending: str, cpu: float, **_: object) -> tuple[OutcomeKind, str]:
         limits = self.limits
-        if report["timed_out"]:
-            return Outcome("timeout", text=f"no answer within {limits.wall:g} s")
+        if ending == "starved":
+            return "lost", f"the machine kept it waiting for more than {MOST_WAIT:g} s"
+        if ending:
+            return "timeout", f"no answer within {limits.wall:g} s"
         # The CPU limit may show as SIGXCPU, or as SIGKILL at the hard limit.
-        if code == -signal.SIGXCPU or (code < 0 and report["cpu"] >= limits.cpu):
-            return Outcome("timeout", text=f"more than {limits.cpu} s of processor time")
-        return Outcome("crashed", text=how_ended(code)) if code else Outcome("ok")
+        if code == -signal.SIGXCPU or (code < 0 and cpu >= limits.cpu):
+            return "timeout", f"more than {limits.cpu} s of processor time"
+        return ("crashed", how_ended(code)) if code else ("ok", "")
 
 
 def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:

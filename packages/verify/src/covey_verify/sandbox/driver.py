@@ -94,6 +94,7 @@ def _prepare() -> None:
     """Make this process what a program expects of Python, and remove our own modules."""
     random.seed(0)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # Python has them from `site`, which is not loaded
+    sys.argv = ["main.py"]
     sys.set_int_max_str_digits(0)  # the limit guards against long conversions, and time is limited anyway
     if (place := str(Path.cwd())) != "/":
         os.environ["TMPDIR"] = place
@@ -170,11 +171,16 @@ def _script() -> None:
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     _prepare()
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    # As Python opens them: no end of line is translated, and messages go elsewhere than the output.
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     output = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = output
     vars(sys)["__stdout__"] = output
-    namespace: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
+    # The program is the module __main__, which it may import, and in which pickle looks for its classes.
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    namespace = vars(main)
+    namespace |= {"__builtins__": builtins, "__file__": str(Path("main.py").absolute())}
     try:
         exec(compile(setup["code"], "candidate.py", "exec"), namespace)
         code = 0
@@ -183,11 +189,15 @@ def _script() -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    try:  # the order in which Python ends: threads, atexit functions, flushing
+    try:  # the order in which Python ends: threads, atexit functions, flushing, the names of the program
         vars(threading)["_shutdown"]()  # waits for the threads of executors too
         vars(atexit)["_run_exitfuncs"]()
-        sys.stdout.flush()
-        output.flush()
+        for file in (sys.stdout, output):
+            if not file.closed:
+                file.flush()
+        namespace.clear()
+        if not output.closed:
+            output.flush()
     except BaseException:
         traceback.print_exc()
         code = 1

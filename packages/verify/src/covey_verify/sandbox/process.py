@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +22,11 @@ from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
 from covey_verify import children
 from covey_verify.errors import SandboxUnavailable
-from covey_verify.sandbox.base import Arguments, Outcome, reply_result, too_long
+from covey_verify.sandbox.base import LEAST_SECONDS, Arguments, Outcome, reply_result, too_long
 from covey_verify.sandbox.client import ChildProcess, ForkServer
 from covey_verify.sandbox.confine import Limits, python_folders
 from covey_verify.sandbox.importable import PACKAGES, hidden_folders, libraries, package_paths, without
+from covey_verify.sandbox.server import MOST_WAIT
 from covey_verify.sandbox.wire import encode_value
 
 NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
@@ -213,7 +213,7 @@ class ProcessSandbox:
             yield from [Outcome("lost", text=lost)] * len(left)
             return
         while left:
-            if seconds <= 0:
+            if seconds < LEAST_SECONDS:
                 yield from [too_long()] * len(left)
                 return
             whole = replace(limits, wall=seconds)
@@ -222,9 +222,9 @@ class ProcessSandbox:
                 self.server.slots,
                 self.server.child("calls", whole, folder=folder) as child,
             ):
-                begun = time.monotonic()
                 child.send({"code": code, "entry": entry})
                 result = _reply(child, each)
+                spent = 0.0
                 if result.kind != "ok":
                     # The code itself cannot be loaded, so no input can be tried.
                     yield from [result] * len(left)
@@ -236,8 +236,10 @@ class ProcessSandbox:
                         {"id": 0, "args": encode_value(tuple(args)), "settings": encode_value(settings)}
                     )
                     result = _reply(child, each)
-                    yield result
-            seconds -= time.monotonic() - begun
+                    before = spent
+                    spent = child.own_seconds()
+                    yield result._replace(seconds=spent - before)
+            seconds -= spent
 
     def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Outcome:
         """Run test code in one child against a candidate in another child.
@@ -247,19 +249,22 @@ class ProcessSandbox:
         if lost := self.server.start():
             return Outcome("lost", text=lost)
         ours, theirs = socket.socketpair()
+        # Each waits for the other, so only the time of both together can be too long.
+        late = replace(limits, wall=limits.wall + MOST_WAIT)
         with (
             ours,
             theirs,
             self._scratch() as folder,
             self.server.slots,
             # The two children talk to each other over ours/theirs; this process only hears the checker.
-            self.server.child("calls", limits, channel=ours, folder=folder) as candidate,
-            self.verifiers().child("check", limits, peer=theirs) as checker,
+            self.server.child("calls", late, channel=ours, folder=folder) as candidate,
+            self.verifiers().child("check", late, peer=theirs) as checker,
         ):
             ours.close()
             theirs.close()
             checker.send({"code": code, "entry": entry, "setup": setup, "test": test})
-            found = checker.receive()
+            checker.partner = candidate
+            found = checker.receive(limits.wall)
             if not isinstance(found, dict):
                 return checker.ended()
             if "lost" in found:
@@ -287,7 +292,7 @@ def _removed(place: str, pid: int) -> None:
 
 @cache
 def _has_proc(bubblewrap: str) -> bool:
-    """Return whether bubblewrap may mount a /proc of its own, which a server needs to count threads."""
+    """Return whether bubblewrap may mount a /proc of its own, where a server sees threads and waits."""
     tried = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", PROCESSES, "/bin/true"]
     return children.run(tried, 60.0).returncode == 0
 
@@ -344,11 +349,10 @@ def _bwrap(
         raise SandboxUnavailable("bubblewrap is not installed (the program is called bwrap)")
     command = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
     command += ["--cap-drop", "ALL", "--new-session", "--chdir", "/"]
-    if PROCESSES in programs:
+    # The server looks at its children there; Landlock keeps them from it.
+    if PROCESSES in programs or _has_proc(program):
         command += ["--proc", PROCESSES]
     files = [path for path in programs if path != PROCESSES]
-    if candidates is not None and _has_proc(program):
-        command += ["--proc", PROCESSES]
     seen = python_folders() if candidates is None else libraries()
     for path in map(Path, (os.path.realpath(sys.executable), *seen, *files)):
         real = str(path.resolve())
@@ -359,4 +363,6 @@ def _bwrap(
         command += _mounts_over(*candidates, seen)
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
+    for number, standard in enumerate(("stdin", "stdout", "stderr")):
+        command += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{standard}"]
     return [*command, "--bind", writable, writable] if writable else command

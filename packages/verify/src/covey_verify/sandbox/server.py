@@ -32,6 +32,8 @@ LONGEST_WAIT = 1e6
 """Longest wait in seconds, since ``poll`` takes milliseconds in 31 bits."""
 MOST_THREADS, MOST_FILES, MOST_BYTES = 64, 1_000, 64 << 20
 """Threads, files and bytes in its folder that a model's program may have before it is ended."""
+MOST_WAIT = 120.0
+"""Seconds for which other work on the machine may keep a child from a processor before it is given up."""
 WATCH = 0.02
 """Seconds between two checks of the resources that no limit of the system counts (threads, files)."""
 ABOVE = 16
@@ -65,12 +67,31 @@ class Job:
 class RunningChild:
     """A child that runs a job."""
 
+    pid: int
     status: socket.socket
-    """The socket on which its end is reported; the other side closes it to have the child killed."""
+    """The socket on which its end is reported; the other side closes it to have the child killed, and writes
+    to it to be told how long the child was kept waiting."""
     started: float
+    wall: float
     deadline: float
-    timed_out: bool = False
     folder: str = ""
+    ending: str = ""
+    """`timeout` if it was killed at the end of its seconds, `starved` if it did not get them."""
+    kept_waiting: float = 0.0
+    """Seconds, at the last look, in which it could have run but had no processor."""
+
+    def tell(self, report: Mapping[str, object]) -> None:
+        """Send a line to the other side, which may have gone."""
+        with contextlib.suppress(OSError):
+            self.status.sendall(json.dumps(report).encode() + b"\n")
+
+    def look(self, now: float) -> None:
+        """See how long it was kept waiting, and end it if its own seconds are over."""
+        self.kept_waiting = max(self.kept_waiting, seconds_kept_waiting(self.pid))
+        self.deadline = self.started + self.wall + min(self.kept_waiting, MOST_WAIT)
+        if now >= self.deadline:
+            self.ending = "starved" if self.kept_waiting > MOST_WAIT else "timeout"
+            kill_group(self.pid)
 
 
 class Server:
@@ -102,9 +123,9 @@ class Server:
                     elif descriptor == self.wake:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self.wake, 4096)
-                    else:  # the other side no longer waits for this child
-                        kill_group(
-                            next(p for p, c in self.children.items() if c.status.fileno() == descriptor)
+                    else:
+                        self._answer(
+                            next(c for c in self.children.values() if c.status.fileno() == descriptor)
                         )
                 self._reap()
                 now = time.monotonic()
@@ -113,8 +134,7 @@ class Server:
                     if self.confinement.roots and self._greedy(pid, child):
                         kill_group(pid)
                     if now >= child.deadline:
-                        child.timed_out = True
-                        kill_group(pid)
+                        child.look(now)
         finally:
             for pid in self.children:
                 kill_group(pid)
@@ -138,7 +158,7 @@ class Server:
             pid = os.fork()
         except OSError as error:
             with socket.socket(fileno=status) as reply:
-                reply.sendall(json.dumps({"error": f"fork: {error}"}).encode())
+                reply.sendall(json.dumps({"error": f"fork: {error}"}).encode() + b"\n")
             pid = -1
         if pid == 0:
             self._child(job, theirs)
@@ -146,11 +166,23 @@ class Server:
             os.close(descriptor)
         if pid > 0:
             now = time.monotonic()
+            wall = job.limits.wall
             self.children[pid] = RunningChild(
-                socket.socket(fileno=status), now, now + job.limits.wall, folder=job.folder
+                pid, socket.socket(fileno=status), now, wall, now + wall, job.folder
             )
             self.poll.register(status, select.POLLIN)
         return True
+
+    def _answer(self, child: RunningChild) -> None:
+        """Say how long a child was kept waiting; kill it if the other side no longer waits for it."""
+        asked = b""
+        with contextlib.suppress(OSError):
+            asked = child.status.recv(1)
+        if asked:
+            child.look(time.monotonic())
+            child.tell({"kept_waiting": child.kept_waiting})
+        else:
+            kill_group(child.pid)
 
     def _child(self, job: Job, descriptors: list[int]) -> None:
         # The exit status of a child that fails before its job has begun or in it; os._exit keeps it out of
@@ -194,25 +226,31 @@ class Server:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid = ended.si_pid
             child = self.children.pop(pid, None)
+            if child is not None:  # the system still knows about its waiting
+                child.look(0.0)
+            _, status, usage = os.wait4(pid, 0)
             if child is None:  # a grandchild that had run away
                 continue
             kill_group(pid)
             self._kill_orphans()
-            end = {
-                "code": os.waitstatus_to_exitcode(status),
-                "timed_out": child.timed_out,
-                "seconds": time.monotonic() - child.started,
-                "cpu": usage.ru_utime + usage.ru_stime,
-            }
             self.poll.unregister(child.status)
-            with child.status, contextlib.suppress(OSError):
-                child.status.sendall(json.dumps(end).encode())
+            with child.status:
+                child.tell(
+                    {
+                        "code": os.waitstatus_to_exitcode(status),
+                        "ending": child.ending,
+                        "cpu": usage.ru_utime + usage.ru_stime,
+                        "seconds": time.monotonic() - child.started,
+                        "kept_waiting": child.kept_waiting,
+                    }
+                )
 
     def _kill_orphans(self) -> None:
         """End processes that a child left behind in other sessions; their parent is now the server."""
@@ -220,6 +258,21 @@ class Server:
             mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, mine)) - set(self.children):
                 kill_group(pid)
+
+
+def seconds_kept_waiting(pid: int) -> float:
+    """Return for how long the threads of a process, and of those it has started, had no processor to run on.
+
+    0 where the system does not tell (only Linux does).
+    """
+    found = 0.0
+    with contextlib.suppress(OSError, ValueError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # it has just ended
+                # Nanoseconds on a processor, nanoseconds in its queue, number of slices.
+                found += int((thread / "schedstat").read_text().split()[1]) / 1e9
+                found += sum(map(seconds_kept_waiting, map(int, (thread / "children").read_text().split())))
+    return found
 
 
 def _overfull(folder: str) -> bool:

@@ -1,0 +1,52 @@
+"""`covey migrate`: write another trainer's config as one of covey, and say what has no counterpart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from covey.config.load import load_config
+from covey.migration.axolotl import from_axolotl
+from covey.migration.given import read_settings
+from covey.migration.migrated import Migrated, as_yaml, nested
+from covey.migration.trl import from_trl
+from covey.migration.verl import from_verl
+from covey_verify.errors import ConfigError
+
+Trainer = Literal["trl", "verl", "axolotl"]
+READERS: Mapping[Trainer, Callable[[Mapping[str, object]], Migrated]] = {
+    "trl": from_trl,
+    "verl": from_verl,
+    "axolotl": from_axolotl,
+}
+MARKS: Mapping[Trainer, tuple[str, ...]] = {
+    "verl": ("actor_rollout_ref.", "data.train_files", "model.partial_pretrain"),
+    "axolotl": ("base_model",),
+}
+"""Beginnings of keys by which a trainer's config is known."""
+UNSET = re.compile(r"\$\{?\w+\}?")
+"""A shell variable that no line of a script has set."""
+
+
+def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, Migrated]:
+    """Return the text of a YAML file for covey, and what it was made of.
+
+    Raises ConfigError if the file has no settings, or if covey does not accept what follows from them.
+    """
+    theirs = read_settings(file)
+    found: Trainer = "trl"
+    for name, marks in MARKS.items():
+        if any(key.startswith(marks) for key in theirs):
+            found = name
+    trainer = trainer or found
+    migrated = READERS[trainer](theirs)
+    open_names = sorted({name for value in migrated.config.values() for name in UNSET.findall(str(value))})
+    if open_names:
+        migrated.notes.append(f"{', '.join(open_names)}: from the script's environment; fill it in")
+    try:
+        load_config(values=nested(migrated.config), folder=file.parent, names_only=True)
+    except ConfigError as error:
+        raise ConfigError(f"{file}, read as {trainer}'s: {error}") from None
+    return as_yaml(migrated, f"{file.name} ({trainer})"), migrated

@@ -1,0 +1,19 @@
+"""Configs with TRL's names, which `covey train` reads as they are, in covey's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from covey.config.load import flatten, load_config, resolved
+from covey.migration.migrated import Migrated, nested
+
+
+def from_trl(theirs: Mapping[str, object]) -> Migrated:
+    """Return covey's settings for TRL's. Raises ConfigError for a name with another meaning in covey."""
+    loaded = load_config(values=nested(theirs))
+    values = dict(flatten(resolved(loaded)))
+    given = [key for key in values if any(key == o or key.startswith(f"{o}.") for o in loaded.origins)]
+    found = Migrated({})
+    found.config = {key: values[key] for key in given}
+    found.notes = list(loaded.notes)
+    return found

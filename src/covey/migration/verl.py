@@ -1,0 +1,261 @@
+"""Configs of verl (0.9.1): Hydra overrides of `verl.trainer.main_ppo`, with verl's defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from covey.migration.migrated import Migrated
+from covey_verify.errors import ConfigError
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+DIALECT = "verl-0.9.1"
+SAME: Mapping[str, str] = {
+    "actor_rollout_ref.model.path": "model",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "train.recompute_layers",
+    "data.train_files": "data.train",
+    "data.val_files": "data.test",
+    "data.system_prompt": "data.system",
+    "trainer.default_local_dir": "output",
+    "trainer.max_actor_ckpt_to_keep": "train.keep",
+}
+ESTIMATORS: Mapping[str, str] = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "remax": "remax",
+    "opo": "opo",
+    "gpg": "gpg",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "gdpo": "gdpo",
+}
+LOSSES: Mapping[str, str] = {"gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "gpg": "gpg"}
+"""policy_loss.loss_mode with adv_estimator grpo -> preset."""
+MEANS: Mapping[str, str] = {
+    "token-mean": "token_mean",
+    "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum-norm": "constant_length",
+}
+KL: Mapping[str, str] = {"kl": "k1", "abs": "absolute", "mse": "k2", "low_var_kl": "k3", "full": "full"}
+TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
+OVERLONG = ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg.")
+"""Where recipes of different ages put DAPO's penalty for length."""
+SILENT = (
+    "*fsdp*", "*megatron*", "*micro_batch*", "*_max_token_len*", "*use_dynamic_bsz*", "*parallel_size*",
+    "*offload*", "*use_remove_padding*", "*torch_compile*", "*.strategy", "*use_shm*", "*profiler*",
+    "critic.*", "ray_*", "trainer.critic_warmup", "trainer.total_epochs", "*nccl_timeout", "*checkpoint.*",
+    "trainer.nnodes", "trainer.device", "trainer.resume_*", "trainer.project_name",
+    "trainer.val_before_train", "trainer.balance_batch", "trainer.log_val_generations", "hydra.*",
+    "data.truncation", "data.return_raw_chat", "data.trust_remote_code", "data.dataloader_num_workers",
+    f"{ROLLOUT}name", f"{ROLLOUT}mode", f"{ROLLOUT}gpu_memory_utilization", f"{ROLLOUT}load_format",
+    f"{ROLLOUT}layered_summon", f"{ROLLOUT}enforce_eager", f"{ROLLOUT}free_cache_engine",
+    f"{ROLLOUT}enable_chunked_prefill", f"{ROLLOUT}max_num*", f"{ROLLOUT}max_model_len",
+    f"{ROLLOUT}engine_kwargs*", f"{ROLLOUT}dtype", f"{ROLLOUT}calculate_log_probs", "*checkpoint_engine*",
+    "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.model.trust_remote_code",
+    "actor_rollout_ref.model.use_*", "*log_prob_*", "reward_model.launch_reward_fn_async",
+)  # fmt: skip
+"""Settings of placement, memory and logging, which covey chooses itself or does not have."""
+WHY: Mapping[str, str] = {
+    "defaults": "verl's own defaults are taken; files of yours that it names are not read",
+    "data.shuffle": "covey draws problems in an order of its own, from the seed",
+    "data.filter_overlong_prompts_workers": "reading is fast enough",
+    "data.sampler.*": "the curriculum is rollout.curriculum",
+    "data.*": "covey reads rows by their schema: docs/data.md",
+    "algorithm.lam": "no critic",
+    "algorithm.gamma": "no critic",
+    "data.image_key": "covey trains text only",
+    "data.video_key": "covey trains text only",
+    f"{ROLLOUT}val_kwargs*": "held-out problems are sampled as in training, and greedily",
+    f"{ROLLOUT}multi_turn*": "tools are Python functions here: docs/tools.md",
+    f"{ROLLOUT}agent*": "tools are Python functions here: docs/tools.md",
+    "reward_model.*": "rewards are functions: docs/rewards.md",
+    "custom_reward_function.*": "rewards are functions: docs/rewards.md",
+}
+
+
+def from_verl(theirs: Mapping[str, object]) -> Migrated:
+    """Return covey's settings for verl's. Raises ConfigError for a config of another of its trainers."""
+    if not any(name.startswith("actor_rollout_ref.") for name in theirs):
+        raise ConfigError(
+            "only settings of verl's main_ppo are read, which begin with actor_rollout_ref; supervised runs "
+            "have method: sft here"
+        )
+    m = Migrated(dict(theirs))
+    m.same(SAME)
+    _data(m)
+    _batches(m)
+    _optimizer(m)
+    m.config["algorithm"] = _algorithm(m)
+    _rewards(m)
+    _trainer(m)
+    return m.finish(SILENT, WHY)
+
+
+def _data(m: Migrated) -> None:
+    for key in ("data.train", "data.test"):
+        files = m.config.get(key)
+        if isinstance(files, list):
+            m.config[key] = files[0]
+            if len(files) > 1:
+                m.notes.append(f"{key}: covey reads one file; join {', '.join(map(str, files))}")
+    prompt = m.take("data.prompt_key", "prompt")
+    if prompt != "prompt":
+        m.config["data.prompt"] = prompt
+    if m.take("data.filter_overlong_prompts", False) is True:
+        m.config["data.long_prompts"] = "drop"
+    longest = m.take("data.max_prompt_length")
+    if longest is not None:
+        m.notes.append(f"prompts may have as many tokens as the context leaves, not {longest}")
+
+
+def _batches(m: Migrated) -> None:
+    prompts = int(m.number("data.train_batch_size", 1024))
+    updated = int(m.number(f"{ACTOR}ppo_mini_batch_size", 256))
+    m.take("data.gen_batch_size")  # of DAPO's filter, which draws more by itself here
+    m.config |= {
+        "rollout.prompts_per_step": prompts,
+        "rollout.group_size": int(m.number(f"{ROLLOUT}n", 1)),
+        "rollout.max_tokens": int(m.number("data.max_response_length", 512)),
+        "rollout.temperature": float(m.number(f"{ROLLOUT}temperature", 1.0)),
+        "train.updates_per_batch": max(1, math.ceil(prompts / updated)),
+        "train.inner_epochs": int(m.number(f"{ACTOR}ppo_epochs", 1)),
+    }
+    if (top_p := m.number(f"{ROLLOUT}top_p", 1.0)) < 1:
+        m.config["rollout.top_p"] = top_p
+    if (top_k := m.number(f"{ROLLOUT}top_k", -1)) > 0:
+        m.config["rollout.top_k"] = int(top_k)
+    if m.take("algorithm.filter_groups.enable", False) is True:
+        rounds = m.number("algorithm.filter_groups.max_num_gen_batches", 10)
+        m.config["rollout.max_resampling_rounds"] = int(rounds)
+    for name in ("max_num_gen_batches", "metric"):
+        m.take(f"algorithm.filter_groups.{name}")
+
+
+def _optimizer(m: Migrated) -> None:
+    optim = f"{ACTOR}optim."
+    m.config |= {
+        "train.lr": float(m.number(f"{optim}lr", 1e-6)),
+        "train.weight_decay": float(m.number(f"{optim}weight_decay", 0.01)),
+        "train.betas": m.take(f"{optim}betas", [0.9, 0.999]),
+        "train.grad_clip": float(m.number(f"{optim}clip_grad", m.number(f"{ACTOR}grad_clip", 1.0))),
+    }
+    steps = int(m.number(f"{optim}lr_warmup_steps", -1))
+    ratio = m.number(f"{optim}lr_warmup_steps_ratio", 0.0)
+    if steps > 0:
+        m.config["train.warmup_steps"] = steps
+    elif ratio > 0:
+        m.notes.append(f"train.warmup_steps: {ratio:g} of the steps")
+    if m.take(f"{optim}warmup_style", "constant") == "cosine":
+        m.config["train.schedule"] = "cosine"
+    model = "actor_rollout_ref.model."
+    rank = int(m.number(f"{model}lora.rank", m.number(f"{model}lora_rank", 0)))
+    alpha = m.number(f"{model}lora.alpha", m.number(f"{model}lora_alpha", 16))
+    m.take(f"{model}target_modules")
+    if rank > 0:
+        m.config |= {"lora.rank": rank, "lora.alpha": float(alpha)}
+
+
+def _algorithm(m: Migrated) -> dict[str, object]:
+    estimator = str(m.take("algorithm.adv_estimator", "gae"))
+    mode = str(m.take(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
+    by_std = m.take("algorithm.norm_adv_by_std_in_grpo", True) is not False
+    name = ESTIMATORS.get(estimator, "grpo")
+    if estimator not in ESTIMATORS:
+        m.without[f"algorithm.adv_estimator: {estimator}"] = "no such estimator; this is grpo"
+    if mode in LOSSES and name == "grpo":
+        name = LOSSES[mode]
+    elif mode != "vanilla":
+        m.without[f"{ACTOR}policy_loss.loss_mode: {mode}"] = "see covey algorithms"
+    found: dict[str, object] = {"name": name}
+    if name == "ppo":
+        found |= _with_critic(m)
+    else:
+        found["dialect"] = DIALECT
+    if not by_std:
+        found["advantage"] = "group_centered"
+    mean = m.take(f"{ACTOR}loss_agg_mode")
+    if mean in MEANS:
+        found["reduce"] = MEANS[str(mean)]
+    clip = m.number(f"{ACTOR}clip_ratio", 0.2)
+    low, high = m.number(f"{ACTOR}clip_ratio_low", clip), m.number(f"{ACTOR}clip_ratio_high", clip)
+    if name in ("grpo", "ppo") and (low, high) != (0.2, 0.2):
+        found["surrogate"] = {"clip_low": low, "clip_high": high}
+    m.take(f"{ACTOR}clip_ratio_c")  # 3 is the dialect's
+    entropy = m.number(f"{ACTOR}entropy_coeff", 0.0)
+    if entropy:
+        found["entropy"] = {"coef": entropy}
+    found["kl"] = _kl(m)
+    if "rollout.max_resampling_rounds" in m.config:
+        found["filter"] = "informative"
+    return found
+
+
+def _with_critic(m: Migrated) -> dict[str, object]:
+    """Return PPO's own parts: the advantage of a critic, and its learning rate."""
+    gae = {"name": "gae", "lam": m.number("algorithm.lam", 1.0), "gamma": m.number("algorithm.gamma", 1.0)}
+    return {"advantage": gae, "critic": {"lr": float(m.number("critic.optim.lr", 1e-5))}}
+
+
+def _kl(m: Migrated) -> dict[str, object] | None:
+    in_loss = m.take(f"{ACTOR}use_kl_loss", False) is True
+    in_reward = m.take("algorithm.use_kl_in_reward", False) is True
+    kind = str(m.take(f"{ACTOR}kl_loss_type", "low_var_kl")).removesuffix("+")
+    coef = m.number(f"{ACTOR}kl_loss_coef", 0.001)
+    penalty = str(m.take("algorithm.kl_penalty", "kl"))
+    of_reward = m.number("algorithm.kl_ctrl.kl_coef", 0.001)
+    m.take("algorithm.kl_ctrl.type")
+    if in_loss:
+        return {"estimator": KL.get(kind, "k3"), "coef": coef, "place": "loss"}
+    return {"estimator": KL.get(penalty, "k1"), "coef": of_reward, "place": "reward"} if in_reward else None
+
+
+def _rewards(m: Migrated) -> None:
+    path, name = m.take("custom_reward_function.path"), m.take("custom_reward_function.name", "compute_score")
+    m.take("reward_model.enable")
+    m.take("reward_model.reward_manager")
+    m.take("reward_model.reward_kwargs.max_resp_len")  # rollout.max_tokens
+    rewards: list[object] = []
+    if path is not None:
+        m.notes.append(
+            f"rewards: covey calls a reward by the names of its parameters. Write a function (completion, "
+            f"reward_model, data_source) that returns {name}(data_source, completion, "
+            f"reward_model['ground_truth']) of {path}, and name it here"
+        )
+    rule = "hash4" if "gsm8k" in str(m.config.get("data.train")) else "boxed"
+    rewards.append({"math_answer": {"rule": rule}})
+    m.notes.append(
+        f"rewards: verl chooses by data_source; this reads answers by the rule {rule}: docs/rewards.md"
+    )
+    for over in OVERLONG:
+        size, factor = m.number(f"{over}len", 0), m.number(f"{over}penalty_factor", 1.0)
+        if m.take(f"{over}enable", False) is True and size:
+            limit = m.config["rollout.max_tokens"]
+            rewards.append({"soft_overlong": {"limit": limit, "buffer": int(size), "weight": float(factor)}})
+        m.take(f"{over}log")
+    m.config["rewards"] = rewards
+
+
+def _trainer(m: Migrated) -> None:
+    steps = m.take("trainer.total_training_steps")
+    if isinstance(steps, int):
+        m.config["train.steps"] = steps
+        m.take("trainer.total_epochs")
+    else:
+        m.notes.append("train.steps: rows / rollout.prompts_per_step for each epoch; 200 if it is not set")
+    save, test = int(m.number("trainer.save_freq", -1)), int(m.number("trainer.test_freq", -1))
+    if save > 0:
+        m.config["train.save_every"] = save
+    if test > 0:
+        m.config["eval.every"] = test
+    processes = int(m.number("trainer.n_gpus_per_node", 1))
+    if processes > 1:
+        m.config["launch.processes"] = processes
+    loggers = m.take("trainer.logger", [])
+    tracker = next((t for t in TRACKERS if t in str(loggers)), None)
+    if tracker:
+        m.config["tracker"] = tracker
+    name = m.take("trainer.experiment_name")
+    if name and "output" not in m.config:
+        m.config["output"] = f"runs/{name}"

@@ -1,0 +1,170 @@
+"""`covey migrate`: settings of other trainers that mean the same, and every other one named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from covey.cli import main
+from covey.commands.migrate import migrate
+from covey.config.load import load_config
+from covey.migration.given import read_settings
+from covey_verify.errors import ConfigError
+
+VERL = """
+#!/usr/bin/env bash
+n=16
+prompts=${PROMPTS:-64}
+longest=$((1024 * 2))   # tokens
+base=${BASE:-"/data/${TEAM:-us}"}
+
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files="${base}/gsm8k/train.parquet" \\
+    data.val_files=['a.parquet','b.parquet'] \\
+    data.train_batch_size=${prompts} \\
+    data.max_response_length=$longest \\
+    actor_rollout_ref.model.path=$MODEL \\
+    actor_rollout_ref.rollout.n=$n \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.actor.optim.lr=3e-6 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl \\
+    +reward_model.overlong_buffer.enable=True \\
+    +reward_model.overlong_buffer.len=512 \\
+    trainer.logger=['console','wandb'] \\
+    trainer.total_training_steps=100 \\
+    actor_rollout_ref.actor.something_new=3 $@
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def test_a_script_of_verl_becomes_a_config_with_its_defaults(tmp_path: Path) -> None:
+    text, migrated = migrate(written(tmp_path, "run.sh", VERL))
+    loaded = load_config(values=yaml.safe_load(text))
+    config = loaded.config
+    assert config.rollout.group_size == 16
+    assert config.rollout.prompts_per_step == 64, "the default of a variable"
+    assert config.rollout.max_tokens == 2048, "a shell's sum"
+    assert config.train.updates_per_batch == 4
+    assert config.train.lr == 3e-6, "which YAML alone would read as a text"
+    assert (config.train.weight_decay, config.train.betas) == (0.01, (0.9, 0.999)), "verl's own defaults"
+    assert str(config.data.train) == "/data/us/gsm8k/train.parquet", "a default within a default"
+    assert config.tracker == "wandb"
+    assert loaded.algorithm.surrogate.all_settings["clip_high"] == 0.28
+    assert loaded.algorithm.surrogate.all_settings["dual_clip"] == 3.0, "of its dialect"
+    assert loaded.algorithm.kl is not None
+    assert (loaded.algorithm.kl.estimator.name, loaded.algorithm.kl.coef) == ("k3", 0.001)
+    assert config.rewards[1] == {"soft_overlong": {"limit": 2048, "buffer": 512, "weight": 1.0}}
+    assert migrated.without == {"actor_rollout_ref.actor.something_new: 3": "not known to covey"}
+    assert any("join a.parquet, b.parquet" in note for note in migrated.notes)
+    assert any(note.startswith("$MODEL: ") for note in migrated.notes)
+
+
+def test_a_number_that_is_none_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    script = "python -m verl actor_rollout_ref.model.path=m actor_rollout_ref.rollout.n=$(nproc)\n"
+    _, migrated = migrate(written(tmp_path, "run.sh", script))
+    assert any(
+        "actor_rollout_ref.rollout.n: $(nproc) is not a number; this is 1" in n for n in migrated.notes
+    )
+
+
+def test_ppo_of_verl_has_its_critic(tmp_path: Path) -> None:
+    script = "main_ppo actor_rollout_ref.model.path=m algorithm.lam=0.9 critic.optim.lr=2e-5\n"
+    text, _ = migrate(written(tmp_path, "run.sh", script))
+    algorithm = load_config(values=yaml.safe_load(text)).algorithm
+    assert algorithm.critic is not None
+    assert algorithm.critic.lr == 2e-5
+    assert algorithm.advantage.all_settings["lam"] == 0.9
+
+
+def test_axolotl_becomes_supervised_preferences_or_grpo(tmp_path: Path) -> None:
+    common = {
+        "base_model": "some/model",
+        "learning_rate": 1e-5,
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "warmup_steps": 0.1,
+        "lora_r": 8,
+        "lora_alpha": 16,
+        "datasets": [{"path": "rows.jsonl", "type": "chat_template"}],
+        "flash_attention": True,
+        "sequence_len": 2048,
+    }
+
+    def config_of(**more: object):
+        text, migrated = migrate(written(tmp_path, "run.yml", yaml.safe_dump({**common, **more})))
+        assert "sequence_len: 2048" in migrated.without
+        assert any("0.1 of the steps" in note for note in migrated.notes)
+        return load_config(values=yaml.safe_load(text)).config
+
+    sft = config_of()
+    assert (sft.method, sft.train.batch_size, sft.data.chat) == ("sft", 16, True)
+    assert sft.lora is not None
+    assert sft.lora.rank == 8
+    assert config_of(rl="dpo", rl_beta=0.2).loss == {"beta": 0.2}
+    trl = {"num_generations": 8, "max_completion_length": 64, "reward_funcs": ["rewards.good"], "beta": 0.0}
+    grpo = config_of(rl="grpo", trl=trl)
+    assert (grpo.rollout.group_size, grpo.rollout.prompts_per_step) == (8, 2)
+    assert grpo.rewards == ({"rewards.py:good": 1.0},)
+    with pytest.raises(ConfigError, match="rl: gkd has no counterpart"):
+        config_of(rl="gkd")
+
+
+def test_names_of_trl_become_coveys(tmp_path: Path) -> None:
+    theirs = {"model_name_or_path": "some/model", "learning_rate": 1e-5, "num_generations": 4, "beta": 0.0}
+    text, _ = migrate(written(tmp_path, "run.yaml", yaml.safe_dump(theirs)))
+    config = yaml.safe_load(text)
+    assert config["model"] == "some/model"
+    assert config["train"]["lr"] == 1e-5
+    assert config["rollout"]["group_size"] == 4
+    assert load_config(values=config).algorithm == load_config(values=theirs).algorithm
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("run.sh", "echo hello\n", "no settings found"),
+        ("train.py", "trainer = GRPOTrainer()\n", "import from covey.trl instead of trl"),
+        (
+            "run.sh",
+            "torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=m\n",
+            "method: sft here",
+        ),
+        ("run.yaml", "learning_rate: fast\n", "learning_rate: .* a valid number"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        migrate(written(tmp_path, name, text))
+
+
+def test_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not text"):
+        read_settings(tmp_path / "run.sh")
+    with pytest.raises(ConfigError, match="No such file"):
+        read_settings(tmp_path / "none.sh")
+
+
+def test_the_command_writes_a_file_and_keeps_one_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = written(tmp_path, "run.sh", VERL)
+    target = tmp_path / "run.yaml"
+    assert main(["migrate", str(script), "--output", str(target)]) == 0
+    printed = capsys.readouterr().out
+    assert "without a counterpart: actor_rollout_ref.actor.something_new: 3" in printed
+    assert "#   actor_rollout_ref.actor.something_new: 3" in target.read_text()
+    assert main(["migrate", str(script), "--output", str(target), "--json"]) == 2
+    assert "is there already" in json.loads(capsys.readouterr().out)["error"]
