@@ -908,13 +908,39 @@ def pair(
     return Row(f"preference/{name}", shows, "pairs", asks, ("loss",), hand, says)
 
 
+def sig(x: float) -> float:
+    return 1 / (1 + exp(-x))
+
+
+def exo(x: float) -> float:
+    """KL((sig(x), sig(-x)) || (.9, .1))."""
+    return sig(x) * log(sig(x) / 0.9) + sig(-x) * log(sig(-x) / 0.1)
+
+
 def soft(x: float) -> float:
     """-log sigmoid(x)."""
     return log1p(exp(-x))
 
 
+EITHER = "log-ratios 1, -1 and 0, 1, beta .1"
+DISCO = [(1 - sig(20 * d)) * soft(d) + sig(20 * d) * exp(-d) for d in (0.2, -0.1)]
 ODDS = (-0.5 - log(1 - exp(-0.5))) - (-1 - log(1 - exp(-1)))
 PREFERENCES = (
+    pair("exo", "EXO.", [exo(0.2), exo(-0.1)], "margins 2 and -1", beta=0.1, label_smoothing=0.1),
+    pair(
+        "nca",
+        "NCA: each answer by itself.",
+        [soft(0.1) + soft(-0.1) / 2 + soft(0.1) / 2, 1.5 * soft(0) + soft(-0.1) / 2],
+        EITHER,
+        beta=0.1,
+    ),
+    pair(
+        "bco", "BCO on pairs, rewards not shifted.", [2 * soft(0.1), soft(0) + soft(-0.1)], EITHER, beta=0.1
+    ),
+    pair("sppo", "SPPO: either log-ratio has an aim.", [32, 61], "(1 - 5)^2 + (-1 + 5)^2; 25 + 36", beta=0.1),
+    pair("apo_zero", "APO-zero.", [1 - sig(0.1) + sig(-0.1), 0.5 + sig(0.1)], EITHER, beta=0.1),
+    pair("apo_down", "APO-down.", [sig(0.1) + 1 - sig(0.2), 1.5 - sig(-0.1)], EITHER, beta=0.1),
+    pair("discopop", "DiscoPOP.", DISCO, "margins 2 and -1, sig(.2 / .05)", beta=0.1, tau=0.05),
     pair("dpo", "DPO.", [soft(0.2), soft(-0.1)], "margins 2 and -1, beta .1", beta=0.1),
     pair(
         "dpo_smoothed",
@@ -1097,6 +1123,12 @@ PAPERS: Mapping[str, str] = {
     "term/entropy": "PPO, arXiv 1707.06347",
     "term/likelihood": "VAPO, arXiv 2504.05118",
     "preference/dpo": "DPO, arXiv 2305.18290",
+    "preference/exo": "EXO, arXiv 2402.00856",
+    "preference/nca": "NCA, arXiv 2402.05369",
+    "preference/bco": "BCO, arXiv 2404.04656",
+    "preference/sppo": "SPPO, arXiv 2405.00675",
+    "preference/apo": "APO, arXiv 2408.06266",
+    "preference/discopop": "DiscoPOP, arXiv 2406.08414",
     "preference/robust_dpo": "Robust DPO, arXiv 2403.00409",
     "preference/hinge": "SLiC-HF, arXiv 2305.10425",
     "preference/ipo": "IPO, arXiv 2310.12036",

@@ -68,6 +68,17 @@ EXPECTED = {
 }
 OFF = 1e3
 """A clip that never acts."""
+KINDS = {
+    "dpo": "sigmoid",
+    "robust_dpo": "robust",
+    "hinge": "hinge",
+    "ipo": "ipo",
+    "exo": "exo_pair",
+    "nca": "nca_pair",
+    "sppo": "sppo_hard",
+    "apo_zero": "apo_zero",
+    "apo_down": "apo_down",
+}
 SCALES = {
     ("group_zscore", None): ("sum_then_normalize", "group"),
     ("group_centered", None): ("sum_then_normalize", "none"),
@@ -285,7 +296,7 @@ def offline(asked: Case, case: Case) -> dict[str, Any]:
     elif name == "orpo":
         trainer = SimpleNamespace(beta=asked["lam"], accelerator=device)
         total = (-means[0] - ORPOTrainer.odds_ratio_loss(trainer, *means)[0]).mean()
-    elif name in ("dpo", "hinge", "robust_dpo", "ipo"):
+    elif name in KINDS:
         total = of_pairs(asked, case, pairs)
     else:
         raise NotImplementedError
@@ -294,7 +305,7 @@ def offline(asked: Case, case: Case) -> dict[str, Any]:
 
 def of_pairs(asked: Case, case: Case, pairs: list[Tensor]) -> Tensor:
     """``DPOTrainer._compute_loss`` on pairs whose summed log-probs are given."""
-    kind = {"dpo": "sigmoid", "robust_dpo": "robust"}.get(asked["name"], asked["name"])
+    kind = KINDS[asked["name"]]
     lengths = torch.cat([tensor(case, f"{name}_lengths") for name in ("chosen", "rejected")])
     longest = int(lengths.max())
     mask = torch.nn.functional.pad((torch.arange(longest) < lengths[:, None]).long(), (1, 0))
