@@ -41,6 +41,15 @@ LARGER: Settings = {"rollout.prompts_per_step": 16, "eval.problems": 64, "train.
 """Enough completions and held-out problems that ten steps say something."""
 
 
+READING = (
+    "*Cure* is the setting that was put out of range, or the one in which the cured run of the disease matrix",
+    "differs. *Named* are the changes under which more answers were correct, beyond chance, after some ten steps.",
+    "A cure that pays off later, or in something else than correct answers, can only be seen by the finding that",
+    "it ends. The policies are tiny and far from done, so a larger learning rate helps many of them.",
+)
+"""How the page is to be read."""
+
+
 def out_of_range(what: str, key: str, settings: Settings) -> Disease:
     """A healthy run with one setting out of range; ``key`` is the setting whose change cures it."""
     return Disease("config", what, "half", settings, {}, key, "accuracy", LARGER)
@@ -141,6 +150,8 @@ def page(rows: list[str]) -> str:
             "# What `covey diagnose` names, on runs whose cause is known",
             "",
             f"{dt.date.today()}, `python benchmarks/diagnose.py --write`, {processor_name()}, one thread.",
+            "",
+            *READING,
             "",
             "| run | seed | what is wrong | cure | named | in full | took |",
             "|---|---|---|---|---|---|---|",
