@@ -42,10 +42,11 @@ LARGER: Settings = {"rollout.prompts_per_step": 16, "eval.problems": 64, "train.
 
 
 READING = (
-    "*Cure* is the setting that was put out of range, or the one in which the cured run of the disease matrix",
-    "differs. *Named* are the changes under which more answers were correct, beyond chance, after some ten steps.",
-    "A cure that pays off later, or in something else than correct answers, can only be seen by the finding that",
-    "it ends. The policies are tiny and far from done, so a larger learning rate helps many of them.",
+    "*Cure* is the setting that was put out of range, or the one in which the cured run of the disease",
+    "matrix differs. *Named* are the changes under which more answers were correct, beyond chance, after",
+    "some ten steps. A cure that pays off later, or in something else than correct answers, shows only in",
+    "the finding that it ends. The policies are tiny and far from done, so a larger learning rate helps",
+    "many of them.",
 )
 """How the page is to be read."""
 
