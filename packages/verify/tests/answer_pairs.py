@@ -836,6 +836,16 @@ M(2,3) | (2,3)
 243_5 | 243_{\text{five}}
 \frac{GMm}{r^2} | GMm\,r^{-2}
 """,
+    "letters that are multiplied before parentheses": r"""
+\frac{m_1-m_2}{m_1+m_2}g | \frac{g(m_1-m_2)}{m_1+m_2}
+gh - gk | g(h-k)
+mg(h-k) | mgh-mgk
+\frac{f+fx}{2} | \frac{f(1+x)}{2}
+""",
+    "statements of three words": r"""
+\text{does not exist} | \text{Does not exist}
+\text{does not exist} | DNE
+""",
 }
 
 DIFFERENT = {
@@ -1505,6 +1515,13 @@ T, F, T | T, T, F
 True, False | \text{False, True}
 [0, 1) | 0, 1
 11_2 | (11)_3
+""",
+    "functions before parentheses": r"""
+f(x+1) | f(x+2)
+g(x)+1 | h(x)+1
+f(2x+2) | 2f(x+1)
+g + h | g(h)
+f(2) | 2f
 """,
 }
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from covey_verify.contract import reward, unfinished
 from covey_verify.errors import ConfigError
 from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract, hash4
-from covey_verify.mathematics.compare import Comparison, Percent, Ratio, Reading
+from covey_verify.mathematics.compare import STATEMENTS, Comparison, Percent, Ratio, Reading, folded
 from covey_verify.mathematics.exact import decidable
 from covey_verify.mathematics.reader import read
 from covey_verify.mathematics.tree import Node, TooLarge, Unreadable
@@ -105,6 +105,8 @@ def _texts(node: Node) -> Iterator[str]:
 def _is_sentence(text: str) -> bool:
     """Return whether a text has three words or more, or behind a number a word that is no noun."""
     words = re.findall(r"[^\W\d_]+", text)
+    if folded(text) in STATEMENTS.values():
+        return False
     if text.startswith(UNKNOWN):
         return any(word in NO_NOUNS for word in words)
     if text.casefold().startswith("no "):  # no real solutions
