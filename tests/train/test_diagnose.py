@@ -18,7 +18,7 @@ from covey.errors import Stopped
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import settings_of
 from covey.insight.trials import (
-    UNKNOWN,
+    NOT_KNOWN,
     Change,
     Trial,
     changes_worth_trying,
@@ -193,7 +193,7 @@ def test_settings_that_metrics_do_not_tell_apart_are_tried(run: Path, tmp_path: 
 
 def trial(line: str, low: float, high: float, *findings: str, why: str = "rate") -> Trial:
     gained = Estimate((low + high) / 2, low, high)
-    return Trial(Change(line, why), Path(), UNKNOWN, gained, findings, "")
+    return Trial(Change(line, why), Path(), NOT_KNOWN, gained, findings, "")
 
 
 def test_what_helps_beyond_chance_is_named() -> None:
@@ -209,7 +209,7 @@ def test_what_helps_beyond_chance_is_named() -> None:
     )
     assert conclusion([weak, bad], ["farmed"]) == "farmed does not occur under train.lr: 3e-6"
     assert "farmed comes and goes by chance" in conclusion(
-        [weak, replace(order, training=UNKNOWN)], ["farmed"]
+        [weak, replace(order, training=NOT_KNOWN)], ["farmed"]
     )
     assert "more than chance explains" in conclusion([weak, bad], [])
     # What the config points to comes before a rate that does a little more, but not before one that does far
@@ -222,4 +222,4 @@ def test_what_helps_beyond_chance_is_named() -> None:
     # One comparison that is clearly worse outweighs another that is better.
     both = replace(good, held_out=Estimate(-0.2, -0.3, -0.1))
     assert both.effect == "harms"
-    assert math.isnan(UNKNOWN.value)
+    assert math.isnan(NOT_KNOWN.value)

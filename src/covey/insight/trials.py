@@ -55,20 +55,25 @@ OUT_OF_RANGE: tuple[Remedy, ...] = (
     *FEWER_UPDATES,
 )
 """Settings that metrics do not tell apart, tried where they are far from those in use."""
-RATES: tuple[Remedy, ...] = (
+LEARNING_RATES: tuple[Remedy, ...] = (
     TENTH_OF_LR,
     ScaleBy("train.lr", 3, 1e-5),
     much_larger_lr(30),
     much_larger_lr(1000),
 )
-"""Learning rates, which are tried in any case."""
+"""Other learning rates, which are tried in any case."""
 MOST = 8
 """Largest number of changes that are tried, unless the user names them."""
 RANGE, RATE = "out of range", "rate"
 CHANCE = "chance"
 """Why another order of the data is tried: its trial shows what chance alone changes."""
-EVEN_ODDS = 0.05
+FALSE_ALARM = 0.05
 """Chance that any of the changes seems to do something, if none of them does."""
+SAMPLING = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
+"""Settings that change what is sampled from the same weights."""
+NOT_KNOWN = Estimate(math.nan, -math.inf, math.inf)
+WIDEST_CHANGE = 48
+"""Characters of a change in the table."""
 
 
 class Change(NamedTuple):
@@ -101,7 +106,7 @@ def changes_worth_trying(
     rules = {rule.name: rule for rule in RULES}
     found = [(f.id, remedy(view)) for f in findings if f.id in rules for remedy in rules[f.id].remedies]
     probes = [(RANGE, probe(view)) for probe in OUT_OF_RANGE]
-    probes += [(RATE, probe(view)) for probe in RATES]
+    probes += [(RATE, probe(view)) for probe in LEARNING_RATES]
     order = Change(yaml_line("seed", seed + 1), CHANCE)
     lines = dict[str, str]()
     for why, line in [*found, *probes]:
@@ -137,15 +142,15 @@ class Trial:
 def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps: int) -> list[Trial]:
     """Return what each trial did; all began after ``begun`` steps and were to do ``steps`` more."""
     # Two comparisons of each trial with the unchanged one: the chance of an error is divided among them.
-    errors = NormalDist().inv_cdf(1 - EVEN_ODDS / 2 / max(1, 2 * len(folders)))
+    errors = NormalDist().inv_cdf(1 - FALSE_ALARM / 2 / max(1, 2 * len(folders)))
     late = begun + steps // 2
-    before = _rates(unchanged, late)
+    before = _accuracy(unchanged, late)
     return [
         Trial(
             change,
             folder,
             _held_out(unchanged, folder, change, errors),
-            _training(before, _rates(folder, late), change, errors),
+            _training(before, _accuracy(folder, late), change, errors),
             findings_since(folder, begun),
             ending_of(folder),
         )
@@ -164,19 +169,13 @@ def ending_of(folder: Path) -> str:
     return "" if (folder / RESULT).exists() else read_ending(folder).partition(". ")[0] or "not finished"
 
 
-WIDEST_CHANGE = 48
-"""Characters of a change in the table."""
-SAMPLING = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
-UNKNOWN = Estimate(math.nan, -math.inf, math.inf)
-
-
 def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> Estimate:
     """Return the gain of held-out accuracy, greedy if the change is one of sampling itself."""
     ended = all((folder / RESULT).exists() for folder in (unchanged, changed))
     measured = [_last_evaluation(folder) for folder in (unchanged, changed)]
     before, after = measured
     if not ended or before is None or after is None or incomparable(before, after):
-        return UNKNOWN
+        return NOT_KNOWN
     return gains(before, after, errors)["greedy" if change.key in SAMPLING else "sampled"]
 
 
@@ -185,7 +184,7 @@ def _last_evaluation(folder: Path) -> Evaluation | None:
     return Evaluation.from_record(records[-1]) if records else None
 
 
-class _Rates(NamedTuple):
+class _Accuracy(NamedTuple):
     """Accuracy by problem, the smallest number of completions of a problem, and what `correct` means."""
 
     of_problem: Mapping[str, float]
@@ -194,7 +193,7 @@ class _Rates(NamedTuple):
     """The reward that says what is correct; empty if nothing was evaluated."""
 
 
-def _rates(folder: Path, late: int) -> _Rates:
+def _accuracy(folder: Path, late: int) -> _Accuracy:
     """Return the accuracy of a trial's completions from step ``late`` on, by problem."""
     evaluation = _last_evaluation(folder)
     verdict = evaluation.verdict if evaluation is not None else ""
@@ -202,16 +201,16 @@ def _rates(folder: Path, late: int) -> _Rates:
     values = by_problem(folder, steps, lambda row: row["components"].get(verdict, row["reward"]))
     counts = [len(own) for own in values.values()]
     rates = {problem: float(np.mean(np.array(own) > 0.5)) for problem, own in values.items()}
-    return _Rates(rates, min(counts, default=1), verdict)
+    return _Accuracy(rates, min(counts, default=1), verdict)
 
 
-def _training(before: _Rates, after: _Rates, change: Change, errors: float) -> Estimate:
+def _training(before: _Accuracy, after: _Accuracy, change: Change, errors: float) -> Estimate:
     """Return the gain of accuracy on the problems that both trials met; unknown if it means another thing."""
     common = sorted(before.of_problem.keys() & after.of_problem.keys())
     # Without a verdict by name, `correct` is what the changed rewards pay.
     means_another = change.key in SAMPLING or (change.key == "rewards" and not before.verdict)
     if not common or means_another or before.verdict != after.verdict:
-        return UNKNOWN
+        return NOT_KNOWN
     own, now = (np.array([rates.of_problem[problem] for problem in common]) for rates in (before, after))
     doubt = 1 / math.sqrt(min(before.completions, after.completions))
     return gain(own, now, doubt, errors=errors)
