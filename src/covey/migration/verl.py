@@ -61,12 +61,12 @@ WHY: Mapping[str, str] = {
     "defaults": "verl's own defaults are taken; files of yours that it names are not read",
     "data.shuffle": "covey draws problems in an order of its own, from the seed",
     "data.filter_overlong_prompts_workers": "reading is fast enough",
+    "data.image_key": "covey trains text only",
+    "data.video_key": "covey trains text only",
     "data.sampler.*": "the curriculum is rollout.curriculum",
     "data.*": "covey reads rows by their schema: docs/data.md",
     "algorithm.lam": "no critic",
     "algorithm.gamma": "no critic",
-    "data.image_key": "covey trains text only",
-    "data.video_key": "covey trains text only",
     f"{ROLLOUT}val_kwargs*": "held-out problems are sampled as in training, and greedily",
     f"{ROLLOUT}multi_turn*": "tools are Python functions here: docs/tools.md",
     f"{ROLLOUT}agent*": "tools are Python functions here: docs/tools.md",
@@ -152,9 +152,9 @@ def _optimizer(m: Migrated) -> None:
     model = "actor_rollout_ref.model."
     rank = int(m.number(f"{model}lora.rank", m.number(f"{model}lora_rank", 0)))
     alpha = m.number(f"{model}lora.alpha", m.number(f"{model}lora_alpha", 16))
-    m.take(f"{model}target_modules")
+    targets = m.take(f"{model}target_modules", "all-linear")
     if rank > 0:
-        m.config |= {"lora.rank": rank, "lora.alpha": float(alpha)}
+        m.config |= {"lora.rank": rank, "lora.alpha": float(alpha), "lora.targets": targets}
 
 
 def _algorithm(m: Migrated) -> dict[str, object]:
@@ -180,9 +180,9 @@ def _algorithm(m: Migrated) -> dict[str, object]:
         found["reduce"] = MEANS[str(mean)]
     clip = m.number(f"{ACTOR}clip_ratio", 0.2)
     low, high = m.number(f"{ACTOR}clip_ratio_low", clip), m.number(f"{ACTOR}clip_ratio_high", clip)
-    if name in ("grpo", "ppo") and (low, high) != (0.2, 0.2):
-        found["surrogate"] = {"clip_low": low, "clip_high": high}
-    m.take(f"{ACTOR}clip_ratio_c")  # 3 is the dialect's
+    dual = m.number(f"{ACTOR}clip_ratio_c", 3.0)
+    if name in ("grpo", "ppo") and (low, high, dual) != (0.2, 0.2, 3.0):
+        found["surrogate"] = {"clip_low": low, "clip_high": high, "dual_clip": dual}
     entropy = m.number(f"{ACTOR}entropy_coeff", 0.0)
     if entropy:
         found["entropy"] = {"coef": entropy}
@@ -205,7 +205,10 @@ def _kl(m: Migrated) -> dict[str, object] | None:
     coef = m.number(f"{ACTOR}kl_loss_coef", 0.001)
     penalty = str(m.take("algorithm.kl_penalty", "kl"))
     of_reward = m.number("algorithm.kl_ctrl.kl_coef", 0.001)
-    m.take("algorithm.kl_ctrl.type")
+    if m.take("algorithm.kl_ctrl.type") == "adaptive":
+        m.without["algorithm.kl_ctrl.type: adaptive"] = (
+            "covey steers by nats a completion: algorithm.kl.target"
+        )
     if in_loss:
         return {"estimator": KL.get(kind, "k3"), "coef": coef, "place": "loss"}
     return {"estimator": KL.get(penalty, "k1"), "coef": of_reward, "place": "reward"} if in_reward else None
