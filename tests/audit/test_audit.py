@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from covey.audit.check import apply
+from covey.audit.course import METRICS, course_of
 from covey.audit.record import AuditRecord, read_record
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES
@@ -479,3 +481,19 @@ def test_a_recorder_that_fails_leaves_the_trainer_alone(capsys) -> None:
     assert [recorder.around(broken, lambda x: x + 1, 1) for _ in range(2)] == [2, 2]
     said = capsys.readouterr().out
     assert said == "run.jsonl: the record ends here (KeyError: 'advantages'); training goes on\n"
+
+
+def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys) -> None:
+    step = {"loss": 0.1, "reward": 0.2, "reward_std": 0.3, "completions/clipped_ratio": 0.8, "kl": 0.001}
+    history = [{**step, "step": n, "rewards/right/mean": 0.2} for n in range(1, 31)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert main(["audit", str(tmp_path)]) == 0, "how it went is no mistake of the trainer"
+    told = capsys.readouterr().out
+    assert "80 % of the completions are truncated at max_completion_length" in told
+    assert "Try: max_completion_length=1024" in told
+    assert "rollout." not in told
+    # What TRL calls kl is another quantity: nothing is concluded from it.
+    assert not any("kl" in METRICS[name] for name in METRICS)
+    record = open_run(tmp_path)
+    other = replace(record, header=record.header.model_copy(update={"framework": "mine"}))
+    assert course_of(other) == []

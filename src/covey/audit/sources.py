@@ -31,7 +31,7 @@ def open_run(path: Path) -> AuditRecord:
         return _of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
-    if path.name == STATE:
+    if path.suffix == ".json":
         return trl_state(path)
     first = read_regular(path, stream_bytes()).partition(b"\n")[0]
     return verl_dumps([path]) if _is_verl(first) else read_record(path)

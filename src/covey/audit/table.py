@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from covey.audit import advantages, logprobs, rewards, tokens, updates
 from covey.audit.check import Check, Predicate, Report, Words, apply
+from covey.audit.course import course_of
 from covey.audit.record import AuditRecord
 from covey.audit.sources import open_run
 from covey.insight.show import finding_lines
@@ -48,6 +49,7 @@ def record_of(record: AuditRecord, report: Report) -> dict[str, Any]:
         "updates": len(record.updates),
         "completions": len(record.samples),
         "findings": [finding.record() for finding in report.findings],
+        "course": [finding.record() for finding in course_of(record)],
         "checks": report.judged,
         "cannot_be_judged_without": report.unjudged,
         "notes": record.notes,
@@ -62,6 +64,11 @@ def lines_of(path: Path, record: AuditRecord, report: Report) -> Iterator[str]:
     yield from (f"note: {note}" for note in record.notes)
     yield ""
     yield from finding_lines(path, report.findings) if report.findings else ("no mistake found",)
+    course = course_of(record)
+    if course:
+        yield ""
+        yield "how it went, by its metrics:"
+    yield from finding_lines(path, course)
     if report.unjudged:
         yield ""
     for field, names in report.unjudged.items():
