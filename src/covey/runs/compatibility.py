@@ -187,8 +187,6 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     ours = before.get("kernels") == now.get("kernels") == "compiled"
     same_for_any = ours and not any(now.get("products", {}).values())
     facts: list[Difference] = []
-    # Records of older versions have no such entry: they ran in one process.
-    before = {"processes": 1, **before}
     for name in ENVIRONMENT:
         old = before.get(name)
         new = now.get(name)

@@ -24,7 +24,7 @@ LEAST = 0.05
 
 
 # Number of a problem -> (pass rate, times tried, times solved in a row).
-Memory: TypeAlias = Mapping[str, Sequence[float]]
+Memory: TypeAlias = Mapping[str, tuple[float, int, int]]
 
 
 class Difficulty:
@@ -84,10 +84,10 @@ class Difficulty:
         }
 
     def load(self, state: Memory) -> None:
-        """Restore ``state``, of which older versions have no third number."""
-        for name, (rate, tried, *solved) in state.items():
+        """Restore ``state``."""
+        for name, values in state.items():
             index = int(name)
-            self.rates[index], self.tried[index], self.solved[index] = rate, int(tried), sum(map(int, solved))
+            self.rates[index], self.tried[index], self.solved[index] = values
 
 
 def allocate(rates: Sequence[float], total: int, least: int = 2, most: int = 64) -> list[int]:
