@@ -135,10 +135,12 @@ def read_records() -> list[dict[str, object]]:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Return the mean over seeds with Student's 95 % interval, such as `81 [71, 90]`."""
+    """Return the mean over seeds with Student's 95 % interval, such as `81 [71, 90]`; both values of two."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return f"{100 * mean:.0f}"
+    if len(values) == 2:  # their interval would be most of the scale
+        return f"{100 * mean:.0f} ({100 * min(values):.0f}, {100 * max(values):.0f})"
     quantile = student(NormalDist().inv_cdf(0.975), len(values) - 1)
     half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
     low = max(0.0, mean - half)
