@@ -15,7 +15,7 @@ from torch import Tensor
 from covey.errors import SamplersLost
 from covey.models.policy import Policy
 from covey.rng import key
-from covey.sampling import restart
+from covey.sampling import servers
 from covey.sampling.base import Request
 from covey.sampling.dialects import SGLANG, VLLM
 from covey.sampling.probes import RARE, rarity
@@ -177,7 +177,7 @@ def test_a_server_that_alters_the_distribution_after_a_restart_is_found(
 
     stub.before = freshly_started
     with running(stub):
-        monkeypatch.setattr(restart, "ask", lambda url, **more: ask(url.replace(SERVER, stub.url), **more))
+        monkeypatch.setattr(servers, "ask", lambda url, **more: ask(url.replace(SERVER, stub.url), **more))
         made = at_server(policy, stub, tmp_path, restart=f'printf %s "$COVEY_MODEL" > {flag}')
         list(made.sample(asked(1), PARAMS))
         moved(policy)

@@ -132,13 +132,14 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
         # Not float32, which the compiled operations would take by address.
         model = AutoModelForCausalLM.from_config(CONFIGS["qwen2"], dtype=torch.float64)
         policy = Policy(model, tokenizer)
-        cache, running = _TorchCache(policy.decoder, 8, 9, 20, 30), _Running(policy, params, 8)
+        cache = _TorchCache(policy.decoder, 8, 9, 20, 30)
+        running = _Running(policy, [], params, 8, {})
         running.owners = [(0, i) for i in range(6)]
         step = GraphStep(_step(policy, policy.decoder, cache), Recorder(), 8, 50, policy.device)
         for _ in range(2):
-            logits = step(running.last(), 40)
+            logits = step(running.latest[: running.count], 40)
             cache.advance(6)
-            running.draw(logits, 0)
+            running._draw(logits, 0)
         assert logits.shape == (6, 300)
         assert isinstance(running.logprobs, FakeTensor)
         with pytest.raises(DataDependentOutputException):
