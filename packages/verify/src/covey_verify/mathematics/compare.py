@@ -7,7 +7,6 @@ that decides by algebra; the default one knows exact arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
@@ -30,6 +29,7 @@ from covey_verify.mathematics.tree import (
     STRUCTURES,
     Node,
     in_radians,
+    multiplied,
     name,
     negative,
     number,
@@ -352,24 +352,6 @@ def components(node: Node) -> tuple[Node, ...] | None:
         others = [f for f in factors if f is not vectors[0]]
         found[place] = Node("sum", (found[place], product(*others) if others else number(1)))
     return None if names == {"i"} else tuple(found)
-
-
-def multiplied(node: Node, other: Node, only_sums: bool = False) -> Node:
-    """Return an answer with g(x + 1) as a product, if the other has g as a letter and not as a function.
-
-    ``only_sums``: g(x) stays a function, as it is meant in a reference.
-    """
-    letters = {n.text for n in other.walk() if n.kind == "name"}
-    letters -= {n.text for n in other.walk() if n.kind == "apply"}
-
-    def plain(part: Node) -> Node:
-        parts = tuple(map(plain, part.parts))
-        is_product = part.kind == "apply" and part.text in letters and len(parts) == 1
-        if is_product and (parts[0].kind == "sum" or not only_sums):
-            return product(name(part.text), parts[0])
-        return replace(part, parts=parts)
-
-    return plain(node) if any(n.kind == "apply" and n.text in letters for n in node.walk()) else node
 
 
 def hundredth(node: Node) -> Node:

@@ -248,3 +248,21 @@ def transposed(matrix: Node) -> Node:
     columns = len(matrix.parts) // rows
     parts = tuple(matrix.parts[r * columns + c] for c in range(columns) for r in range(rows))
     return Node("matrix", parts, matrix.text, Fraction(columns))
+
+
+def multiplied(node: Node, other: Node, only_sums: bool = False) -> Node:
+    """Return an answer with g(x + 1) as a product, if the other has g as a letter and not as a function.
+
+    ``only_sums``: g(x) stays a function, as it is meant in a reference.
+    """
+    letters = {n.text for n in other.walk() if n.kind == "name"}
+    letters -= {n.text for n in other.walk() if n.kind == "apply"}
+
+    def plain(part: Node) -> Node:
+        parts = tuple(map(plain, part.parts))
+        is_product = part.kind == "apply" and part.text in letters and len(parts) == 1
+        if is_product and (parts[0].kind == "sum" or not only_sums):
+            return product(name(part.text), parts[0])
+        return replace(part, parts=parts)
+
+    return plain(node) if any(n.kind == "apply" and n.text in letters for n in node.walk()) else node
