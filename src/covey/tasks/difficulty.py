@@ -85,9 +85,11 @@ class Difficulty:
 
     def load(self, state: Memory) -> None:
         """Restore ``state``."""
-        for name, values in state.items():
+        for name, (rate, tried, solved) in state.items():
             index = int(name)
-            self.rates[index], self.tried[index], self.solved[index] = values
+            self.rates[index] = rate
+            self.tried[index] = tried
+            self.solved[index] = solved
 
 
 def allocate(rates: Sequence[float], total: int, least: int = 2, most: int = 64) -> list[int]:
