@@ -20,7 +20,7 @@ from covey.insight.findings.settings import settings_of
 from covey.insight.trials import (
     NOT_KNOWN,
     Change,
-    Trial,
+    TrialResult,
     changes_worth_trying,
     conclusion,
     helping,
@@ -135,6 +135,15 @@ def test_only_reinforcement_is_diagnosed(tmp_path: Path) -> None:
         plan_trials(run)
 
 
+def test_every_change_has_a_folder_of_its_own(run: Path) -> None:
+    long = f"rewards: [{{math_answer: {{rule: {'x' * 100}"
+    lines = ["train.lr: 0.1", "rewards: [a]", "rewards: {a}", f"{long}1", f"{long}2"]
+    plan = replace(plan_trials(run, ["train.lr=0"], 0), home=Path("trials"))
+    folders = {plan.folder(Change(line, "yours")) for line in lines}
+    assert len(folders) == len(lines)
+    assert Path("trials/train.lr=0.1") in folders
+
+
 def test_a_trial_that_ends_early_is_a_result(run: Path, tmp_path: Path) -> None:
     # Random completions never have this form, so no weight changes, which a guard complains about.
     plan = replace(plan_trials(run, ["rewards=[answer_format]"], 0, steps=1), home=tmp_path)
@@ -191,9 +200,9 @@ def test_settings_that_metrics_do_not_tell_apart_are_tried(run: Path, tmp_path: 
     assert first.why == "wide_ratios"
 
 
-def trial(line: str, low: float, high: float, *findings: str, why: str = "rate") -> Trial:
+def trial(line: str, low: float, high: float, *findings: str, why: str = "rate") -> TrialResult:
     gained = Estimate((low + high) / 2, low, high)
-    return Trial(Change(line, why), Path(), NOT_KNOWN, gained, findings, "")
+    return TrialResult(Change(line, why), Path(), NOT_KNOWN, gained, findings, "")
 
 
 def test_what_helps_beyond_chance_is_named() -> None:

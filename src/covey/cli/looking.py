@@ -294,7 +294,7 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
 def command_diagnose(
     run: Path,
     *,
-    change: list[str] | None = None,
+    change: Annotated[list[str] | None, Parameter(negative=())] = None,
     start: int | None = None,
     steps: int = 0,
     trust: Trust = False,

@@ -6,6 +6,7 @@ continues: a trial that has ended is not repeated.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -20,7 +21,14 @@ from covey.errors import RECORD, CheckpointError, GuardStop, Stopped
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.watch import explain_run
-from covey.insight.trials import UNCHANGED, Change, Trial, changes_worth_trying, findings_since, trials_of
+from covey.insight.trials import (
+    UNCHANGED,
+    Change,
+    TrialResult,
+    changes_worth_trying,
+    findings_since,
+    trials_of,
+)
 from covey.runs.atomic import discard, make_folder
 from covey.runs.compatibility import verdict
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
@@ -34,8 +42,12 @@ from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10
 """Smallest number of steps of a trial, unless the user says otherwise."""
-ENDED = ("final", RESULT, RECORD, CURVE, ".lock", "checkpoints", "sync", "report.html", "export")
-"""Entries of a run's folder that say how it ended, or that a trial gets otherwise."""
+LONGEST_NAME = 80
+"""Characters of a folder's name before it is shortened."""
+LINKED = ("rollouts", "checkpoints")
+"""Folders of a run whose files nobody changes in place."""
+NOT_COPIED = (*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export")
+"""Entries of a run's folder that are linked, or that say how it ended."""
 QUIETLY = ("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last")
 """A trial is measured at its end only, and nobody continues it."""
 
@@ -58,7 +70,11 @@ class Plan:
         """Return the folder of a change's trial; None is the unchanged one."""
         if change is None:
             return self.home / UNCHANGED
-        return self.home / re.sub(r"[^\w.+-]+", "_", change.line.replace(": ", "="))[:120]
+        name = change.line.replace(": ", "=")
+        plain = re.sub(r"[^\w.+=-]+", "_", name)[:LONGEST_NAME]
+        # A name that lost characters gets a hash, so that two changes never share a folder.
+        digest = "" if plain == name else f",{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return self.home / f"{plain}{digest}"
 
 
 class Until(Observer):
@@ -123,7 +139,8 @@ def plan_trials(
         changes = changes_worth_trying(stage, findings, settings_of(loaded), loaded.config.seed)
     home = run.with_name(f"{run.resolve().name}-diagnosis") / f"step_{begun}"
     length = min(steps or max(STEPS, reach), last - begun)
-    return Plan(stage, home, begun, length, _possible(stage, changes, begun, strict=bool(own)), trust)
+    possible = _possible(stage, changes, begun, trust, strict=bool(own))
+    return Plan(stage, home, begun, length, possible, trust)
 
 
 def _first_trouble(findings: Sequence[Finding]) -> int | None:
@@ -142,7 +159,7 @@ def _own_change(text: str) -> Change:
     return Change(f"{key.replace('-', '_')}: {value}", "yours")
 
 
-def _possible(stage: Path, changes: Sequence[Change], begun: int, strict: bool) -> list[Change]:
+def _possible(stage: Path, changes: Sequence[Change], begun: int, trust: bool, strict: bool) -> list[Change]:
     """Return the changes that the config accepts, and that a run can take after ``begun`` steps.
 
     If ``strict``, raises ConfigError for the first that is neither.
@@ -152,7 +169,7 @@ def _possible(stage: Path, changes: Sequence[Change], begun: int, strict: bool) 
         try:
             if begun and verdict(change.key) == "refused":
                 raise ConfigError(f"{change.key} cannot change in the middle of a run: try it with --start 0")
-            load_recorded(stage, (*QUIETLY, change.option), trust=True)
+            load_recorded(stage, (*QUIETLY, change.option), trust=trust)
         except ConfigError:
             if strict:
                 raise
@@ -171,7 +188,7 @@ def outlook(plan: Plan) -> str:
     return f"{trials} trials of {steps} that begin {where}{took}, in {plan.home}"
 
 
-def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Trial], tuple[str, ...]]:
+def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[TrialResult], tuple[str, ...]]:
     """Make the trials that are missing, and return what each did, and the unchanged one's findings.
 
     Raises Stopped, with everything kept, and any error of the unchanged trial but that of a guard.
@@ -232,7 +249,7 @@ def _remove_weights(folder: Path) -> None:
 def _fork(plan: Plan, folder: Path) -> None:
     """Copy the run's folder as of ``plan.begun`` steps: the checkpoint says which log lines belong to it.
 
-    The checkpoint is linked, not copied: nobody changes its files in place.
+    Checkpoint and completions, which may be large, are linked.
     """
     make_folder(plan.home)
     if not plan.begun:
@@ -243,7 +260,9 @@ def _fork(plan: Plan, folder: Path) -> None:
     if checkpoint is None:
         raise CheckpointError(f"{plan.stage}: the checkpoint after {plan.begun} steps is gone")
     shutil.copytree(plan.stage, temporary, ignore=lambda where, names: _left_out(plan.stage, where, names))
-    shutil.copytree(checkpoint, temporary / "checkpoints" / checkpoint.name, copy_function=_link)
+    for folder_of_run in (plan.stage / "rollouts", checkpoint):
+        target = temporary / folder_of_run.relative_to(plan.stage)
+        shutil.copytree(folder_of_run, target, copy_function=_link)
     # With the paths of a pipeline's stage written out: from here they would lead elsewhere.
     unchanged = load_recorded(plan.stage, QUIETLY, {"output": folder}, plan.trust)
     write_own(temporary, "config.yaml", resolved_yaml(unchanged))
@@ -251,7 +270,7 @@ def _fork(plan: Plan, folder: Path) -> None:
 
 
 def _left_out(stage: Path, where: str, names: Sequence[str]) -> set[str]:
-    return set(names) & set(ENDED) if Path(where) == stage else set()
+    return set(names) & set(NOT_COPIED) if Path(where) == stage else set()
 
 
 def _link(source: str, target: str) -> None:

@@ -116,7 +116,7 @@ def changes_worth_trying(
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """What the steps under one change did, beside the same steps without it."""
 
     change: Change
@@ -139,14 +139,14 @@ class Trial:
         return "helps" if any(e.low > 0 for e in both) else "no clear change"
 
 
-def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps: int) -> list[Trial]:
+def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps: int) -> list[TrialResult]:
     """Return what each trial did; all began after ``begun`` steps and were to do ``steps`` more."""
     # Two comparisons of each trial with the unchanged one: the chance of an error is divided among them.
     errors = NormalDist().inv_cdf(1 - FALSE_ALARM / 2 / max(1, 2 * len(folders)))
     late = begun + steps // 2
     before = _accuracy(unchanged, late)
     return [
-        Trial(
+        TrialResult(
             change,
             folder,
             _held_out(unchanged, folder, change, errors),
@@ -216,7 +216,7 @@ def _training(before: _Accuracy, after: _Accuracy, change: Change, errors: float
     return gain(own, now, doubt, errors=errors)
 
 
-def helping(trials: Sequence[Trial]) -> list[Trial]:
+def helping(trials: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the trials that clearly help, the likeliest cause first. Chance is no remedy.
 
     Many things help a sick run, another learning rate above all. So a change that the findings or the config
@@ -227,7 +227,7 @@ def helping(trials: Sequence[Trial]) -> list[Trial]:
     return sorted(good, key=lambda t: (_gain(t) < most / 2, t.change.why == RATE, -_gain(t)))
 
 
-def _gain(trial: Trial) -> float:
+def _gain(trial: TrialResult) -> float:
     return _size(trial.training) + _size(trial.held_out)
 
 
@@ -235,7 +235,7 @@ def _size(estimate: Estimate) -> float:
     return 0.0 if math.isnan(estimate.value) else estimate.value
 
 
-def lines_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Iterator[str]:
+def lines_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> Iterator[str]:
     """Yield a table of the trials and a conclusion; ``unchanged``: findings of the unchanged trial."""
     head = ["change", "why", "held-out", "training", "findings", ""]
     shown = [("unchanged", "", "", "", ", ".join(unchanged) or "none", "")]
@@ -250,7 +250,7 @@ def lines_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Iterat
     yield conclusion(trials, unchanged)
 
 
-def conclusion(trials: Sequence[Trial], unchanged: Sequence[str]) -> str:
+def conclusion(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> str:
     """Return what the trials say: what makes more answers correct, and what ends the first finding."""
     good = helping(trials)
     said = []
@@ -266,7 +266,7 @@ def conclusion(trials: Sequence[Trial], unchanged: Sequence[str]) -> str:
     )
 
 
-def _ends(finding: str, trials: Sequence[Trial]) -> str:
+def _ends(finding: str, trials: Sequence[TrialResult]) -> str:
     """Return under which changes a finding does not occur, in a sentence; empty if there is none."""
     without = [t for t in trials if finding not in t.findings and t.effect != "harms" and not t.ended]
     if any(t.change.why == CHANCE for t in without):
@@ -275,12 +275,12 @@ def _ends(finding: str, trials: Sequence[Trial]) -> str:
     return f"{finding} does not occur under {lines}" if lines else ""
 
 
-def _told(trial: Trial) -> str:
+def _told(trial: TrialResult) -> str:
     told = [("held-out problems", trial.held_out), ("training problems", trial.training)]
     return ", ".join(f"{points(e)} on {where}" for where, e in told if not math.isnan(e.value))
 
 
-def record_of_trials(trials: Sequence[Trial], unchanged: Sequence[str]) -> Mapping[str, object]:
+def record_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> Mapping[str, object]:
     """Return the trials as JSON."""
     return {
         "helping": [t.change.line for t in helping(trials)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -229,46 +229,59 @@ class AnswerScore:
         return self.total / self.length
 
 
-def _certain(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x)."""
+def _logistic(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
 
-UNPAIRED: Mapping[str, Callable[[float, Tensor, Tensor], Tensor]] = {
-    "nca": lambda b, x, y: -_certain(b * x).log() - (_certain(-b * x).log() + _certain(-b * y).log()) / 2,
-    "bco": lambda b, x, y: -(_certain(b * x) * _certain(-b * y)).log(),
-    "sppo": lambda b, x, y: (x - 0.5 / b) ** 2 + (y + 0.5 / b) ** 2,
-    "apo_zero": lambda b, x, y: _certain(-b * x) + _certain(b * y),
-    "apo_down": lambda b, x, y: _certain(b * x) + _certain(b * (y - x)),
-}
-"""Losses of beta and the log-ratios of the chosen and the rejected answer."""
+def _cross_entropy(name: str, d: Tensor, wrong: float) -> Tensor:
+    """Return the loss of labels of which a fraction is wrong, at the margin ``d``."""
+    as_labelled = (1 + (-d).exp()).log()
+    reversed_ = (1 + d.exp()).log()
+    if name == "dpo":
+        return (1 - wrong) * as_labelled + wrong * reversed_
+    return ((1 - wrong) * as_labelled - wrong * reversed_) / (1 - 2 * wrong)
+
+
+def _of_margin(name: str, d: Tensor, s: AxisSettings) -> Tensor:
+    """Return a loss of beta times the difference of both log-ratios."""
+    if name in ("dpo", "robust_dpo"):
+        return _cross_entropy(name, d, s["label_smoothing"])
+    if name == "hinge":
+        return torch.relu(1 - d)
+    up = _logistic(d)
+    if name == "exo":
+        wrong = s["label_smoothing"]
+        return up * (up / (1 - wrong)).log() + (1 - up) * ((1 - up) / wrong).log()
+    mixed = _logistic(d / s["tau"])  # discopop
+    return mixed * (-d).exp() - (1 - mixed) * up.log()
+
+
+def _of_each(name: str, b: float, x: Tensor, y: Tensor) -> Tensor:
+    """Return a loss of beta and both log-ratios, each by itself."""
+    if name == "nca":
+        return -_logistic(b * x).log() - (_logistic(-b * x).log() + _logistic(-b * y).log()) / 2
+    if name == "bco":
+        return -(_logistic(b * x) * _logistic(-b * y)).log()
+    if name == "sppo":
+        return (x - 0.5 / b) ** 2 + (y + 0.5 / b) ** 2
+    if name == "apo_zero":
+        return _logistic(-b * x) + _logistic(b * y)
+    return _logistic(b * x) + _logistic(b * (y - x))  # apo_down
+
+
+OF_MARGIN = ("dpo", "robust_dpo", "hinge", "exo", "discopop")
+OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
 
 
 def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
     """Return the loss of a pair of answers, without ORPO's imitation of the chosen one."""
-    if name in ("dpo", "robust_dpo"):
-        d = s["beta"] * (good.gain - bad.gain)
-        wrong = s["label_smoothing"]
-        as_labelled = (1 + (-d).exp()).log()
-        reversed_ = (1 + d.exp()).log()
-        if name == "dpo":
-            return (1 - wrong) * as_labelled + wrong * reversed_
-        return ((1 - wrong) * as_labelled - wrong * reversed_) / (1 - 2 * wrong)
-    if name == "hinge":
-        return torch.relu(1 - s["beta"] * (good.gain - bad.gain))
+    if name in OF_MARGIN:
+        return _of_margin(name, s["beta"] * (good.gain - bad.gain), s)
+    if name in OF_EACH:
+        return _of_each(name, s["beta"], good.gain, bad.gain)
     if name == "ipo":
         lengths = (good.length, bad.length) if s["level"] == "averaged" else (1, 1)
         return (good.gain / lengths[0] - bad.gain / lengths[1] - 1 / (2 * s["tau"])) ** 2
-    if name in UNPAIRED:
-        return UNPAIRED[name](s["beta"], good.gain, bad.gain)
-    if name in ("exo", "discopop"):
-        d = s["beta"] * (good.gain - bad.gain)
-        up = 1 / (1 + (-d).exp())
-        if name == "exo":
-            wrong = s["label_smoothing"]
-            return up * (up / (1 - wrong)).log() + (1 - up) * ((1 - up) / wrong).log()
-        mixed = 1 / (1 + (-d / s["tau"]).exp())
-        return mixed * (-d).exp() - (1 - mixed) * up.log()
     if name == "simpo":
         return (1 + (s["gamma"] - s["beta"] * (good.mean - bad.mean)).exp()).log()
     if name == "orpo":
