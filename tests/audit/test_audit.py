@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from covey.audit.check import apply
-from covey.audit.course import METRICS, course_of
+from covey.audit.course import METRICS, _named, course_of
 from covey.audit.record import AuditRecord, read_record
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES
@@ -492,6 +492,8 @@ def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys)
     assert "80 % of the completions are truncated at max_completion_length" in told
     assert "Try: max_completion_length=1024" in told
     assert "rollout." not in told
+    # A setting's name that is a word stays a word.
+    assert _named("the model forgets: rollout.max_tokens") == "the model forgets: max_completion_length"
     # What TRL calls kl is another quantity: nothing is concluded from it.
     assert not any("kl" in METRICS[name] for name in METRICS)
     record = open_run(tmp_path)

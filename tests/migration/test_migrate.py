@@ -79,6 +79,44 @@ def test_a_number_that_is_none_is_not_replaced_in_silence(tmp_path: Path) -> Non
     )
 
 
+def actor_of_verl(folder: Path, *settings: str) -> Path:
+    words = " ".join(f"actor_rollout_ref.actor.{setting}" for setting in settings)
+    return written(folder, "run.sh", f"main_ppo algorithm.adv_estimator=grpo {words}\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "estimator", "gradient"),
+    [("mse", "k2", "formula"), ("k3+", "k3", "straight_through"), ("new", "k3", "formula")],
+)
+def test_a_kl_of_verl_keeps_its_estimator(tmp_path: Path, kind: str, estimator: str, gradient: str) -> None:
+    script = actor_of_verl(tmp_path, "use_kl_loss=True", f"kl_loss_type={kind}")
+    text, migrated = migrate(script)
+    kl = load_config(values=yaml.safe_load(text)).algorithm.kl
+    assert kl is not None
+    assert (kl.estimator.name, kl.gradient) == (estimator, gradient)
+    assert (f"actor_rollout_ref.actor.kl_loss_type: {kind}" in migrated.without) == (kind == "new")
+
+
+def test_a_penalty_that_cannot_act_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="k1 in the loss has an expected gradient of zero"):
+        migrate(actor_of_verl(tmp_path, "use_kl_loss=True", "kl_loss_type=k1"))
+
+
+def test_words_that_covey_does_not_have_are_named(tmp_path: Path) -> None:
+    _, migrated = migrate(actor_of_verl(tmp_path, "loss_agg_mode=some-mean", "optim.lr_scheduler_type=wsd"))
+    assert list(migrated.without) == [
+        "actor_rollout_ref.actor.optim.lr_scheduler_type: wsd",
+        "actor_rollout_ref.actor.loss_agg_mode: some-mean",
+    ]
+
+
+def test_a_reward_of_verl_is_described_with_its_own_name(tmp_path: Path) -> None:
+    script = actor_of_verl(tmp_path, "ppo_epochs=1").read_text().strip()
+    _, migrated = migrate(written(tmp_path, "own.sh", f"{script} custom_reward_function.path=r.py\n"))
+    assert any("compute_score(data_source, completion" in note for note in migrated.notes)
+    assert not any("chooses by data_source" in note for note in migrated.notes)
+
+
 def test_ppo_of_verl_has_its_critic(tmp_path: Path) -> None:
     script = "main_ppo actor_rollout_ref.model.path=m algorithm.lam=0.9 critic.optim.lr=2e-5\n"
     text, _ = migrate(written(tmp_path, "run.sh", script))

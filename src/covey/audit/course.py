@@ -25,7 +25,8 @@ METRICS: Mapping[str, str] = {
 """TRL's metric -> covey's, where both mean the same; `kl` is a token's there and a completion's here."""
 OF_REWARDS = re.compile(r"rewards/(.+)/(mean|std)")
 TRL_NAMES = {row.key: row.setting.trl_names[0] for row in schema_rows() if row.setting.trl_names}
-KEYS = re.compile("|".join(sorted(map(re.escape, TRL_NAMES), key=len, reverse=True)))
+KEYS = re.compile(r"\b(" + "|".join(re.escape(key) for key in TRL_NAMES if "." in key) + r")\b")
+"""Names of settings in a sentence; those without a dot, as `model`, are words too."""
 
 
 def course_of(record: AuditRecord) -> list[Finding]:

@@ -38,7 +38,16 @@ MEANS: Mapping[str, str] = {
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "constant_length",
 }
-KL: Mapping[str, str] = {"kl": "k1", "abs": "absolute", "mse": "k2", "low_var_kl": "k3", "full": "full"}
+KL: Mapping[str, str] = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "absolute",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+    "full": "full",
+}
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 OVERLONG = ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg.")
 """Where recipes of different ages put DAPO's penalty for length."""
@@ -147,8 +156,11 @@ def _optimizer(m: Migrated) -> None:
         m.config["train.warmup_steps"] = steps
     elif ratio > 0:
         m.notes.append(f"train.warmup_steps: {ratio:g} of the steps")
-    if m.take(f"{optim}warmup_style", "constant") == "cosine":
-        m.config["train.schedule"] = "cosine"
+    schedule = m.take(f"{optim}lr_scheduler_type", m.take(f"{optim}warmup_style", "constant"))
+    if schedule in ("constant", "cosine"):
+        m.config["train.schedule"] = schedule
+    else:
+        m.without[f"{optim}lr_scheduler_type: {schedule}"] = "constant, linear and cosine: train.schedule"
     model = "actor_rollout_ref.model."
     rank = int(m.number(f"{model}lora.rank", m.number(f"{model}lora_rank", 0)))
     alpha = m.number(f"{model}lora.alpha", m.number(f"{model}lora_alpha", 16))
@@ -176,8 +188,10 @@ def _algorithm(m: Migrated) -> dict[str, object]:
     if not by_std:
         found["advantage"] = "group_centered"
     mean = m.take(f"{ACTOR}loss_agg_mode")
-    if mean in MEANS:
+    if mean in MEANS and name != "gspo":  # whose loss has one mean in verl, whatever is set
         found["reduce"] = MEANS[str(mean)]
+    elif mean is not None and mean not in MEANS:
+        m.without[f"{ACTOR}loss_agg_mode: {mean}"] = "the preset's own mean is kept"
     clip = m.number(f"{ACTOR}clip_ratio", 0.2)
     low, high = m.number(f"{ACTOR}clip_ratio_low", clip), m.number(f"{ACTOR}clip_ratio_high", clip)
     dual = m.number(f"{ACTOR}clip_ratio_c", 3.0)
@@ -201,17 +215,29 @@ def _with_critic(m: Migrated) -> dict[str, object]:
 def _kl(m: Migrated) -> dict[str, object] | None:
     in_loss = m.take(f"{ACTOR}use_kl_loss", False) is True
     in_reward = m.take("algorithm.use_kl_in_reward", False) is True
-    kind = str(m.take(f"{ACTOR}kl_loss_type", "low_var_kl")).removesuffix("+")
-    coef = m.number(f"{ACTOR}kl_loss_coef", 0.001)
-    penalty = str(m.take("algorithm.kl_penalty", "kl"))
-    of_reward = m.number("algorithm.kl_ctrl.kl_coef", 0.001)
+    of_loss = {
+        **_estimator(m, f"{ACTOR}kl_loss_type", "low_var_kl", in_loss),
+        "coef": m.number(f"{ACTOR}kl_loss_coef", 0.001),
+        "place": "loss",
+    }
+    of_reward = {
+        **_estimator(m, "algorithm.kl_penalty", "kl", in_reward and not in_loss),
+        "coef": m.number("algorithm.kl_ctrl.kl_coef", 0.001),
+        "place": "reward",
+    }
     if m.take("algorithm.kl_ctrl.type") == "adaptive":
-        m.without["algorithm.kl_ctrl.type: adaptive"] = (
-            "covey steers by nats a completion: algorithm.kl.target"
-        )
-    if in_loss:
-        return {"estimator": KL.get(kind, "k3"), "coef": coef, "place": "loss"}
-    return {"estimator": KL.get(penalty, "k1"), "coef": of_reward, "place": "reward"} if in_reward else None
+        m.without["algorithm.kl_ctrl.type: adaptive"] = "here in nats a completion: algorithm.kl.target"
+    return of_loss if in_loss else of_reward if in_reward else None
+
+
+def _estimator(m: Migrated, name: str, usual: str, used: bool) -> dict[str, object]:
+    """Return a KL's estimator; the suffix + asks for k2's gradient."""
+    kind = str(m.take(name, usual))
+    known = KL.get(kind.removesuffix("+"))
+    if known is None and used:
+        m.without[f"{name}: {kind}"] = f"no such estimator; this is {KL[usual]}"
+    gradient = {"gradient": "straight_through"} if kind.endswith("+") else {}
+    return {"estimator": known or KL[usual], **gradient}
 
 
 def _rewards(m: Migrated) -> None:
@@ -219,18 +245,16 @@ def _rewards(m: Migrated) -> None:
     m.take("reward_model.enable")
     m.take("reward_model.reward_manager")
     m.take("reward_model.reward_kwargs.max_resp_len")  # rollout.max_tokens
-    rewards: list[object] = []
-    if path is not None:
-        m.notes.append(
-            f"rewards: covey calls a reward by the names of its parameters. Write a function (completion, "
-            f"reward_model, data_source) that returns {name}(data_source, completion, "
-            f"reward_model['ground_truth']) of {path}, and name it here"
-        )
     rule = "hash4" if "gsm8k" in str(m.config.get("data.train")) else "boxed"
-    rewards.append({"math_answer": {"rule": rule}})
-    m.notes.append(
-        f"rewards: verl chooses by data_source; this reads answers by the rule {rule}: docs/rewards.md"
-    )
+    rewards: list[object] = [{"math_answer": {"rule": rule}}]
+    if path is None:
+        m.notes.append(f"rewards: verl chooses by data_source; this is math_answer with the rule {rule}")
+    else:
+        m.notes.append(
+            f"rewards: write a function (completion, reward_model, data_source) that returns {name}("
+            f"data_source, completion, reward_model['ground_truth']) of {path}, and name it in place of "
+            "math_answer"
+        )
     for over in OVERLONG:
         size, factor = m.number(f"{over}len", 0), m.number(f"{over}penalty_factor", 1.0)
         if m.take(f"{over}enable", False) is True and size:
