@@ -32,6 +32,7 @@ from covey.insight.trials import (
 from covey.runs.atomic import discard, make_folder
 from covey.runs.compatibility import verdict
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
+from covey.runs.healing import ASIDE, HEALING
 from covey.runs.origin import write_own
 from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole, duration
@@ -46,9 +47,15 @@ LONGEST_NAME = 80
 """Characters of a folder's name before it is shortened."""
 LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
-NOT_COPIED = (*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export")
+NOT_COPIED = (
+    *(*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export"),
+    *(HEALING, ASIDE),
+)
 """Entries of a run's folder that are linked, or that say how it ended."""
-QUIETLY = ("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last")
+QUIETLY = (
+    *("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last"),
+    "--guards.on_finding=report",
+)
 """A trial is measured at its end only, and nobody continues it."""
 
 

@@ -9,6 +9,7 @@ from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.completions import PENDING
 from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder
+from covey.runs.healing import ASIDE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
 from covey.runs.reader import stages_in
@@ -27,8 +28,9 @@ FILES = (
     RESULT,
     INPUTS,
     EXAMPLES,
+    HEALING,
 )
-FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING)
+FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ASIDE)
 
 
 def remove_run(folder: Path) -> None:

@@ -59,6 +59,7 @@ from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
+from covey.training.healing import healed, tell_outcomes, until_healed
 from covey.training.hours import hours_line
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
@@ -93,7 +94,7 @@ def run_pipeline(
     for number, stage in enumerate(stages, start=1):
         last = number == len(stages)
         # A single stage keeps the run's own folder.
-        placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
+        placed = healed(_in_pipeline(stage, number, results) if len(stages) > 1 else stage)
         refuse_other_config(placed, changes=options.changes)
         finished = by_first(partial(_finished, placed, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
@@ -107,7 +108,7 @@ def run_pipeline(
                 together(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), lent(placed.config.model):
-            results.append(finished or _run_stage(placed, console, stop, options))
+            results.append(finished or until_healed(_run_stage, placed, console, stop, options))
         if finished is not None and last:
             console.say(
                 f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
@@ -403,6 +404,7 @@ def _write_final(
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     scores = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
+    tell_outcomes(run.journal)
     _say_what_to_do(run, verdict, "" if takes_best else offer(best, folder))
     return result
 

@@ -21,7 +21,7 @@ from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
 from covey.models.sharded import own
 from covey.models.value_head import ValueModel
-from covey.objective.controllers import next_coefficients
+from covey.objective.controllers import next_coefficients, resumed_coefficients
 from covey.rewards.base import Rewards
 from covey.rollouts.batch import Position
 from covey.rollouts.draw import sampling_params
@@ -40,6 +40,7 @@ from covey.system.signals import StopSignal
 from covey.training.course import Course
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
+from covey.training.healing import GoBack, due, sends_back
 from covey.types import Group
 
 
@@ -190,11 +191,27 @@ class Run:
     def find(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
-        """Print new findings, each once in a run."""
-        if not first():
-            return
-        for finding in self.watch.after(step, metrics, groups):
+        """Print new findings, each once in a run. Raises GoBack if they send the run back.
+
+        Without ``metrics`` the run has ended.
+        """
+        found = self.watch.after(step, metrics, groups) if first() else []
+        for finding in found:
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
+        if self.heals:
+            waited = due(self.findings(), step + 1, ends=metrics is None) if first() else []
+            # A symptom that has gone by itself needs no remedy.
+            self.heal([*(f for f in found if f.severity == "severe"), *filter(self.watch.holds, waited)])
+
+    @property
+    def heals(self) -> bool:
+        """Whether findings send the run back."""
+        return self.loaded.config.guards.on_finding == "rollback"
+
+    def heal(self, findings: Sequence[Finding]) -> None:
+        """Go back because of one of the findings, by raising GoBack, if there is anything to try."""
+        if by_first(lambda: sends_back(self.loaded, self.journal, findings, self.state.step)):
+            raise GoBack
 
     def follow(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool) -> None:
         """Update findings, guards and coefficients after a step. Raises GuardStop."""
@@ -206,6 +223,8 @@ class Run:
         )
         for action in actions:
             if isinstance(action, Stop):
+                if self.heals:
+                    self.heal(self.findings())
                 raise GuardStop(action.why)
             self.journal.say(action.text, "yellow")
             self.journal.event(step, action.event, **action.details)
@@ -342,7 +361,9 @@ class Run:
         logged = LogState()
         if checkpoint is not None:
             saved = load_checkpoint(checkpoint, self.learner, self.critic)
-            self.state = saved.state
+            guarded = self.loaded.config.guards.kl_action == "raise_coef"
+            coefficients = resumed_coefficients(saved.state.coefficients, self.loaded.algorithm, guarded)
+            self.state = replace(saved.state, coefficients=coefficients)
             logged = saved.logged
         # Without a checkpoint too: the sampler may hold other weights, as after another stage.
         self.sampler.sync(self.learner)

@@ -23,6 +23,7 @@ from covey.insight.pages.thinning import Curve, Record
 from covey.insight.show import advantage_reason, group_facts
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
+from covey.runs.healing import Attempt, read_attempts
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.system.console import duration
@@ -273,6 +274,7 @@ def run_page(name: str, folder: Path) -> Record:
     known = reading(folder)
     records = known.streams()
     notes = _notes(known)
+    notes += [f"step {a.step}: {a}" for a in _unless_damaged(notes, list[Attempt](), read_attempts, folder)]
     settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
     environment = _unless_damaged(notes, None, read_environment, folder)
     seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])
