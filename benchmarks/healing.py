@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import random
 import shutil
 import string
 import time
@@ -44,7 +45,7 @@ def held_out(world: str, seed: int) -> Path:
     answers = {row["prompt"]: row["answer"] for row in known}
     gold = WORLDS[world]
     rows = [
-        {"prompt": p, "answer": answers.get(p) or gold.answer(__import__("random").Random(p), p)}
+        {"prompt": p, "answer": answers.get(p) or gold.answer(random.Random(p), p)}
         for p in prompts
         if key("held out", p) % 4 == 0
     ]

@@ -29,7 +29,7 @@ from covey.insight.trials import (
     findings_since,
     trials_of,
 )
-from covey.runs.atomic import discard, make_folder
+from covey.runs.atomic import discard, link, make_folder
 from covey.runs.compatibility import verdict
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.healing import ASIDE, HEALING
@@ -269,7 +269,7 @@ def _fork(plan: Plan, folder: Path) -> None:
     shutil.copytree(plan.stage, temporary, ignore=lambda where, names: _left_out(plan.stage, where, names))
     for folder_of_run in (plan.stage / "rollouts", checkpoint):
         target = temporary / folder_of_run.relative_to(plan.stage)
-        shutil.copytree(folder_of_run, target, copy_function=_link)
+        shutil.copytree(folder_of_run, target, copy_function=link)
     # With the paths of a pipeline's stage written out: from here they would lead elsewhere.
     unchanged = load_recorded(plan.stage, QUIETLY, {"output": folder}, plan.trust)
     write_own(temporary, "config.yaml", resolved_yaml(unchanged))
@@ -278,10 +278,3 @@ def _fork(plan: Plan, folder: Path) -> None:
 
 def _left_out(stage: Path, where: str, names: Sequence[str]) -> set[str]:
     return set(names) & set(NOT_COPIED) if Path(where) == stage else set()
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or a file system without links
-        shutil.copy2(source, target)

@@ -1,7 +1,7 @@
 """The log of a run that goes back because of findings, and the folders with what it did before.
 
 `healing.jsonl` has a line for each time. Steps after the checkpoint to which the run went back lie in
-`healed/NUMBER`, which can be looked at like a run: its logs, its completions, its best evaluated checkpoint.
+`healed/NUMBER`, a run folder of its own with all logs and completions, and its best evaluated checkpoint.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from covey.errors import CheckpointError
-from covey.runs.atomic import discard, make_folder, sync, write_file
+from covey.runs.atomic import discard, link, make_folder, sync, write_file
 from covey.runs.completions import forget_completions
 from covey.runs.folder import STREAMS, RunFolder, checkpoints, read_stream, step_of
 from covey.runs.inputs import INPUTS
+from covey.runs.origin import MARKS
 from covey.system.integrity import sealed_line
 
 HEALING = "healing.jsonl"
@@ -71,6 +72,12 @@ def in_force(attempts: Sequence[Attempt]) -> list[Attempt]:
     return holding
 
 
+def changed_after(run: Path) -> int:
+    """Return the number of steps after which a run continued with other settings; 0 if it never did."""
+    attempts = read_attempts(run)
+    return attempts[-1].back_to if in_force(attempts) else 0
+
+
 def write_attempts(run: Path, attempts: Sequence[Attempt]) -> None:
     """Replace the log."""
     write_file(run / HEALING, "".join(sealed_line(vars(attempt)) for attempt in attempts))
@@ -90,12 +97,15 @@ def put_aside(folder: RunFolder, part: Path, back_to: int) -> None:
     run = folder.path
     for name in ("rollouts", "checkpoints"):
         make_folder(part / name)
-    for name in (*STREAMS, "config.yaml", "env.json"):
+    for name in (*STREAMS, "config.yaml", "env.json", MARKS):
         if (run / name).exists() and not (part / name).exists():
             write_file(part / name, (run / name).read_bytes())
     for path, step in folder.rollout_files().items():
+        target = part / "rollouts" / path.name
         if step >= back_to:
-            path.rename(part / "rollouts" / path.name)
+            path.rename(target)
+        elif not target.exists():
+            link(path, target)
     best = folder.best()
     for path in checkpoints(run):
         if best is not None and step_of(path) == best.step > back_to:

@@ -40,14 +40,12 @@ class GoBack(Exception):
     """The run goes back, as the last line of its `healing.jsonl` says."""
 
 
-def due(so_far: Sequence[Finding], steps: int, ends: bool) -> list[Finding]:
-    """Return the warnings to act on after ``steps`` steps: those of WINDOW steps ago.
+def waiting(so_far: Sequence[Finding], step: int) -> list[Finding]:
+    """Return the warnings whose turn it is at a step: those of WINDOW steps before.
 
-    A warning waits because it may be a symptom, whose cause is found a little later. If the run ``ends``,
-    none waits.
+    A warning may be a symptom, whose cause is found a little later.
     """
-    warnings = [(steps - f.step - 1, f) for f in so_far if f.severity == "warning"]
-    return [f for ago, f in warnings if (ago < WINDOW if ends else ago == WINDOW)]
+    return [f for f in so_far if f.severity == "warning" and f.step + WINDOW == step]
 
 
 def sends_back(loaded: Loaded, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
@@ -81,7 +79,8 @@ def _against_harm(run: Path, attempts: Sequence[Attempt], steps: int) -> Attempt
         return None
     last = attempts[-1]
     # Where another answer is correct now, only a signal can be asked for.
-    if all(m.get("groups/dead") == 1 for m in read_numbers(run, "metrics.jsonl")[last.back_to :]):
+    since = read_numbers(run, "metrics.jsonl")[last.back_to :]
+    if all(m["groups/dead"] == 1 > 2 * m["groups/dead_correct"] for m in since):
         return _taking_back(last, steps, f"with {last.line} no group has different rewards")
     trial = _compared(run, attempts, len(attempts))
     return _taking_back(last, steps, f"{last.line} harms, {told(trial)}") if trial.effect == "harms" else None

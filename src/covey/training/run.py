@@ -40,7 +40,7 @@ from covey.system.signals import StopSignal
 from covey.training.course import Course
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
-from covey.training.healing import GoBack, due, sends_back
+from covey.training.healing import GoBack, sends_back, waiting
 from covey.types import Group
 
 
@@ -191,15 +191,12 @@ class Run:
     def find(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
-        """Print new findings, each once in a run. Raises GoBack if they send the run back.
-
-        Without ``metrics`` the run has ended.
-        """
+        """Print new findings, each once in a run. Raises GoBack if they send the run back."""
         found = self.watch.after(step, metrics, groups) if first() else []
         for finding in found:
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
         if self.heals:
-            waited = due(self.findings(), step + 1, ends=metrics is None) if first() else []
+            waited = waiting(self.findings(), step) if first() else []
             # A symptom that has gone by itself needs no remedy.
             self.heal([*(f for f in found if f.severity == "severe"), *filter(self.watch.holds, waited)])
 
