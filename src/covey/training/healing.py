@@ -197,7 +197,7 @@ def tell_outcomes(journal: Journal) -> None:
     run = journal.folder.path
     attempts = read_attempts(run)
     judged = [
-        replace(attempt, outcome=_outcome(run, attempts, number))
+        replace(attempt, outcome=_outcome(run, attempts, number)) if attempt.line else attempt
         for number, attempt in enumerate(attempts, start=1)
     ]
     if judged:
