@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 from tests.train.test_runs import StopAt, fingerprint, interrupted, metrics_of, start
 
 from covey.cli import main
+from covey.config.given import GivenModel
+from covey.config.load import load_config
 from covey.insight.findings.rule import Rule
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
@@ -20,6 +23,7 @@ from covey.proof.check_run import check_run
 from covey.runs.folder import checkpoints, step_of
 from covey.runs.healing import HEALING, Attempt, read_attempts
 from covey.runs.reader import recorded_settings
+from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError
 
@@ -288,6 +292,21 @@ def test_a_stage_of_a_pipeline_heals_alone(tmp_path: Path, monkeypatch: pytest.M
     assert second is not None
     assert (first["train"]["lr"], second["train"]["lr"]) == (1e-3, 2e-3)
     assert second["model"] == "../1-sft/final"
+
+
+def test_a_model_given_as_an_object_cannot_go_back() -> None:
+    given = GivenModel(object(), object())
+    with pytest.raises(
+        ConfigError, match="on_finding rollback: a model given as an object is trained in place"
+    ):
+        load_config(values={"model": given, "guards": {"on_finding": "rollback"}})
+
+
+def test_a_run_begun_anew_remembers_nothing(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    remove_run(tmp_path / "run")
+    assert not read_attempts(tmp_path / "run")
+    assert not (tmp_path / "run" / "healed").exists()
 
 
 def test_a_damaged_log_is_named(run: Path, tmp_path: Path) -> None:

@@ -15,12 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from covey.commands.scoring import named_rewards
 from covey.config.load import resolved_yaml
 from covey.config.start import Start
 from covey.errors import RECORD, CheckpointError, GuardStop, Stopped
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import settings_of
+from covey.insight.findings.view import WINDOW
 from covey.insight.findings.watch import explain_run
+from covey.insight.rescore import rescore
 from covey.insight.trials import (
     UNCHANGED,
     Change,
@@ -31,6 +36,7 @@ from covey.insight.trials import (
 )
 from covey.runs.atomic import discard, link, make_folder
 from covey.runs.compatibility import verdict
+from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.healing import ASIDE, HEALING
 from covey.runs.origin import write_own
@@ -220,6 +226,27 @@ def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Tr
     unchanged = plan.folder(None)
     folders = {change: plan.folder(change) for change in plan.changes}
     return trials_of(folders, unchanged, plan.begun, plan.steps), findings_since(unchanged, plan.begun)
+
+
+def answers_of_others(plan: Plan) -> str:
+    """Say what completions of the unchanged trial earn for the answers of other rows, and for their own.
+
+    If that is as much, the answers may not belong to the prompts. Empty if no reward depends on the answer, or
+    nothing can be scored again.
+    """
+    try:
+        rewards = named_rewards([str(plan.stage)], plan.trust)
+        found = rescore(plan.folder(None), rewards, WINDOW, permuted=True)
+    except CoveyError:
+        return ""
+    own = np.array([np.nanmean(group.old) for group in found])
+    other = np.array([np.nanmean(group.new) for group in found])
+    if (own == other).all():
+        return ""
+    change = gain(own, other, float(np.ptp([own, other])), share=False)
+    belong = "answers belong" if change.high < 0 else "no answer is correct yet, or answers do not belong"
+    paid = f"{np.nanmean(other):.2g} for the answers of other rows, {np.nanmean(own):.2g} for their own"
+    return f"completions earn {paid} ({change}): {belong} to their prompts"
 
 
 def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSignal) -> None:
