@@ -231,7 +231,7 @@ def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Tr
 def answers_of_others(plan: Plan) -> str:
     """Say what completions of the unchanged trial earn for the answers of other rows, and for their own.
 
-    If that is as much, the answers may not belong to the prompts. Empty if no reward depends on the answer, or
+    """Say what an unchanged run's completions earn for the answers of other rows, and for their own.
     nothing can be scored again.
     """
     try:
