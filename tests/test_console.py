@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from covey.config.load import load_config
-from covey.system.console import Example, Output, RunConsole
+from covey.system.console import Output, PanelCompletion, RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
@@ -81,7 +81,7 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
         console.step(number, number / 5, FACTS, {"truncated": "red"})
     console.measured(5, 0.25)
     long = "an answer that is much longer than a line of the terminal " * 9
-    console.examples = ("1+\x1b[2J2=", Example(1.0, f"3\n{long}"), Example(0.0, long))
+    console.examples = ("1+\x1b[2J2=", PanelCompletion(1.0, f"3\n{long}"), PanelCompletion(0.0, long))
     console.say(f"step 4: something. {long}", "yellow")
     lines = shown(console, width, 30)
     assert max(map(len, lines)) <= width

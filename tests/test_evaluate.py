@@ -27,7 +27,7 @@ from covey.runs.estimates import (
     gains,
     mean_interval,
     on_shared_problems,
-    pass_at_k,
+    unbiased_pass_at_k,
     wilson,
 )
 from covey.sampling.base import SamplingParams
@@ -45,7 +45,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n: int, data: st.
     samples = [i < correct for i in range(n)]
     subsets = list(itertools.combinations(samples, k))
     expected = sum(any(s) for s in subsets) / len(subsets)
-    assert pass_at_k(np.array([correct]), n, k)[0] == pytest.approx(expected)
+    assert unbiased_pass_at_k(np.array([correct]), n, k)[0] == pytest.approx(expected)
 
 
 def test_wilson_by_hand() -> None:
@@ -68,7 +68,7 @@ def test_a_model_that_solves_nothing_may_solve_a_few() -> None:
     rng, rate, problems, samples, held = np.random.default_rng(0), 0.02, 64, 4, 0
     for _ in range(1000):
         solved = rng.binomial(samples, rng.beta(rate, 1 - rate, problems))
-        found = mean_interval(pass_at_k(solved, samples, 1))
+        found = mean_interval(unbiased_pass_at_k(solved, samples, 1))
         held += found.low <= rate <= found.high
     assert held > 940
     assert mean_interval(np.zeros(64)).high == pytest.approx(0.0695, abs=1e-3)

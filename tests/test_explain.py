@@ -13,7 +13,7 @@ from covey.cli import main
 from covey.cli.settings import loss_rows, settings, show
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
-from covey.config.rows import Row, key_paths, schema_rows
+from covey.config.rows import SettingRow, key_paths, schema_rows
 from covey.insight.findings.table import RULES
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
@@ -45,7 +45,7 @@ def test_every_key_of_the_algorithm_is_explained(key: str, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith(f"{key} (")
 
 
-def undescribed(rows: Iterable[Row]) -> list[str]:
+def undescribed(rows: Iterable[SettingRow]) -> list[str]:
     """Settings that say nothing of themselves: by function and parameter, or by key."""
     names = (f"{row.owner}.{row.key.rpartition('.')[2]}" if row.owner else row.key for row in rows)
     return [name for name, row in zip(names, rows, strict=True) if not row.setting.effect]

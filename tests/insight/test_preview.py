@@ -16,7 +16,7 @@ from covey.commands.preview import Extent, preview, rl_stage
 from covey.config.load import load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
-from covey.insight.answers import Advice, Readings, Wording, readable
+from covey.insight.answers import Advice, PromptForm, Readings, readable
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.gpus import Subject
 from covey.insight.outlook import lines, record
@@ -372,7 +372,7 @@ def test_a_temperature_with_more_correct_answers_is_recommended() -> None:
     assert not any("temperature" in a.remedy for a in advice(replace(of(few), others={0.7: few})))
 
 
-PLAIN = Wording(chat=False, template=False, marks=Thoughts(), from_file=True)
+PLAIN = PromptForm(chat=False, template=False, marks=Thoughts(), from_file=True)
 
 
 def said(texts: list[str], finish: str, prompt: object = "", **wording: object) -> list[Advice]:

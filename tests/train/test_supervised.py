@@ -41,7 +41,7 @@ def test_a_supervised_run_is_that_of_a_naive_float64_trainer(tmp_path: Path, mic
     )
     tokenizer = AutoTokenizer.from_pretrained(model.folder)
     weights = {n: w.clone().requires_grad_() for n, w in model.weights.items()}
-    trainer, moving = descent.Trainer(weights, {}), list(weights.values())
+    trainer, moving = descent.ShadowTrainer(weights, {}), list(weights.values())
     adam = {"betas": (0.9, 0.999), "weight_decay": 0.0, "schedule": "constant", "inner_epochs": 1}
     adam |= {"updates_per_batch": 1, **train}
     setting = descent.ShadowConfig(model.shape, {}, adam, 1.0, 12, False, 1, 0)

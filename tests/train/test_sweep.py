@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tests.fakes import cell_rows as stream_rows
 from tests.fakes import rewrite_evaluations
-from tests.fakes import rows_of as stream_rows
 from tests.train.test_runs import StopAt
 
 import covey
@@ -19,7 +19,7 @@ from covey.commands.sweep import cells_of, sweep
 from covey.config.grid import Grid, planned_runs
 from covey.config.start import Start
 from covey.errors import Stopped
-from covey.insight.cells import Cell, CellRow, EndedRun, Sweep, _best, rows_of, sweep_lines
+from covey.insight.cells import Cell, CellRow, EndedRun, Sweep, _best, cell_rows, sweep_lines
 from covey.runs.estimates import over_seeds
 from covey.runs.reader import last_stage
 from covey.system.console import RunConsole
@@ -196,7 +196,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
         sweep(plan, quiet, StopAt(counter.checks // 2), False, Faults())
     found, failed = sweep(plan, quiet, StopAt(), False, Faults())
     assert not failed
-    assert [len(row.ended) for row in rows_of(found)] == [1, 1]
+    assert [len(row.ended) for row in cell_rows(found)] == [1, 1]
     covey.train(written(tmp_path), quiet=True, train={"lr": 2e-3}, output=str(tmp_path / "alone"))
     weights = [
         (tmp_path / name / "final" / "model.safetensors").read_bytes()

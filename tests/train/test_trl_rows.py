@@ -9,7 +9,7 @@ import pytest
 
 from covey.models.tiny import build_tokenizer
 from covey.trl.meanings import Refused
-from covey.trl.rows import Reader, preference_row
+from covey.trl.rows import RowReader, preference_row
 
 WORDS = {"a": 1, "b": 2, "ab": 3, "e": 4}
 
@@ -32,7 +32,7 @@ class Merging:
 
 def test_an_answer_begins_where_its_tokens_part_from_the_prompts(caplog) -> None:
     """`ba` with `bb` is b, ab, b: the answer begins at ab, and the prompt's `a` is left out."""
-    reader = Reader(Merging(), SimpleNamespace())
+    reader = RowReader(Merging(), SimpleNamespace())
     row = {"prompt": "ba", "chosen": "bb", "rejected": "a"}
     assert preference_row(reader, row) == {
         "prompt_ids": [2],
@@ -49,7 +49,7 @@ def test_an_answer_begins_where_its_tokens_part_from_the_prompts(caplog) -> None
 def test_a_column_is_no_variable_of_the_chat_template() -> None:
     tokenizer = build_tokenizer(["abc"], vocab_size=300)
     tokenizer.chat_template = "{{ system }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    reader = Reader(tokenizer, SimpleNamespace(chat_template_kwargs=None))
+    reader = RowReader(tokenizer, SimpleNamespace(chat_template_kwargs=None))
     asked = [{"role": "user", "content": "b"}]
     plain = reader.chat(asked, {"system": "a", "category": "c"})
     assert tokenizer.decode(plain) == "b"

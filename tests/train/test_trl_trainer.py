@@ -36,7 +36,7 @@ from covey.trl import (
     TrlParser,
 )
 from covey.trl.meanings import MEANINGS
-from covey.trl.settings import SCHEDULES, SETTINGS, notes_on
+from covey.trl.settings import SCHEDULES, SETTINGS, config_notes
 from covey_verify.errors import ConfigError, CoveyError
 
 CONFIGS = (GRPOConfig, RLOOConfig, SFTConfig, DPOConfig, KTOConfig, RewardConfig)
@@ -325,7 +325,7 @@ def test_a_server_is_corrected_for_as_in_trl(names: dict[str, Any], correction: 
 def test_counts_that_end_with_a_batch_are_said() -> None:
     args = GRPOConfig(steps_per_generation=4, max_steps=6, save_steps=8)
     assert settings_of(args, 80)["train.steps"] == 2
-    assert notes_on(args, SCHEDULES["GRPOConfig"](args, 80)) == [
+    assert config_notes(args, SCHEDULES["GRPOConfig"](args, 80)) == [
         "max_steps=6 is rounded up to 8: a rollout batch is trained in 4 optimizer steps"
     ]
 

@@ -14,7 +14,7 @@ import torch
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.errors import Stopped
-from covey.insight.answers import Reading, Readings, readable
+from covey.insight.answers import AnswerVariant, Readings, readable
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
 from covey.learner.learner import Learner
@@ -268,7 +268,7 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
     rejected = _spread(rejected, READ)
     scorer = Scorer(pilot.rewards)
 
-    def paid(problem: Problem, completion: Completion) -> Reading | None:
+    def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
         for reading in readable(completion.text, problem.thoughts):
             if (scorer.score(verdict, problem, reading.text).value or 0.0) > 0.5:
                 return reading

@@ -16,7 +16,7 @@ from pathlib import Path
 from covey.commands.pilot import Pilot, at_temperature, continued, read_otherwise, sampled, with_times
 from covey.config.load import Loaded
 from covey.errors import Stopped
-from covey.insight.answers import Wording
+from covey.insight.answers import PromptForm
 from covey.insight.gpus import Subject
 from covey.insight.outlook import GROUPS
 from covey.insight.preview import MANY_TRUNCATED, Preview
@@ -108,7 +108,7 @@ def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
                     subject=Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems]),
-                    wording=wording_of(run.learner.policy, stage, problems),
+                    wording=prompt_form(run.learner.policy, stage, problems),
                 )
                 return found if found.measured.stopped else _closely(pilot, extent, found, budget)
         finally:
@@ -152,13 +152,13 @@ def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[f
     return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
 
 
-def wording_of(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> Wording:
+def prompt_form(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> PromptForm:
     """Return how a run's prompts speak to its model, by those of some problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)
     added = policy.tokenizer.added_tokens_decoder
     specials = [token.content for n, token in added.items() if token.special and n not in policy.end_ids]
-    return Wording(
+    return PromptForm(
         problem.chat,
         bool(policy.tokenizer.chat_template),
         problem.thoughts,

@@ -25,7 +25,7 @@ OWN_KEYS = {
 }
 
 
-class Choice(NamedTuple):
+class SweepAxis(NamedTuple):
     """A setting and its values in a sweep, as written."""
 
     key: str
@@ -46,9 +46,9 @@ class Planned(NamedTuple):
         return self.loaded.config.output
 
 
-def swept_settings(texts: Sequence[str]) -> list[Choice]:
+def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
     """Return the choices of texts of the form `key=value,value`. Raises ConfigError for any other text."""
-    choices = list[Choice]()
+    choices = list[SweepAxis]()
     for text in texts:
         key, equals, listed = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
@@ -63,7 +63,7 @@ def swept_settings(texts: Sequence[str]) -> list[Choice]:
             raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")
         if any(key == other.key for other in choices):
             raise ConfigError(f"--set {key} is given twice; give all its values at once, as {key}=1,2")
-        choices.append(Choice(key, values))
+        choices.append(SweepAxis(key, values))
     return choices
 
 
@@ -140,7 +140,7 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     return Grid(base.output, tuple(c.key for c in choices), runs)
 
 
-def _folder_name(choices: Sequence[Choice], cell: Sequence[str], seed: int) -> str:
+def _folder_name(choices: Sequence[SweepAxis], cell: Sequence[str], seed: int) -> str:
     """Return the settings as a folder's name, with only the last word of a key if that is unique."""
     ends = [c.key.rpartition(".")[2] for c in choices]
     keys = [c.key if ends.count(end) > 1 else end for c, end in zip(choices, ends, strict=True)]

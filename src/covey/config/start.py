@@ -10,7 +10,7 @@ from covey.config.given import plain
 from covey.config.layers import merge
 from covey.config.load import Loaded, load_config
 from covey.errors import START
-from covey.system.integrity import read_record
+from covey.system.integrity import read_sealed
 from covey_verify.errors import ConfigError
 
 
@@ -53,4 +53,4 @@ def read_start(run: Path) -> Start:
     if not (run / START).is_file():
         raise ConfigError(f"{run}: this folder has no run of covey (no {START})")
     remedy = f"Restore the file, or repeat the first command with --output {run}"
-    return read_record(run / START, Start, remedy)
+    return read_sealed(run / START, Start, remedy)

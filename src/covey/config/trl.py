@@ -23,7 +23,7 @@ Fields: TypeAlias = Mapping[str, tuple[str, object]]
 
 
 @cache
-def table(name: str) -> Fields:
+def trl_table(name: str) -> Fields:
     """Return a table of `trl_fields`, in TRL's order."""
     lines = (TABLES / f"{name}.txt").read_text("utf-8").splitlines()
     rows = (line.partition(": ") for line in lines)
@@ -31,15 +31,15 @@ def table(name: str) -> Fields:
     return {field: (kind, ast.literal_eval(default)) for field, (kind, _, default) in parts}
 
 
-def fields_of(config: str) -> Fields:
+def trl_fields(config: str) -> Fields:
     """Return the fields of a trainer's config: those that all trainers share, and its own."""
-    return {**table("common"), **table(config)}
+    return {**trl_table("common"), **trl_table(config)}
 
 
-DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in fields_of("GRPOConfig").items()}
+DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in trl_fields("GRPOConfig").items()}
 """GRPOConfig's defaults."""
 OF_SCRIPTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
-CHECKED_IN = frozenset(DEFAULTS).union(*(table(name) for name in OF_SCRIPTS))
+CHECKED_IN = frozenset(DEFAULTS).union(*(trl_table(name) for name in OF_SCRIPTS))
 """All names of GRPOConfig, and of the configs that scripts have besides."""
 
 SAME: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
@@ -306,7 +306,7 @@ def advice_on(name: str) -> str:
     )
 
 
-def value_of(name: str, value: object) -> object:
+def covey_value(name: str, value: object) -> object:
     """Return covey's value for TRL's value of a name in ``SAME``. Raises ConfigError if there is none."""
     known = VALUES.get(name)
     if known is None or (isinstance(value, str) and value in known.values()):

@@ -21,7 +21,7 @@ from covey.runs.best import Best
 from covey.runs.estimates import Evaluation, gains, wilson
 from covey.runs.folder import CURVE, RESULT, read_stream
 from covey.sampling.prompts import Prompted
-from covey.system.integrity import read_record
+from covey.system.integrity import read_sealed
 from covey.system.notebook import result_html
 from covey.system.opening import count_lines
 from covey.system.plot import table
@@ -80,7 +80,7 @@ class Result:
 
 def read_result(output: Path) -> Result:
     """Return the record of a run that has ended. Raises CheckpointError if it is damaged."""
-    return read_record(
+    return read_sealed(
         output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
     )
 

@@ -90,7 +90,7 @@ def lines(preview: Preview) -> Iterator[str]:
     if forecast := preview.forecast():
         yield from forecast.lines()
     if rows := preview.elsewhere():
-        yield from gpus.lines(rows)
+        yield from gpus.gpu_lines(rows)
     for one in advice(preview):
         yield f"- {one}"
         if one.sample:

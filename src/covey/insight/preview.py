@@ -11,7 +11,7 @@ import numpy as np
 
 from covey.config.load import Loaded
 from covey.insight import gpus
-from covey.insight.answers import Readings, Wording
+from covey.insight.answers import PromptForm, Readings
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts
 from covey.objective.diagnostics import sampled_entropy
@@ -107,7 +107,7 @@ class Preview:
     """The model and its prompts; without them there is no forecast for other devices."""
     longer: Longer | None = None
     readings: Readings | None = None
-    wording: Wording | None = None
+    wording: PromptForm | None = None
 
     @cached_property
     def counts(self) -> list[Counts]:
@@ -184,7 +184,7 @@ class Preview:
         dead = 0.0 if self.unfinished else self.dead(self.now).value
         return Workload.of(self.stage.config, self.stage.algorithm, dead, self.length)
 
-    def elsewhere(self) -> list[gpus.Row]:
+    def elsewhere(self) -> list[gpus.GpuForecast]:
         """Forecast the run on other GPUs; empty if the update was not timed or all completions are empty."""
         here = self.forecast()
         if self.subject is None or here is None or not self.lengths.any():

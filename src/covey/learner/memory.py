@@ -12,7 +12,7 @@ import torch
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
-from covey.sampling.cache import PREFILL_TOKENS, rounded
+from covey.sampling.cache import PREFILL_TOKENS, cache_length
 from covey.system.processes import size
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ def sampling_bytes(shape: Shape, load: Load, running: int, prompt: int, completi
     a_token = 2 * shape.keys * shape.head * shape.layers * number
     held = shape.layers * slots * shape.states * number
     if shape.exact:
-        held += a_token * (pages * rounded(prompt) + slots * rounded(completion)) + shape.packed
+        held += a_token * (pages * cache_length(prompt) + slots * cache_length(completion)) + shape.packed
     else:
-        held += a_token * slots * rounded(prompt + completion)
+        held += a_token * slots * cache_length(prompt + completion)
     prefilled = min(PREFILL_TOKENS, (pages - 1) * prompt)
     passing = 3 * shape.inner + 2 * shape.width + 2 * (shape.queries + 2 * shape.keys) * shape.head
     return held + prefilled * (a_token + passing * shape.number) + 3 * 4 * slots * shape.vocabulary

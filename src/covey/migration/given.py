@@ -76,7 +76,7 @@ def _overrides(script: str) -> Iterator[tuple[str, object]]:
         for word in words:
             match = OVERRIDE.match(word)
             if match:
-                yield match[1], value_of(_filled(match[2], known))
+                yield match[1], yaml_value(_filled(match[2], known))
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:
@@ -110,7 +110,7 @@ def _result(expression: str) -> str:
         return expression
 
 
-def value_of(text: str) -> object:
+def yaml_value(text: str) -> object:
     """Return a text as YAML would read it, numbers such as 1e-6 too.
 
     >>> value_of("1e-6"), value_of("['console','wandb']"), value_of("null"), value_of("$HOME/a.parquet")

@@ -21,11 +21,11 @@ from covey.rewards.base import Rewards
 from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import Position, RolloutBatch
-from covey.rollouts.choose import Choice, Chooser
+from covey.rollouts.choose import Chooser, ProblemTurn
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
 from covey.rollouts.groups import Progress, of_all, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
-from covey.rollouts.metrics import kept_tokens, staleness, tool_metrics
+from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
@@ -161,7 +161,7 @@ class Rollouts:
             "rollout/filtered": float(len(found.filtered)),
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
-            **kept_tokens(groups),
+            **drawable_tokens(groups),
         }
         if "segments" in self.algorithm.needs:
             metrics["rollout/continued_tokens"] = float(found.continued)
@@ -196,7 +196,7 @@ class Rollouts:
             found.rounds += 1
         return found
 
-    def _draw_now(self, step: int, choices: Sequence[Choice], scorer: Scorer) -> dict[int, PendingGroup]:
+    def _draw_now(self, step: int, choices: Sequence[ProblemTurn], scorer: Scorer) -> dict[int, PendingGroup]:
         """Draw this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
@@ -240,7 +240,7 @@ class Rollouts:
     def _with_segments(
         self,
         step: int,
-        choices: Sequence[Choice],
+        choices: Sequence[ProblemTurn],
         groups: Sequence[Group],
         cutting: Mapping[str, Any],
         scorer: Scorer,
@@ -257,7 +257,7 @@ class Rollouts:
             groups, cutting, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
-    def _request(self, choice: Choice, samples: int, *step: int) -> Request:
+    def _request(self, choice: ProblemTurn, samples: int, *step: int) -> Request:
         """Return the request of a group, with a key for each completion.
 
         A group drawn ahead does not know its ``step`` for certain, so its key has none.

@@ -16,7 +16,7 @@ from covey.runs.atomic import discard
 from covey.runs.folder import LogState, RunFolder, checkpoint_at, checkpoints, latest_checkpoint
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 from covey.system.fault_injection import Faults
-from covey.system.integrity import read_record, sealed
+from covey.system.integrity import read_sealed, sealed
 from covey.system.processes import by_first, is_joint, together
 
 
@@ -144,7 +144,7 @@ def load_checkpoint(
 ) -> CheckpointRecord:
     """Restore the learners from a checkpoint. Raises CheckpointError if a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
-    saved = read_record(path / "trainer.json", CheckpointRecord, remedy)
+    saved = read_sealed(path / "trainer.json", CheckpointRecord, remedy)
     learner.policy.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
     reference = learner.reference

@@ -18,7 +18,7 @@ from covey.runs.atomic import write_file
 from covey.runs.content import parts_of, rows_hash
 from covey.runs.inventory import changes, is_library_file, origin_of
 from covey.sampling.tools.offered import load_tools
-from covey.system.integrity import digest_of, read_record, sealed
+from covey.system.integrity import digest_of, read_sealed, sealed
 from covey.system.processes import first
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
@@ -105,7 +105,7 @@ def refuse_other_inputs(loaded: Loaded, ended: bool) -> None:
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
-    return read_record(path, dict[str, dict[str, str]], "Put the file back, or remove it")
+    return read_sealed(path, dict[str, dict[str, str]], "Put the file back, or remove it")
 
 
 def _python() -> str:

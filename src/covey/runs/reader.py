@@ -16,7 +16,7 @@ from covey.config.sources import MAX_BYTES, parse_yaml
 from covey.errors import RECORD, CheckpointError, GuardStop
 from covey.runs.folder import RESULT, latest_checkpoint
 from covey.runs.origin import is_own, refuse_others_code
-from covey.system.integrity import read_record, unsealed_text
+from covey.system.integrity import read_sealed, unsealed_text
 from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
@@ -268,7 +268,7 @@ def read_environment(output: Path) -> dict[str, Any] | None:
     path = output / "env.json"
     if not path.exists():
         return None
-    return read_record(
+    return read_sealed(
         path, dict[str, Any], "Put the file back, or remove it to continue without a comparison"
     )
 
@@ -318,4 +318,4 @@ def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
 
 def _end(stage: Path) -> dict[str, Any]:
     path = stage / RESULT
-    return read_record(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}
+    return read_sealed(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}

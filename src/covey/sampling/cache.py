@@ -52,7 +52,9 @@ class CacheEngine:
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
-            self.step = GraphStep(self.step, recorder, slots, rounded(longest + max_tokens), policy.device)
+            self.step = GraphStep(
+                self.step, recorder, slots, cache_length(longest + max_tokens), policy.device
+            )
         # One entry per running slot: the number of its request, and how many tokens its cache holds.
         self.owners: list[int] = []
         self.lengths: list[int] = []
@@ -176,7 +178,7 @@ def common_start(prompts: Sequence[np.ndarray]) -> int:
     return count if count * (len(prompts) - 1) >= LEAST_SAVED else 0
 
 
-def rounded(count: int) -> int:
+def cache_length(count: int) -> int:
     """Return the length of a cache for ``count`` tokens."""
     # Negating twice makes the floor division round up.
     return -(-count // ROUNDING) * ROUNDING
@@ -200,7 +202,7 @@ class _TorchCache:
     def __init__(self, decoder: Decoder, slots: int, _pages: int, longest: int, max_tokens: int) -> None:
         heads = decoder.heads
         weight = decoder.embed.weight
-        kv_length = rounded(longest + max_tokens)
+        kv_length = cache_length(longest + max_tokens)
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys = weight.new_zeros(shape)
@@ -294,8 +296,8 @@ class _CompiledCache:
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
         heads = decoder.heads
         weight = decoder.embed.weight
-        p = rounded(max(longest, 1))
-        s = rounded(max_tokens)
+        p = cache_length(max(longest, 1))
+        s = cache_length(max_tokens)
         layers = len(decoder.layers)
         k = heads.keys
         e = heads.width

@@ -27,7 +27,7 @@ from covey.objective.diagnostics import (
 from covey.objective.signs import gradient_signs, group_signs
 from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
-from covey.system.console import Example
+from covey.system.console import PanelCompletion
 from covey.types import Group
 
 OFF_CENTRE = "advantages do not sum to zero"
@@ -131,7 +131,7 @@ def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
 
 
-def extremes(groups: Sequence[Group]) -> tuple[str, Example, Example] | None:
+def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelCompletion] | None:
     """Return prompt, best and worst completion of the group whose rewards differ the most."""
     known = [g for g in groups if g.scorable.any()]
     if not known:
@@ -141,7 +141,7 @@ def extremes(groups: Sequence[Group]) -> tuple[str, Example, Example] | None:
     prompt = given if isinstance(given, str) else str(given[-1]["content"])
     best = int(np.nanargmax(group.rewards))
     worst = int(np.nanargmin(group.rewards))
-    shown = [Example(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
+    shown = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
     return prompt, shown[0], shown[1]
 
 

@@ -14,8 +14,8 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase
 from covey.trl import rows
 from covey.trl.configs import Arguments, DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from covey.trl.meanings import Refused
-from covey.trl.models import judge, writer
-from covey.trl.rows import Reader, Row, covey_row, like, listed
+from covey.trl.models import reward_model_of, writer
+from covey.trl.rows import Row, RowReader, covey_row, like, listed
 from covey.trl.settings import Schedule
 from covey.trl.trainer import BASES, Trainer, frozen_copy
 
@@ -23,7 +23,7 @@ from covey.trl.trainer import BASES, Trainer, frozen_copy
 class RowForm(NamedTuple):
     """How a trainer reads its rows."""
 
-    read: Callable[[Reader, Row], Row]
+    read: Callable[[RowReader, Row], Row]
     cut: Callable[[Row, Arguments], Row | None]
     """Returns a row of at most the config's length; None if nothing of it can be trained."""
     tokens_of: rows.Tokens
@@ -42,7 +42,7 @@ class GivenTrainer(Trainer):
         )
         if getattr(self.args, "pad_token", None):
             words.pad_token = self.args.pad_token
-        self.reader = Reader(words, self.args)
+        self.reader = RowReader(words, self.args)
         return made, words
 
     def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
@@ -206,6 +206,6 @@ class RewardTrainer(GivenTrainer):
     form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids")
 
     def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-        made, words = judge(model, tokenizer, self.args.model_init_kwargs)
-        self.reader = Reader(words, self.args)
+        made, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
+        self.reader = RowReader(words, self.args)
         return made, words

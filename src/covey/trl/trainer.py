@@ -33,7 +33,7 @@ from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
 from covey.trl.rows import Row, in_order, listed
-from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, notes_on, plain
+from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
 
 LOGGER = logging.getLogger("covey.trl")
 
@@ -151,7 +151,7 @@ class Trainer(Observer):
         rows = self._rows()
         settings = self._settings(rows)
         self.schedule = self._schedule(rows)
-        for note in [*notes_on(self.args, self.schedule), *self._notes()]:
+        for note in [*config_notes(self.args, self.schedule), *self._notes()]:
             print(f"note: {note}")
         self._keep_reference()
         self._stopped = ""
@@ -259,7 +259,7 @@ class Trainer(Observer):
         if not is_dataclass(args):
             raise Refused(f"args: give a {self.config.__name__}, not {type(args).__name__}")
         known = {f.name for f in fields(self.config)}
-        own = {f.name: plain(getattr(args, f.name)) for f in fields(args) if f.name in known}
+        own = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in known}
         defaults = self.config.defaults()
         usual = {"accelerator_config", "parallelism_config", "fsdp_config", "fsdp"}
         return self.config(**{n: v for n, v in own.items() if n not in usual and v != defaults[n]})

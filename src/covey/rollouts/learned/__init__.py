@@ -29,7 +29,7 @@ def is_learned(reward: Reward) -> bool:
     return reward.function.__module__ == f"{__name__}.reward_models"
 
 
-def identity_of(reward: Reward) -> str:
+def weights_identity(reward: Reward) -> str:
     """Return the hash of a learned reward's weights, which are loaded if they were not."""
     from covey.rollouts.learned.reward_models import named_by
 
