@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +25,7 @@ from covey_verify.errors import ConfigError, CoveyError
 if TYPE_CHECKING:
     from covey.config.load import Loaded
     from covey.config.start import Start
+    from covey.insight.ending import Result
 
 app = App(
     name="covey",
@@ -141,12 +142,10 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
         from covey.cluster.launcher import launch
 
         return launch(loaded.config, as_json)
-    from covey.insight.usage import sample_command, shell_word
     from covey.system.fault_injection import Faults
 
     faults = Faults(manner.inject)
     _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
-    from covey.runs.folder import CURVE
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
     from covey.training.pipeline import run_in_folder
@@ -168,16 +167,23 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     if environment_rank() > 0:
         return 0
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
-    lines = [f"{last.kind:<7} {last.made}"]
+    _print(as_json, value, _next_commands(loaded, last))
+    return int(failed)
+
+
+def _next_commands(loaded: Loaded, last: Result) -> Iterator[str]:
+    """Yield what was made, and the commands to try and to see it."""
+    from covey.insight.usage import sample_command, shell_word
+    from covey.runs.folder import CURVE
+
+    yield f"{last.kind:<7} {last.made}"
     if last.kind == "model":
         called = loaded.stages()[-1].config.rollout.tools
         tools = called.functions if called is not None else ()
-        lines.append(f"curve   {last.folder / CURVE}")
+        yield f"curve   {last.folder / CURVE}"
         if called is None or called.environment is None:  # which needs a row of the data
-            lines.append(f"try it  {sample_command(last.made, last.example, last.template, tools)}")
-    lines.append(f"see it  covey ui {shell_word(str(home))}")
-    _print(as_json, value, lines)
-    return int(failed)
+            yield f"try it  {sample_command(last.made, last.example, last.template, tools)}"
+    yield f"see it  covey ui {shell_word(str(loaded.config.output))}"
 
 
 @app.command(name="eval", group=MODELS)

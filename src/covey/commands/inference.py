@@ -114,15 +114,7 @@ def sample_once(
     """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
-    if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
-        raise ConfigError(
-            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
-            "least 1, temperature 0 to 100"
-        )
-    if isinstance(prompts, str):
-        raise ConfigError("prompts must be a list of texts, not one text")
-    if not prompts:
-        raise ConfigError("prompts is empty; give at least one")
+    _check_request(prompts, n, max_tokens, temperature)
     before = [{"role": "system", "content": system}] if system else []
     chats = [[*before, {"role": "user", "content": text}] if chat else text for text in prompts]
     problems = [
@@ -133,14 +125,7 @@ def sample_once(
     requests = []
     with model_of(loaded, say) as policy:
         for problem in with_schemas(Source(problems, []), toolbox).train:
-            tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
-            if not len(tokens):
-                raise ConfigError("a prompt is empty, so there is nothing to continue")
-            if len(tokens) + max_tokens > policy.context:
-                raise ConfigError(
-                    f"max_tokens {max_tokens} and the prompt's {len(tokens)} tokens exceed the model's "
-                    f"context of {policy.context} tokens"
-                )
+            tokens = _encode(policy, problem, max_tokens)
             # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
             requests.append(Prompted(problem, tokens).request(streams))
@@ -159,6 +144,31 @@ def sample_once(
             f"{truncated} of {n * len(prompts)} completions are truncated at {max_tokens} tokens (max_tokens)"
         )
     return texts
+
+
+def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature: float) -> None:
+    if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
+        raise ConfigError(
+            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
+            "least 1, temperature 0 to 100"
+        )
+    if isinstance(prompts, str):
+        raise ConfigError("prompts must be a list of texts, not one text")
+    if not prompts:
+        raise ConfigError("prompts is empty; give at least one")
+
+
+def _encode(policy: Policy, problem: Problem, max_tokens: int) -> np.ndarray:
+    """Return a prompt's ids. (P,) int64. Raises ConfigError if they leave no room for ``max_tokens``."""
+    tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
+    if not len(tokens):
+        raise ConfigError("a prompt is empty, so there is nothing to continue")
+    if len(tokens) + max_tokens > policy.context:
+        raise ConfigError(
+            f"max_tokens {max_tokens} and the prompt's {len(tokens)} tokens exceed the model's "
+            f"context of {policy.context} tokens"
+        )
+    return tokens
 
 
 def shown(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:
