@@ -437,7 +437,7 @@ MUTANTS = [
         ("gradient clipped after the update", "        self.adam.step()\n", "        for m in self.masters:\n            m.grad.mul_(max(norm / self.train.grad_clip, 1.0))\n        self.adam.step()\n"),
         ("masters not copied back", "for master, parameter in self._copies():\n                parameter.copy_(master)\n        for", "for master, parameter in ():\n                parameter.copy_(master)\n        for"),
         ("resume forgets AdamW's step count", "counts = value.dtype == torch.int64", 'counts = value.dtype == torch.int64\n                value = value * 0 if key == "step" else value'),
-        ("resume forgets the masters", "                take(master, value)\n", "                pass\n"),
+        ("resume forgets the masters", "                copy_into(master, value)\n", "                pass\n"),
     ),
     *of(
         "learner/schedule.py",
@@ -458,7 +458,7 @@ MUTANTS = [
         ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
     ),
     *of(
-        "training/given.py",
+        "training/examples_loop.py",
         ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
         ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
         ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
@@ -477,7 +477,7 @@ MUTANTS = [
     *of(
         "learner/learner.py",
         ("a piece that keeps counts equal has a gradient", "(loss * 0.0 if seen is None else loss).backward()", "loss.backward()"),
-        ("a piece that keeps counts equal is counted", "yield loss, seen if piece.counts else None", "yield loss, seen"),
+        ("a piece that keeps counts equal is counted", "yield loss, None if piece.repeated else seen", "yield loss, seen"),
     ),
     *of(
         "training/rl.py",
@@ -517,7 +517,7 @@ MUTANTS = [
     *of(
         "models/reference.py",
         ("the reference has the adapter on", "off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()", "off = nullcontext()"),
-        ("a refresh takes all of the policy", "lerp_(own(new), mix)", "lerp_(own(new), 1.0)"),
+        ("a refresh takes all of the policy", "lerp_(local_part(new), mix)", "lerp_(local_part(new), 1.0)"),
     ),
     *of(
         "models/value_head.py",
@@ -666,7 +666,7 @@ MUTANTS = [
         ("sees itself not", "(positions[:, None] >= positions)", "(positions[:, None] > positions)"),
     ),
     *of(
-        "training/given.py",
+        "training/examples_loop.py",
         ("an epoch's order goes on in the next", "if not rows or place == 0:", "if not rows:"),
         ("what tools say in an answer is learned", "-logprobs[mask].sum()", "-logprobs.sum()"),
     ),

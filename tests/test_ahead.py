@@ -22,7 +22,7 @@ from covey.rewards.base import load_rewards
 from covey.rng import uniforms
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
-from covey.runs.completions import CompletionFiles
+from covey.runs.pending import PendingCompletions
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, Provenance, SamplingMask, Transcript
 from tests.fakes import prompted
@@ -68,7 +68,7 @@ def some_right(prompt: np.ndarray, stream: int) -> str:
 def rollouts(
     sampler: Versioned,
     staleness: int,
-    store: CompletionFiles | None = None,
+    store: PendingCompletions | None = None,
     steps: int | None = None,
     **more: object,
 ) -> Rollouts:
@@ -189,7 +189,7 @@ def test_kills_lose_no_prompt_and_no_long_completion(kills: list[int], every: in
         position, drawn = Position(), 0
         for kill in [*kills, None]:
             sampler = Versioned(some_right, kill)
-            source = rollouts(sampler, 2, CompletionFiles(Path(folder)), algorithm="grpo")
+            source = rollouts(sampler, 2, PendingCompletions(Path(folder)), algorithm="grpo")
             saved = len(done) - len(done) % every  # a checkpoint every so many steps
             done, position = done[:saved], done[saved - 1].position if saved else Position()
             (Path(folder) / "checkpoints" / f"step_{saved:06d}").mkdir(parents=True, exist_ok=True)
@@ -210,12 +210,12 @@ def test_kills_lose_no_prompt_and_no_long_completion(kills: list[int], every: in
 
 def test_a_finished_completion_is_not_drawn_again(tmp_path: Path) -> None:
     first = Versioned(some_right, die_after=10)
-    source = rollouts(first, 1, CompletionFiles(tmp_path), algorithm="grpo")
+    source = rollouts(first, 1, PendingCompletions(tmp_path), algorithm="grpo")
     with pytest.raises(KeyboardInterrupt):
         trained(source, first, 4)
     second = Versioned(some_right)
     second.version = 5
-    batches = rollouts(second, 1, CompletionFiles(tmp_path), algorithm="grpo").after(
+    batches = rollouts(second, 1, PendingCompletions(tmp_path), algorithm="grpo").after(
         0, Position(), lambda *_: None
     )
     groups = [g for b in islice(batches, 2) for g in b.groups]
@@ -238,12 +238,12 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
         mask,
         Transcript(({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}), {"n": 1}, "x"),
     )
-    keeps = CompletionFiles(tmp_path)
+    keeps = PendingCompletions(tmp_path)
     keeps.add(12, request, params, Sampled(0, 1, one))
     with (tmp_path / "pending" / "00000012.jsonl").open("ab") as file:
         file.write(b'\n0123456789abcdef {"torn')
     keeps.add(12, request, params, Sampled(0, 0, one))
-    again = CompletionFiles(tmp_path)
+    again = PendingCompletions(tmp_path)
     for sample in (0, 1):
         found = again.find(12, request, sample, params)
         assert found is not None
@@ -257,12 +257,12 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
     assert again.find(12, request, 0, SamplingParams(6, top_k=2)) is None, "other parameters, another draw"
     assert again.find(12, Request(np.array([1, 3]), [7, 8]), 0, params) is None
     (tmp_path / "pending" / "00000012.jsonl").write_bytes(b"\xff\x00 nonsense\n")
-    assert CompletionFiles(tmp_path).find(12, request, 0, params) is None
+    assert PendingCompletions(tmp_path).find(12, request, 0, params) is None
 
 
 def test_what_a_checkpoint_is_past_is_forgotten(tmp_path: Path) -> None:
     sampler = Versioned(some_right)
-    source = rollouts(sampler, 1, CompletionFiles(tmp_path), algorithm="grpo")
+    source = rollouts(sampler, 1, PendingCompletions(tmp_path), algorithm="grpo")
     batches = source.after(0, Position(), lambda *_: None)
     for step in range(6):
         next(batches)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.insight.chart import Line, Panel, chart, round_ticks, tick_texts
-from covey.insight.ending import write_curve
+from covey.insight.result import write_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

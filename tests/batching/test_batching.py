@@ -64,7 +64,7 @@ def test_selected_rows_keep_all_that_is_known_of_them() -> None:
         old_logprobs=old,
         old_distribution=OldDistribution(entropy, collision),
         ref_logprobs=ref,
-        critic=ValueTargets(values, targets, returns),
+        value_targets=ValueTargets(values, targets, returns),
         selected=old > 0.5,
     )
     assert all(value is not None for value in vars(batch).values())

@@ -11,7 +11,7 @@ import yaml
 from covey.cli import main
 from covey.commands.migrate import migrate
 from covey.config.load import load_config
-from covey.migration.given import read_settings
+from covey.migration.read_settings import read_settings
 from covey_verify.errors import ConfigError
 
 VERL = """

@@ -26,7 +26,7 @@ from covey.learner.memory import (
     token_bytes,
     update_bytes,
 )
-from covey.models.alive import Activations, alive_bytes
+from covey.models.live_memory import Activations, alive_bytes
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.system.console import RunConsole

@@ -31,7 +31,7 @@ from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.references import REFERENCE
 from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
 from covey.tasks.examples import examples_of, with_prompt
-from covey.training.given import added
+from covey.training.examples_loop import sum_of_parts
 from covey.training.preference import (
     PreferenceObjective,
     mismatched,
@@ -97,7 +97,7 @@ def ours(
     learner = Learner(policy, Train(tokens_per_micro_batch=micro_tokens))
     tokens = float(batch.mask[0::2].sum()) / batch.totals(1).prompts
     objective = PreferenceObjective(bind(PREFERENCES[method], **settings), reference, point, tokens)
-    seen = added(learner.forward_backward(batch, objective))
+    seen = sum_of_parts(learner.forward_backward(batch, objective))
     names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
     gradient = {n: m.grad.clone() for n, m in zip(names, learner.optimizer.masters, strict=True)}
     learner.clear()

@@ -32,9 +32,9 @@ from covey.config.load import load_config
 from covey.errors import OutOfRoom, PeersLost
 from covey.learner.batching import collate, micro_batches
 from covey.models.load import load_policy
-from covey.models.sharded import own, take, whole
+from covey.models.sharded import copy_into, full_tensor, local_part
 from covey.rewards.scorer import ScoringStats
-from covey.system.processes import _portable, gather, interleaved, peers_lost, together
+from covey.system.processes import _portable, gather, interleaved, peers_lost, run_on_all
 from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_every_row_is_computed_once_and_all_processes_do_equally_many(
         for rank in range(processes)
     ]
     assert len({len(share) for share in shares}) == 1
-    counted = [m for share in shares for m in share if m.counts]
+    counted = [m for share in shares for m in share if not m.repeated]
     assert sorted(i for m in counted for i in m.numbers) == list(range(len(batch)))
     assert len({m.totals for share in shares for m in share}) == 1
     alone = len(list(micro_batches(batch, budget, 9, whole_groups=whole_groups)))
@@ -77,10 +77,10 @@ def test_every_row_is_computed_once_and_all_processes_do_equally_many(
 def test_one_process_is_alone_at_no_cost() -> None:
     value = object()
     assert gather(value)[0] is value
-    assert together(lambda: value) is value
+    assert run_on_all(lambda: value) is value
     weight = torch.ones(3)
-    assert whole(weight) is weight and own(weight) is weight
-    take(weight, torch.zeros(3))
+    assert full_tensor(weight) is weight and local_part(weight) is weight
+    copy_into(weight, torch.zeros(3))
     assert not weight.any()
 
 
@@ -338,7 +338,7 @@ def test_where_all_are_lost_at_once_the_last_line_says_how_to_continue(tmp_path:
     launcher.kill()
     said = run.communicate(timeout=60)[1]
     assert f"covey resume {folder}" in said.splitlines()[-1]
-    assert json.loads((folder / "exit.json").read_text())["go_on"] == f"covey resume {folder}"
+    assert json.loads((folder / "exit.json").read_text())["resume_command"] == f"covey resume {folder}"
     assert not psutil.wait_procs(started, timeout=20)[1]
 
 

@@ -28,7 +28,7 @@ from covey.objective.preference import bradley_terry
 from covey.rewards.base import load_rewards
 from covey.rollouts.learned import LEARNED, reward_model_bytes
 from covey.tasks.examples import Example
-from covey.training.given import added
+from covey.training.examples_loop import sum_of_parts
 from covey.training.reward_model import RewardObjective, encode_judged
 from covey.types import AnswerTokens, Problem, SampledTokens
 from covey_verify.errors import ConfigError, CoveyError, DataError
@@ -61,7 +61,7 @@ def step_of(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     learner = Learner(model, Train(tokens_per_micro_batch=micro_tokens))
     batch = given_batch(encode_judged(model, examples))
-    seen = added(learner.forward_backward(batch, RewardObjective(loss)))
+    seen = sum_of_parts(learner.forward_backward(batch, RewardObjective(loss)))
     named = zip(dict(model.model.named_parameters()), learner.optimizer.masters, strict=True)
     gradient = {n: torch.zeros_like(m) if m.grad is None else m.grad.clone() for n, m in named}
     learner.clear()

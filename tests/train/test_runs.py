@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load_config
 from covey.errors import GuardStop, Stopped
-from covey.insight.ending import Result
 from covey.insight.pages.records import run_page
+from covey.insight.result import Result
 from covey.insight.show import show_run
 from covey.models.policy import save_policy
 from covey.runs.checkpoint import newest_checkpoint

@@ -28,7 +28,7 @@ from covey.models.tiny import build_tokenizer
 from covey.sampling.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.tasks.source import load_source
-from covey.training.given import NegativeLogLikelihood
+from covey.training.examples_loop import NegativeLogLikelihood
 from covey.training.preference import mismatched
 from covey.training.reward_model import RewardObjective, encode_judged
 from covey.types import Problem

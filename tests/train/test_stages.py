@@ -15,7 +15,7 @@ from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Keep
 from covey.errors import Stopped
-from covey.insight.ending import stage_table
+from covey.insight.result import stage_table
 from covey.runs.harvest import LoggedSample, kept_of, pairs_of
 from covey.runs.reader import load_recorded
 from covey.system.signals import StopSignal

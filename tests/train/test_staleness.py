@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.train.test_runs import fingerprint, interrupted, metrics_of, start
 
-from covey.config.load import Loaded, load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.runs.folder import read_stream
 from covey.system.signals import StopSignal
 from covey_verify.errors import ConfigError
@@ -106,7 +106,7 @@ def test_without_training_nothing_depends_on_when(tmp_path: Path) -> None:
             assert texts[0] == texts[1]
 
 
-def loaded(algorithm: object, **rollout: object) -> Loaded:
+def loaded(algorithm: object, **rollout: object) -> ResolvedConfig:
     return load_config(values={"algorithm": algorithm, "rollout": {"staleness": 2, **rollout}})
 
 

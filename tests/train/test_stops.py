@@ -14,8 +14,8 @@ from covey.models.kernels import build
 from covey.runs.clock import Clock
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
-from covey.training.course import Course
 from covey.training.pipeline import run_pipeline
+from covey.training.progress import Progress
 
 PIECES: dict[str, Any] = {
     "algorithm": {"name": "grpo", "kl": {"coef": 0.01}},
@@ -26,15 +26,15 @@ PIECES: dict[str, Any] = {
 def asked_at(monkeypatch: pytest.MonkeyPatch, stop: StopSignal, step: int, updates: int) -> list[str]:
     """Ask for a stop in the first micro-batch after so many updates of a step; -> what is answered then."""
     answers: list[str] = []
-    begins = Course.micro_batch_begins
+    begins = Progress.micro_batch_begins
 
-    def micro_batch_begins(course: Course) -> None:
-        begins(course)
-        if course.clock.phase == "update" and (course.step, course.updated) == (step, updates):
+    def micro_batch_begins(progress: Progress) -> None:
+        begins(progress)
+        if progress.clock.phase == "update" and (progress.step, progress.updated) == (step, updates):
             stop.request("stopped by the test")
-            answers.append(course.outlook("Ctrl-C again"))
+            answers.append(progress.describe_stop("Ctrl-C again"))
 
-    monkeypatch.setattr(Course, "micro_batch_begins", micro_batch_begins)
+    monkeypatch.setattr(Progress, "micro_batch_begins", micro_batch_begins)
     return answers
 
 
@@ -84,71 +84,71 @@ class Times:
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     times = Times()
-    for module in ("training.course", "runs.clock"):
+    for module in ("training.progress", "runs.clock"):
         monkeypatch.setattr(f"covey.{module}.time.monotonic", times)
     return times
 
 
-def course_of(times: Times, steps: int = 10) -> Course:
+def course_of(times: Times, steps: int = 10) -> Progress:
     """Two steps of 40 s: 20 s of sampling and 20 s of two updates; the first is saved, which took 4 s."""
-    course = Course(Clock(), steps, updates=2)
+    progress = Progress(Clock(), steps, updates=2)
     for step in (1, 2):
-        course.step_begins()
-        with course.clock("rollout"):
+        progress.step_begins()
+        with progress.clock("rollout"):
             times.now += 20
-        with course.clock("update"):
+        with progress.clock("update"):
             for number in (0, 1):
                 for _ in range(2):
-                    course.micro_batch_begins()
+                    progress.micro_batch_begins()
                     times.now += 5
-                course.update_begins(number)
-        course.step_ends(step)
+                progress.update_begins(number)
+        progress.step_ends(step)
         if step == 1:
-            with course.clock("save"):
+            with progress.clock("save"):
                 times.now += 4
-            course.checkpoint()
-    return course
+            progress.checkpoint()
+    return progress
 
 
 def test_an_answer_says_when_the_run_ends_and_what_a_second_signal_loses(times: Times) -> None:
-    course = course_of(times)
-    course.step_begins()
-    with course.clock("rollout"):
+    progress = course_of(times)
+    progress.step_begins()
+    with progress.clock("rollout"):
         times.now += 15
-        assert course.outlook("Ctrl-C again") == (
+        assert progress.describe_stop("Ctrl-C again") == (
             "Stopping now, and saving step 2 (about 4 s). Step 3 is repeated when the run continues (15 s). "
             "Ctrl-C again stops at once and loses 1 step (40 s)"
         )
-    with course.clock("update"):
-        course.micro_batch_begins()
+    with progress.clock("update"):
+        progress.micro_batch_begins()
         times.now += 5
-        course.micro_batch_begins()
-        assert course.outlook("a second SIGTERM").startswith(
+        progress.micro_batch_begins()
+        assert progress.describe_stop("a second SIGTERM").startswith(
             "Stopping after this micro-batch, and saving step 2 (about 9 s)"
         )
         times.now += 5
-        course.update_begins(0)
-        assert course.outlook("Ctrl-C again") == (
+        progress.update_begins(0)
+        assert progress.describe_stop("Ctrl-C again") == (
             "Stopping after this step (about 14 s). Ctrl-C again stops at once and loses 2 steps (1 min 5 s)"
         )
 
 
 def test_an_answer_says_where_waiting_costs_more_than_it_saves(times: Times) -> None:
-    course = course_of(times)
-    course.checkpoint()
-    course.step_begins()
-    with course.clock("update"):
+    progress = course_of(times)
+    progress.checkpoint()
+    progress.step_begins()
+    with progress.clock("update"):
         times.now += 3
-        course.update_begins(0)
-        assert course.outlook("Ctrl-C again") == (
+        progress.update_begins(0)
+        assert progress.describe_stop("Ctrl-C again") == (
             "Stopping after this step (about 21 s). "
             "Ctrl-C again stops at once and loses less than that: 1 step (3 s)"
         )
-    course.step_ends(3)
-    course.checkpoint()
-    with course.clock("eval"):
+    progress.step_ends(3)
+    progress.checkpoint()
+    with progress.clock("eval"):
         times.now += 12
-        assert course.outlook("Ctrl-C again") == (
+        assert progress.describe_stop("Ctrl-C again") == (
             "Stopping now. This evaluation is repeated when the run continues (12 s). "
             "Ctrl-C again loses nothing more"
         )
@@ -156,17 +156,17 @@ def test_an_answer_says_where_waiting_costs_more_than_it_saves(times: Times) -> 
 
 def test_the_time_left_has_the_evaluations_in_it(times: Times) -> None:
     """The evaluation before training counted as a part of the first step, and those to come not at all."""
-    course = Course(Clock(), 5, updates=1)
-    with course.clock("eval"):
+    progress = Progress(Clock(), 5, updates=1)
+    with progress.clock("eval"):
         times.now += 30
-    assert course.left(evaluations=2) is None
-    course.step_begins()
+    assert progress.left(evaluations=2) is None
+    progress.step_begins()
     times.now += 10
-    course.step_ends(1)
-    assert course.left(evaluations=2) == 4 * 10 + 2 * 30
-    course.step_begins()
+    progress.step_ends(1)
+    assert progress.left(evaluations=2) == 4 * 10 + 2 * 30
+    progress.step_begins()
     times.now += 4
-    assert course.left(evaluations=2) == 4 * 10 - 4 + 2 * 30
+    assert progress.left(evaluations=2) == 4 * 10 - 4 + 2 * 30
 
 
 def test_checkpoints_are_written_by_minutes_too_and_change_no_bit(
@@ -177,7 +177,7 @@ def test_checkpoints_are_written_by_minutes_too_and_change_no_bit(
     start(tmp_path / "rare", **rare)
     # Of the steps 1 to 4; after the last one there is a checkpoint anyway.
     minutes = iter([3.0, 10.0, 2.0, 11.0])
-    monkeypatch.setattr(Course, "unsaved_minutes", lambda _: next(minutes))
+    monkeypatch.setattr(Progress, "unsaved_minutes", lambda _: next(minutes))
     start(tmp_path / "often", **rare)
 
     def checkpoints(name: str) -> list[str]:
@@ -187,7 +187,7 @@ def test_checkpoints_are_written_by_minutes_too_and_change_no_bit(
     assert checkpoints("often") == ["step_000002", "step_000004", "step_000005"]
     assert fingerprint(tmp_path / "rare") == fingerprint(tmp_path / "often")
     by_steps = {"train": {**rare["train"], "save_minutes": 0}}
-    monkeypatch.setattr(Course, "unsaved_minutes", lambda _: 1e9)
+    monkeypatch.setattr(Progress, "unsaved_minutes", lambda _: 1e9)
     start(tmp_path / "by_steps", **by_steps)
     assert checkpoints("by_steps") == ["step_000005"]
 
@@ -200,7 +200,7 @@ def test_the_time_of_a_long_run_is_said_before_its_first_sample(
     loaded = load_config(values={**FAST, "output": tmp_path / "short"})
     run_pipeline(loaded, RunConsole(), StopSignal())
     assert "estimated time" not in capsys.readouterr().out
-    monkeypatch.setattr("covey.training.hours.WORTH_A_LINE", 0.0)
+    monkeypatch.setattr("covey.training.time_estimate.WORTH_A_LINE", 0.0)
     loaded = load_config(values={**FAST, "output": tmp_path / "long"})
     run_pipeline(loaded, RunConsole(), StopSignal())
     lines = capsys.readouterr().out.splitlines()

@@ -13,7 +13,7 @@ from tests.train.test_runs import start
 
 from covey.models.policy import Policy, save_policy
 from covey.runs.folder import read_stream
-from covey.training.strangers import STRANGER
+from covey.training.misattributed import STRANGER
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 import covey
 from covey.proof import decoder, descent
-from covey.training.given import batch_rows
+from covey.training.examples_loop import batch_rows
 
 
 def test_rows_are_read_on_without_a_gap_in_a_new_order_each_epoch() -> None:

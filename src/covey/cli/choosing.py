@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from covey.cli.commands import PLAIN, Json, Manner, Settings, _print, _tell, app
+from covey.cli.commands import PLAIN, Json, RunFlags, Settings, _print, _tell, app
 from covey.cli.groups import BEFORE, TRAIN
 
 
@@ -19,7 +19,7 @@ def command_new(folder: Path, *, model: str = "", as_json: Json = False) -> int:
     :param model: Hub id, folder or GGUF file for the config, in place of SmolLM2-135M-Instruct.
     """
     from covey.commands.new_task import FILES, write_task
-    from covey.insight.usage import shell_word
+    from covey.insight.sample_command import shell_word
 
     write_task(folder, model)
     lines = [
@@ -37,7 +37,7 @@ def command_sweep(
     *settings: Settings,
     sets: Annotated[list[str] | None, Parameter(name="--set")] = None,
     seeds: int = 1,
-    manner: Manner = PLAIN,
+    manner: RunFlags = PLAIN,
     as_json: Json = False,
 ) -> int:
     """Train with every combination of some settings, and say which is best and how sure that is.

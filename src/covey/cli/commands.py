@@ -23,9 +23,9 @@ from covey.system.processes import environment_rank, joined, said_by_another, st
 from covey_verify.errors import ConfigError, CoveyError
 
 if TYPE_CHECKING:
-    from covey.config.load import Loaded
+    from covey.config.load import ResolvedConfig
     from covey.config.start import Start
-    from covey.insight.ending import Result
+    from covey.insight.result import Result
 
 app = App(
     name="covey",
@@ -65,7 +65,7 @@ Trust = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Manner:
+class RunFlags:
     """Command-line options that are not part of the config."""
 
     max_minutes: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
@@ -76,14 +76,14 @@ class Manner:
     """Fail on purpose, as reward.hang@7,save.enospc@3: see docs/reliability.md."""
 
 
-PLAIN = Manner()
+PLAIN = RunFlags()
 TRAINING = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
 
 @app.command(name="demo", group=TRAIN)
 def command_demo(
-    *settings: Settings, real: bool = False, manner: Manner = PLAIN, as_json: Json = False
+    *settings: Settings, real: bool = False, manner: RunFlags = PLAIN, as_json: Json = False
 ) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes.
 
@@ -109,14 +109,14 @@ def command_demo(
 
 
 @app.command(name="train", group=TRAIN)
-def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+def command_train(config: Path, *settings: Settings, manner: RunFlags = PLAIN, as_json: Json = False) -> int:
     """Train as a YAML file says. Run it again to continue after an interruption."""
     return _train(_start(config, settings), manner, as_json)
 
 
 @app.command(name="resume", group=TRAIN)
 def command_resume(
-    run: Path, *settings: Settings, manner: Manner = PLAIN, trust: Trust = False, as_json: Json = False
+    run: Path, *settings: Settings, manner: RunFlags = PLAIN, trust: Trust = False, as_json: Json = False
 ) -> int:
     """Continue an interrupted run. Settings given here are changed; what that does is shown.
 
@@ -133,7 +133,7 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
     return Start(config, settings)
 
 
-def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
+def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
     # The folder may have been moved since; its config still names the old place.
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
@@ -171,9 +171,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     return int(failed)
 
 
-def _next_commands(loaded: Loaded, last: Result) -> Iterator[str]:
+def _next_commands(loaded: ResolvedConfig, last: Result) -> Iterator[str]:
     """Yield what was made, and the commands to try and to see it."""
-    from covey.insight.usage import sample_command, shell_word
+    from covey.insight.sample_command import sample_command, shell_word
     from covey.runs.folder import CURVE
 
     yield f"{last.kind:<7} {last.made}"
@@ -212,8 +212,8 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """
     if what and Path(what).is_dir():
         from covey.insight.findings.watch import explain_run
+        from covey.insight.sample_command import shell_word
         from covey.insight.show import what_stands_out
-        from covey.insight.usage import shell_word
         from covey.runs.reader import recorded_method
 
         stage, verdict, findings = explain_run(Path(what))
@@ -349,7 +349,7 @@ def _load(
     trained: bool = False,
     trust: bool = False,
     names_only: bool = True,
-) -> Loaded:
+) -> ResolvedConfig:
     """Load the config of a YAML file or a run's folder; with ``trained``, with the run's newest model.
 
     ``trust`` and ``names_only`` are those of ``load_run``.

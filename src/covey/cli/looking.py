@@ -42,7 +42,7 @@ def command_preview(
     loaded = _load(config, settings, as_json)
     _tell(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import Extent, preview, rl_stage
-    from covey.insight.outlook import lines, record
+    from covey.insight.preview_report import lines, record
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.config.load import Loaded
-from covey.models.given import lent
+from covey.config.load import ResolvedConfig
 from covey.models.load import load_policy, speed_notes
+from covey.models.passed_models import restored_afterwards
 from covey.models.policy import Policy
 from covey.rewards.audit import check_columns
 from covey.rng import key
@@ -24,7 +24,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of
 from covey.sampling.tools.reader import reader_by
-from covey.sampling.tools.use import toolbox_of, untold, with_schemas, with_tools
+from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
 from covey.tasks.source import Source, load_source
 from covey.training.evaluation import evaluate
@@ -35,18 +35,18 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def model_of(loaded: Loaded, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
+def model_of(loaded: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
     """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
     run = run_behind(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
-    with lent(loaded.config.model), computing_as(run):
+    with restored_afterwards(loaded.config.model), computing_as(run):
         policy = with_newest(loaded, lambda now: load_policy(now, read), say)
         for note in unfollowed(policy, loaded.config, run):
             say(note)
         yield policy
 
 
-def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
+def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
     toolbox = toolbox_of(loaded)
@@ -65,10 +65,15 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
         problems = encoded[: config.eval.problems]
         dropped = dropped_rows(source.test, encoded)
         unseen = unseen_by_model(policy, source.test, config)
-        for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
+        for note in (
+            *speed_notes(policy, config),
+            *unseen,
+            *unexplained_tools(policy, source, toolbox),
+            *dropped,
+        ):
             warn(note)
         rewards.reader = reader_by(policy)
-        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
+        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
         console.begin("evaluating", 1)
         try:
             return evaluate(
@@ -84,7 +89,9 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
             console.end()
 
 
-def one_answer_each(loaded: Loaded, problems: Sequence[Problem], say: Say, greedily: bool) -> list[list[str]]:
+def one_answer_each(
+    loaded: ResolvedConfig, problems: Sequence[Problem], say: Say, greedily: bool
+) -> list[list[str]]:
     """Return a completion of each problem by a config's model, as the texts of its tokens.
 
     A sampled one is drawn at the config's temperature; it is the same each time.
@@ -101,7 +108,7 @@ def one_answer_each(loaded: Loaded, problems: Sequence[Problem], say: Say, greed
 
 
 def sample_once(
-    loaded: Loaded,
+    loaded: ResolvedConfig,
     prompts: Sequence[str],
     n: int,
     max_tokens: int,

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Lt
 from pydantic import field_validator, model_validator
 
-from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.methods import (
     ALL,
     COLLECTS,
@@ -26,6 +25,7 @@ from covey.config.methods import (
     WITH_MODEL,
     MethodName,
 )
+from covey.config.python_objects import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
 from covey.config.section import (
     Duration,

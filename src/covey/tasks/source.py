@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from covey.config.given import GivenRows
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
+from covey.config.python_objects import GivenRows
 from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
@@ -56,7 +56,7 @@ class Source:
         return [*(self.examples or self.train), *self.held_out, *self.test]
 
 
-def load_source(loaded: Loaded) -> Source:
+def load_source(loaded: ResolvedConfig) -> Source:
     """Return the problems of a config and the examples of its method. Raises DataError or ConfigError."""
     config, data = loaded.config, loaded.config.data
     if not METHODS[config.method].learns_from:
@@ -99,7 +99,7 @@ def prompt_key(problem: Problem) -> str:
     return " ".join(str(problem.prompt).casefold().split())
 
 
-def _example_rows(loaded: Loaded) -> Iterator[list[Problem]]:
+def _example_rows(loaded: ResolvedConfig) -> Iterator[list[Problem]]:
     """Yield the rows of each file of examples; only the fraction ``data.replay`` of all but the last file."""
     data = loaded.config.data
     for number, path in enumerate(data.examples, start=1):
@@ -110,7 +110,7 @@ def _example_rows(loaded: Loaded) -> Iterator[list[Problem]]:
         yield problems
 
 
-def load_problems(loaded: Loaded) -> Source:
+def load_problems(loaded: ResolvedConfig) -> Source:
     """Read or generate the problems of a config. Raises DataError or ConfigError."""
     data = loaded.config.data
     if data.task is not None and data.train is not None:
@@ -139,14 +139,14 @@ def load_problems(loaded: Loaded) -> Source:
     return Source(train, test[: data.test_size])
 
 
-def _problems_of(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
+def _problems_of(where: Path | GivenRows, loaded: ResolvedConfig) -> list[Problem]:
     data = loaded.config.data
     if isinstance(where, GivenRows):
         return given_problems(where, data)
     return read_problems(_resolve(where, loaded.folder), data)
 
 
-def data_files(loaded: Loaded) -> list[Path]:
+def data_files(loaded: ResolvedConfig) -> list[Path]:
     """Return the data files of a config."""
     data = loaded.config.data
     return [

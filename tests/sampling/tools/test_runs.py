@@ -12,8 +12,8 @@ import pytest
 
 from covey.cli import main
 from covey.insight.rescore import rescore
+from covey.insight.sample_command import sample_command
 from covey.insight.show import show_group
-from covey.insight.usage import sample_command
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards

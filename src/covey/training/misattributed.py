@@ -21,7 +21,7 @@ STRANGER = "answer to another request"
 
 
 @dataclass(frozen=True)
-class Stranger:
+class MisattributedGroup:
     """A group whose log-probs are far off."""
 
     problem: str
@@ -30,7 +30,7 @@ class Stranger:
     """Mean difference of the log-probs of its tokens."""
 
 
-def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int) -> list[Stranger]:
+def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int) -> list[MisattributedGroup]:
     """Return groups from servers whose tokens of ``version`` have log-probs far off, the worst first.
 
     ``stats`` are those of the updates on these groups, in order.
@@ -55,14 +55,14 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
     mean = differences / np.maximum(tokens, 1)
     servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
     found = [
-        Stranger(group.problem.id, tuple(own), float(nats))
+        MisattributedGroup(group.problem.id, tuple(own), float(nats))
         for group, own, nats in zip(groups, servers, mean, strict=True)
         if nats > STRANGE
     ]
     return sorted(found, key=lambda stranger: -stranger.nats)
 
 
-def note_strangers(journal: Journal, step: int, cases: Sequence[Stranger]) -> None:
+def note_strangers(journal: Journal, step: int, cases: Sequence[MisattributedGroup]) -> None:
     """Warn of the groups of a step that are far off, with their servers."""
     if not cases:
         return

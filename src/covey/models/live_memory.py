@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from covey.models.sharded import own
-from covey.system.processes import size
+from covey.models.sharded import local_part
+from covey.system.processes import world_size
 
 
 def alive_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Bytes of the tensors' storages; views of the same storage count once."""
-    storages = (own(t).untyped_storage() for t in tensors if t is not None)
+    storages = (local_part(t).untyped_storage() for t in tensors if t is not None)
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
@@ -32,7 +32,7 @@ class Activations:
         On a GPU the allocator knows. On a CPU the tensors that autograd saves are counted, but only if
         weights are not split: gathered weights would count as activations.
         """
-        if not torch.is_grad_enabled() or (size() > 1 and device.type == "cpu"):
+        if not torch.is_grad_enabled() or (world_size() > 1 and device.type == "cpu"):
             yield
             return
         if device.type == "cuda":

@@ -13,7 +13,7 @@ from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
 from covey.sampling.prompts import Prompted
 from covey.system.console import duration
-from covey.system.processes import size
+from covey.system.processes import world_size
 from covey.training.run import Run
 
 SAMPLING = 0.6
@@ -40,7 +40,7 @@ def token_cost(run: Run) -> TokenCost | None:
     if library is None or not library.trial.rates:
         return None
     shape = shape_of(policy)
-    threads = torch.get_num_threads() * size()
+    threads = torch.get_num_threads() * world_size()
     # kind of product -> GFLOP/s of one thread, ours and torch's.
     rates = library.trial.rates["mixed" if policy.rounds else str(policy.model.dtype).removeprefix("torch.")]
     # A product of a token with all weights takes two operations a weight.

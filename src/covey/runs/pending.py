@@ -35,7 +35,7 @@ ARRAYS = {
 """Arrays of a line, stored as base64, and their types."""
 
 
-class CompletionFiles:
+class PendingCompletions:
     """A ``covey.rollouts.prefetch.CompletionStore`` in a run's folder."""
 
     def __init__(self, run: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from covey.config.contradictions import updates_of
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
 from covey.insight.answers import AnswerVariant, Readings, readable
 from covey.insight.preview import Longer, Measured
@@ -61,7 +61,7 @@ READ, FAST = 48, 0.02
 class Pilot:
     """The parts of a run that are measured."""
 
-    stage: Loaded
+    stage: ResolvedConfig
     learner: Learner[Policy]
     critic: Learner[ValueModel] | None
     sampler: Sampler

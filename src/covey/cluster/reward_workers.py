@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from covey.cluster.connect import connect_ray, end, keep, node_lost, said
-from covey.rewards.blame import Failed, Lost
+from covey.rewards.blame import CallFailed, WorkerLost
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Link
 from covey_verify.errors import RewardError
@@ -28,7 +28,7 @@ class RewardHost:
         """Call the function. -> its reply; or None, and how its process ended."""
         try:
             return self.link.ask(message).result(), ""
-        except Failed as error:
+        except CallFailed as error:
             # As a value: Ray would wrap an exception into one of its own.
             return None, str(error)
 
@@ -68,7 +68,7 @@ class PlacedLink:
     def ask(self, message: CallRequest) -> Future[CallReply]:
         """Send a request. -> the future answer. Raises Failed if the process has ended."""
         if self.gone is not None:
-            raise Failed(self.gone)
+            raise CallFailed(self.gone)
         answer = Future[CallReply]()
         self.actor.ask.remote(message).future().add_done_callback(partial(self._arrived, answer))
         return answer
@@ -79,12 +79,12 @@ class PlacedLink:
         error = reply.exception()
         if error is not None:
             self.gone = self.gone or said(error)
-            answer.set_exception(Lost(self.gone))
+            answer.set_exception(WorkerLost(self.gone))
             return
         found, why = reply.result()
         if found is None:
             self.close(why)
-            answer.set_exception(Failed(why))
+            answer.set_exception(CallFailed(why))
         else:
             answer.set_result(found)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.evidence import Records
-from covey.insight.usage import shell_word
+from covey.insight.sample_command import shell_word
 from covey.insight.verdict import Verdict, points
 from covey.models.reward_model import is_reward_model
 from covey.runs.atomic import write_file
@@ -85,7 +85,7 @@ def read_result(output: Path) -> Result:
     )
 
 
-def offer(best: Best | None, output: Path) -> str:
+def better_step_hint(best: Best | None, output: Path) -> str:
     """Name the best evaluated step, if it beats the last one, and the command that exports its model."""
     if best is None or not best.fell:
         return ""
@@ -93,7 +93,7 @@ def offer(best: Best | None, output: Path) -> str:
     return f"best evaluation was {best}{chance}: covey export {shell_word(str(output))} --step {best.step}"
 
 
-def told_of_better(best: Best, step: int, chosen: bool) -> str:
+def better_step_clause(best: Best, step: int, chosen: bool) -> str:
     """Return the part of a verdict about a better step before the last, ``step``.
 
     ``chosen``: `final/` is the best step.
@@ -104,7 +104,7 @@ def told_of_better(best: Best, step: int, chosen: bool) -> str:
     return f"; step {best.step} was better, {sampled} sampled" if best.clear else ""
 
 
-def ranked(metrics: Records, held_out: Sequence[Prompted]) -> str:
+def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
     """Describe the last result on held-out examples; empty if there are none."""
     results = [m for m in metrics if any(name.startswith("held_out/") for name in m)]
     if not held_out or not results:

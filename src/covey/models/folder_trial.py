@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from covey.models import trying
+from covey.models import folder_trial_child
 from covey.system.opening import load_json, read_regular
 from covey_verify.errors import CoveyError
 from covey_verify.sandbox.client import ForkServer
@@ -22,8 +22,8 @@ MOST_ENDS = 1000
 """Largest number of end-of-sequence tokens that a model may have."""
 PATIENCE, SECONDS, MEMORY = 120.0, 10, 3 << 30
 """Limits of the trial of a file: seconds until it is killed, seconds of CPU time, and bytes of memory."""
-TRYING = str(trying.__file__)
-TRIED = ("tokenizer.json", *trying.WITH_TEMPLATES)
+TRYING = str(folder_trial_child.__file__)
+TRIED = ("tokenizer.json", *folder_trial_child.WITH_TEMPLATES)
 
 
 def refuse_unusable(folder: Path) -> None:

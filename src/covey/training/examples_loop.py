@@ -12,7 +12,7 @@ from covey.learner.learner import Objective
 from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
 from covey.rng import key, permutation
-from covey.system.processes import together
+from covey.system.processes import run_on_all
 from covey.training.run import Run
 
 Shares = Mapping[str, float]
@@ -32,7 +32,7 @@ def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
     lesson = lesson_of(run)
     for step in range(run.state.step, config.train.steps):
         # A stop request that reaches one process stops all at the same step.
-        together(run.safe_point)
+        run_on_all(run.safe_point)
         run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.doing("updating")
@@ -44,7 +44,7 @@ def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
         run.advance(step + 1)
         journal.clock.count("update", int(batch.mask.sum()))
         metrics = {
-            **added(seen),
+            **sum_of_parts(seen),
             "optimizer/grad_norm": norm,
             "optimizer/skipped": float(not math.isfinite(norm)),
             "optimizer/lr": learning_rate(step, config.train),
@@ -62,7 +62,7 @@ ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics shown on the console."""
 
 
-def added(seen: Sequence[Shares]) -> dict[str, float]:
+def sum_of_parts(seen: Sequence[Shares]) -> dict[str, float]:
     """Add up the metrics of a step from the parts of its micro-batches."""
     return {name: math.fsum(s[name] for s in seen) for name in seen[0]} if seen else {"loss": 0.0}
 
@@ -79,7 +79,7 @@ def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
     first = len(run.train_set)
     with run.journal.clock("eval"):
         seen = run.learner.measure(*lesson(range(first, first + len(run.held_out))))
-    return {f"held_out/{name}": value for name, value in added(seen).items()}
+    return {f"held_out/{name}": value for name, value in sum_of_parts(seen).items()}
 
 
 def imitation(run: Run) -> Lesson:

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from covey.config.given import GivenModel
+from covey.config.python_objects import GivenModel
 from covey.models.policy import Policy
 from covey.models.pretrained import check_finite, pretrained
 from covey_verify.errors import ConfigError
@@ -92,7 +92,7 @@ def is_classifier(model: object) -> bool:
 
 
 @contextmanager
-def lent(model: str | GivenModel) -> Iterator[None]:
+def restored_afterwards(model: str | GivenModel) -> Iterator[None]:
     """Restore a model that was given as an object after the block: no adapters or gradients, its own mode."""
     if not isinstance(model, GivenModel) or not isinstance(model.model, nn.Module):
         yield
