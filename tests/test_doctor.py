@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.commands import main
+from covey.cli.entry_point import main
 from covey.commands import doctor
 from covey.models.kernels import build
 from covey_verify.errors import SandboxUnavailable
