@@ -336,7 +336,7 @@ MUTANTS = [
     *of(
         "learner/batching.py",
         ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
-        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, counts)"),
+        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, counts)"),
         ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, repeated)", "totals, part.group_tokens, rows, counts)"),
         ("masked tokens counted", "tokens=int(self.mask.sum())", "tokens=self.mask.numel()"),
         ("prompts counted as completions", "prompts=len(self.group[trained].unique())", "prompts=int(trained.sum())"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tests.fakes import cell_rows as stream_rows
+from tests.fakes import rows_of as stream_rows
 from tests.fakes import rewrite_evaluations
 from tests.train.test_runs import StopAt
 
