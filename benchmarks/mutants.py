@@ -107,7 +107,7 @@ NEAR = {
     "learner": ["tests/train/test_optimizer.py", *PROOF],
     "training/guards": ["tests/train/test_guards.py"],
     "training/run": ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF],
-    "training/given": ["tests/train/test_supervised.py", GIVEN],
+    "training/examples_loop": ["tests/train/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/train/test_preferences.py", GIVEN],
     "training/pipeline": [
         f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left",
@@ -336,7 +336,7 @@ MUTANTS = [
     *of(
         "learner/batching.py",
         ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
-        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, counts)"),
+        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, repeated)"),
         ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, repeated)", "totals, part.group_tokens, rows, counts)"),
         ("masked tokens counted", "tokens=int(self.mask.sum())", "tokens=self.mask.numel()"),
         ("prompts counted as completions", "prompts=len(self.group[trained].unique())", "prompts=int(trained.sum())"),
