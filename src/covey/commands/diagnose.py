@@ -44,7 +44,7 @@ from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole, duration
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_in_folder
-from covey.training.run import Observer, RunOptions, Wish
+from covey.training.run import Observer, ObserverRequest, RunOptions
 from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10
@@ -96,9 +96,9 @@ class Until(Observer):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def step_ends(self, step: int, _metrics: Mapping[str, float]) -> Wish:
+    def step_ends(self, step: int, _metrics: Mapping[str, float]) -> ObserverRequest:
         """Wish for the end once there are enough steps."""
-        return Wish(stop=step >= self.step)
+        return ObserverRequest(stop=step >= self.step)
 
 
 class ProgressOnly(RunConsole):
@@ -231,7 +231,7 @@ def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Tr
 def answers_of_others(plan: Plan) -> str:
     """Say what completions of the unchanged trial earn for the answers of other rows, and for their own.
 
-    """Say what an unchanged run's completions earn for the answers of other rows, and for their own.
+    If that is as much, answers may not belong to their prompts. Empty if no reward depends on the answer, or
     nothing can be scored again.
     """
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from covey.config.given import GivenModel
 from covey.config.methods import SAMPLES
+from covey.config.python_objects import GivenModel
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
@@ -36,7 +36,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     ``updates`` is the number of optimizer steps per rollout batch.
     """
     rules = (
-        _of_groups(algorithm, group_size),
+        _group_problems(algorithm, group_size),
         _of_subsets(algorithm, group_size),
         _of_filter(algorithm, group_size),
         _of_ratio(algorithm, updates),
@@ -50,7 +50,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     return [message for rule in rules for message in rule]
 
 
-def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
+def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """Yield messages about contradictions in a reinforcement run's whole config."""
     rollout = config.rollout
     train = config.train
@@ -121,7 +121,7 @@ def _of_guards(config: Config, algorithm: Algorithm) -> Iterator[str]:
         )
 
 
-def of_examples(config: Config) -> Iterator[str]:
+def example_problems(config: Config) -> Iterator[str]:
     """Yield messages about contradictions in stages that make examples or learn from them."""
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
@@ -174,7 +174,7 @@ def built_in(bound: AnyBound) -> bool:
     return any(bound.function in functions for functions in AXES.values())
 
 
-def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage.name
     # Such an advantage uses the plain reward for a group of one.
     alone = algorithm.advantage.all_settings.get("single") == "reward"

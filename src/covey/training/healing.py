@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from covey.config.load import Loaded, resolved_yaml, with_settings
+from covey.config.load import ResolvedConfig, resolved_yaml, with_settings
 from covey.errors import GuardStop
-from covey.insight.ending import Result
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.remedies import verdict_in
 from covey.insight.findings.settings import UNKNOWN, settings_of
 from covey.insight.findings.view import WIDEST, WINDOW, width_of
+from covey.insight.result import Result
 from covey.insight.trials import Change, TrialResult, compared, told
 from covey.rewards.base import RewardError
 from covey.runs.atomic import sync
@@ -30,7 +30,7 @@ from covey.runs.folder import RunFolder, read_numbers, read_stream
 from covey.runs.healing import Attempt, aside, in_force, put_aside, read_attempts, write_attempts
 from covey.runs.journal import Journal
 from covey.runs.origin import write_own
-from covey.system.processes import by_first
+from covey.system.processes import on_rank_zero
 from covey_verify.errors import ConfigError, DataError
 
 P = ParamSpec("P")
@@ -48,7 +48,7 @@ def waiting(so_far: Sequence[Finding], step: int) -> list[Finding]:
     return [f for f in so_far if f.severity == "warning" and f.step + WINDOW == step]
 
 
-def sends_back(loaded: Loaded, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
+def sends_back(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
     """Log and announce that the run goes back after ``steps`` steps, if it is to.
 
     That is because its last change harms, or because of the first of the severe findings, else of the
@@ -90,7 +90,9 @@ def _taking_back(last: Attempt, steps: int, why: str) -> Attempt:
     return Attempt(steps, last.finding, why, "", None, last.back_to)
 
 
-def attempt_after(loaded: Loaded, finding: Finding, steps: int, before: Sequence[Attempt]) -> Attempt | str:
+def attempt_after(
+    loaded: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Attempt]
+) -> Attempt | str:
     """Return what a finding after ``steps`` steps asks for, else why nothing is tried.
 
     That is empty for a note, and without a config line that changes what the run computes.
@@ -114,7 +116,7 @@ def attempt_after(loaded: Loaded, finding: Finding, steps: int, before: Sequence
     return Attempt(steps, finding.id, finding.sentence, change.line, _value(loaded, change.key), back_to)
 
 
-def last_good_step(loaded: Loaded, changed: Loaded, steps: int) -> int:
+def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) -> int:
     """Return the step of the best evaluation, if all that is known of it is good; else 0, the first model.
 
     It has to be better than the first model beyond chance, and older than the steps in which a finding after
@@ -133,7 +135,10 @@ def last_good_step(loaded: Loaded, changed: Loaded, steps: int) -> int:
 
 
 def until_healed(
-    run_stage: Callable[Concatenate[Loaded, P], Result], placed: Loaded, *given: P.args, **named: P.kwargs
+    run_stage: Callable[Concatenate[ResolvedConfig, P], Result],
+    placed: ResolvedConfig,
+    *given: P.args,
+    **named: P.kwargs,
 ) -> Result:
     """Run a stage, again after each finding that sends it back."""
     while True:
@@ -142,7 +147,7 @@ def until_healed(
         except GoBack:  # what to change is in the log
             continue
         except (ConfigError, DataError, RewardError, GuardStop) as error:
-            if not by_first(partial(_died_of_change, placed.config.output, str(error))):
+            if not on_rank_zero(partial(_died_of_change, placed.config.output, str(error))):
                 raise
 
 
@@ -159,23 +164,23 @@ def _died_of_change(run: Path, why: str) -> bool:
     return True
 
 
-def healed(placed: Loaded) -> Loaded:
+def healed(placed: ResolvedConfig) -> ResolvedConfig:
     """Return a stage's config with the lines of its attempts, and complete the last one's going back.
 
     A setting that the user has changed since is left alone.
     """
     run = placed.config.output
-    attempts = by_first(lambda: read_attempts(run))
+    attempts = on_rank_zero(lambda: read_attempts(run))
     for attempt in in_force(attempts):
         change = Change(attempt.line, attempt.finding)
         if _value(placed, change.key) == attempt.was:
             placed = with_settings(placed, (change.option,))
     if attempts:
-        by_first(lambda: _go_back(placed, attempts))
+        on_rank_zero(lambda: _go_back(placed, attempts))
     return placed
 
 
-def _go_back(placed: Loaded, attempts: Sequence[Attempt]) -> None:
+def _go_back(placed: ResolvedConfig, attempts: Sequence[Attempt]) -> None:
     """Put aside what the run did since the step of its last attempt, unless that is done."""
     run = placed.config.output
     target = aside(run, len(attempts))
@@ -228,7 +233,7 @@ def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
     return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
 
 
-def _value(loaded: Loaded, key: str) -> Any:
+def _value(loaded: ResolvedConfig, key: str) -> Any:
     """Return the value of a setting as JSON has it."""
     own = settings_of(loaded)(key)
     return None if own is UNKNOWN else json.loads(json.dumps(own, default=str))
