@@ -39,8 +39,8 @@ HEAD = ("run", "seed", "sick", "healed", "cured", "near the cure", "what the run
 READING = (
     "Accuracy of sampled answers on the held-out problems, of the last model of each run: as it is, with",
     "`guards: {on_finding: rollback}`, and with the disease's cure from the start. *Near the cure*: not more",
-    "than five points below the cured run. Where the cure of the matrix is another world, the cured run differs",
-    "in settings alone, if at all. `single` is refused before it begins.",
+    "than five points below the cured run. Where the cure of the matrix is another world, the cured run",
+    "differs in settings alone, if at all. `single` is refused before it begins.",
 )
 """How the page is to be read."""
 

@@ -228,8 +228,8 @@ def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
     later = [a.finding for a in attempts[number:] if a.line]
     again = attempt.finding in (*trial.findings, *later)
     known = told(trial)
-    effect = f"that {trial.effect}: {known} by step {attempt.step}" if known else ""
-    helped = effect or "whether more is correct cannot be compared"
+    effect = trial.effect if trial.effect == "no clear change" else f"that {trial.effect}"
+    helped = f"{effect}: {known} by step {attempt.step}" if known else "accuracy cannot be compared"
     return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
 
 
