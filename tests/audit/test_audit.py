@@ -45,6 +45,8 @@ def sound() -> Lines:
         "dtype": "float32",
         "repetition_penalty": 1.0,
         "reward_weights": [1.0],
+        "warmup_steps": 0,
+        "max_steps": 4,
     }
     tokens = {"bos": BOS, "eos": [EOS], "pad": 0, "names": {"8": "<tool_response>", "9": "</tool_response>"}}
     data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
@@ -242,6 +244,15 @@ def rolled(values: list[Any]) -> list[Any]:
     return [*values[1:], values[0]]
 
 
+def reordered(lines: Lines) -> None:
+    """Put everything of an update's rows but completions and advantages in another order."""
+    for update, number in zip(updates(lines), (0, 0, 1, 1), strict=True):
+        moved = [{**row} for row in rolled(update["rows"])]
+        for row, other in zip(update["rows"], moved, strict=True):
+            ids = rollouts(lines)[number]["completions"][other["completion"]]["ids"]
+            row |= {**other, "ids": ids, "completion": row["completion"], "advantage": row["advantage"]}
+
+
 MISTAKES: dict[str, Callable[[Lines], None]] = {
     "nothing_trained": every(rows, mask=lambda r: [0] * len(r["mask"])),
     "tokens_replaced": every(rows, ids=lambda r: [99] * len(r["mask"])),
@@ -257,6 +268,11 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     "end_lost": every(samples, ids=lambda s: [*s["ids"][:-1], 33]),
     "never_ends": both(settings(max_completion_length=3), every(samples, ids=lambda s: [33] * len(s["ids"]))),
     "bos_doubled": every(samples, prompt_ids=[BOS, BOS, 70]),
+    "prompt_ended": every(samples, prompt_ids=lambda s: [*s["prompt_ids"], EOS]),
+    "template_twice": both(
+        lambda lines: lines[0]["tokens"]["names"].update({str(EOS): "<|end|>"}),
+        every(samples, prompt=lambda s: [{"role": "user", "content": f"<|user|>{s['prompt']}<|end|>"}]),
+    ),
     "not_finite": lambda lines: updates(lines)[1].update(loss=math.nan),
     "logprobs_shifted": every(
         rows, logprobs=lambda r: rolled(r["logprobs"]), old_logprobs=lambda r: rolled(r["old_logprobs"])
@@ -297,6 +313,11 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         every(samples, rewards={"right": 0.0}, alone={"right": 0.0}), advantages(lambda a: [0.0 for _ in a])
     ),
     "pays_any_row": every(samples, elsewhere=lambda s: s["alone"]),
+    "reward_drowned": every(
+        samples, rewards=lambda s: {**s["rewards"], "style": 1e-4 * (s["group"] + len(s["ids"]))}
+    ),
+    "reordered_alone": reordered,
+    "answer_empty": lambda lines: samples(lines)[0]["row"].update(answer=" "),
     "rows_duplicated": lambda lines: lines[0]["data"].update(distinct=5),
     "eval_is_train": lambda lines: lines[0]["data"].update(eval_in_train=10),
     "kl_sign": settings(beta=-0.04),
@@ -305,6 +326,7 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         rows, after_logprobs=lambda r: [p - (0.01 if r["advantage"] > 0 else -0.01) for p in r["logprobs"]]
     ),
     "rate_zero": every(updates, learning_rate=0.0, weights_changed=0.0),
+    "warmup_long": settings(warmup_steps=2000, max_steps=4),
     "no_motion": every(updates, weights_changed=0.0),
     "too_coarse": both(settings(dtype="bfloat16"), every(updates, weights_changed=0.03)),
     "gradient_zero": every(updates, grad_norm=0.0),

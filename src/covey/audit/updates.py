@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import convention_of, same_loss
-from covey.audit.logprobs import after, own, pairs
+from covey.audit.logprobs import after, own, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Numbers, Update, Use
 from covey.audit.tokens import place
 from covey.objective.data import LossInputs
@@ -173,6 +173,19 @@ def rate_is_zero(record: AuditRecord) -> Trouble | None:
     )
 
 
+def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:
+    """The warm-up takes at least as many steps as the run."""
+    warmup, steps = record.number("warmup_steps", 0), record.number("max_steps", -1)
+    rates = [u.learning_rate for u in record.updates if u.learning_rate is not None]
+    if not 0 < steps <= warmup or not rates:
+        return None
+    due = record.number("learning_rate", 0.0)
+    reached = f"the learning rate of {due:g} is never reached, {max(rates):.2g} at most"
+    return Trouble(
+        f"the warm-up takes {warmup:g} steps and the run {steps:g}: {reached}", record.updates[0].step
+    )
+
+
 def weights_do_not_move(record: AuditRecord) -> Trouble | None:
     """Weights are the same after updates with a gradient and a learning rate above 0."""
     asked = [
@@ -247,10 +260,12 @@ CHECKS = {
     "loss_scaled": loss_is_scaled,
     "loss_differs": loss_differs,
     "rate_zero": rate_is_zero,
+    "warmup_long": warmup_is_longer_than_the_run,
     "no_motion": weights_do_not_move,
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,
     "penalty_untrained": penalties_are_not_trained,
     "clipped_always": gradient_is_always_clipped,
+    "ratio_wide": ratios_are_wide,
 }
