@@ -108,7 +108,7 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
     return columns
 
 
-def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
+def named_rewards(words: Sequence[str], trust: bool) -> Rewards:
     """Load rewards as the command line names them: built-in names, module.py:function, or a whole file.
 
     A config or a run's folder also brings weights, gates, `scoring` and `sandbox`; its settings may follow as
@@ -196,7 +196,7 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
 
 
 def load_for_stress(
-    file: Path, words: Sequence[str], trust: bool = False
+    file: Path, words: Sequence[str], trust: bool
 ) -> tuple[list[Problem], Rewards, Toolbox | None, ModelTexts]:
     """Load problems, rewards, tools and wording from a config, or from a data file and named rewards.
 
