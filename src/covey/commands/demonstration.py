@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from covey.commands.inference import Say, one_answer_each
+from covey.commands.inference import one_answer_each
 from covey.config.load import ResolvedConfig
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
 from covey.runs.reader import load_run, look_at, stages_in
-from covey.system.console import RunConsole, inert
+from covey.system.console import RunConsole
+from covey.system.text import Say, inert
 from covey.tasks.source import load_problems
 from covey.types import Problem
 

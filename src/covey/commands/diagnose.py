@@ -34,8 +34,9 @@ from covey.runs.compatibility import verdict
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.origin import write_own
 from covey.runs.reader import last_stage, load_recorded, resumable
-from covey.system.console import RunConsole, duration
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
+from covey.system.text import duration
 from covey.training.pipeline import run_in_folder
 from covey.training.run import Observer, ObserverRequest, RunOptions
 from covey_verify.errors import ConfigError, CoveyError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -25,12 +25,12 @@ from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
-from covey.system.console import duration
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey.system.text import duration
 from covey_verify.errors import ConfigError, CoveyError
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
 """Depth of folders that are searched for runs."""
@@ -311,10 +311,10 @@ def _notes(known: RunStreams) -> list[str]:
     return notes
 
 
-def _unless_damaged(notes: list[str], otherwise: T, read: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
+def _unless_damaged(notes: list[str], otherwise: T, read: Callable[[*Given], T], *given: *Given) -> T:
     """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
     try:
-        return read(*given, **_)
+        return read(*given)
     except CoveyError as error:
         notes.append(str(error))
         return otherwise

@@ -17,7 +17,7 @@ from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.console import finite
+from covey.system.text import finite
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 

@@ -41,8 +41,8 @@ from covey.insight.pages.records import (
 )
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
-from covey.system.console import finite
 from covey.system.http import Server, listen
+from covey.system.text import finite
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.web import two_lengths
 
