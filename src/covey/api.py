@@ -159,7 +159,9 @@ def run_start(
             "`covey train`"
         )
     again = resumed is not None
-    session = RunOptions(strict, again, start.record(), loaded.config.output, same_inputs=not again)
+    session = RunOptions(
+        strict=strict, changes=again, same_inputs=not again, start=start.record(), home=loaded.config.output
+    )
     if observer is not None:
         session = replace(session, observer=observer)
     # Under torchrun every rank runs this script; one of them prints.

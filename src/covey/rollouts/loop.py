@@ -90,7 +90,9 @@ class Rollouts:
 
         An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
         """
-        # State of this iterator, which the methods below read.
+        # State of this iterator, which the methods below read. The thread that draws ahead reads step and
+        # cursor as one tuple, so that they always belong together; for that no lock is needed.
+        self.under_way = (step, position.cursor)
         self.progress = progress
         self.difficulty = Difficulty(len(self.problems))
         self.difficulty.load(position.difficulty)
@@ -120,7 +122,7 @@ class Rollouts:
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
-        self._now = (step, position.cursor)  # the thread that draws ahead reads it
+        self.under_way = (step, position.cursor)
         if self.store is not None:
             self.store.passed(step, position.cursor)
         scorer = Scorer(self.rewards, step)
@@ -209,7 +211,7 @@ class Rollouts:
     def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
         """Draw this process' part of some places of the data before their step, in the sampling thread."""
         torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
-        step, cursor = self._now
+        step, cursor = self.under_way
         own = self._own(tickets)
         draws = []
         for ticket in own:

@@ -37,6 +37,8 @@ OFF_CENTRE = "advantages do not sum to zero"
 class StepUpdates:
     """The results of a training step's optimizer steps."""
 
+    before: int
+    """Optimizer steps before this step."""
     stats: list[TokenStats] = field(default_factory=list)
     """Statistics of the policy's micro-batches."""
     norms: list[float] = field(default_factory=list)
