@@ -383,10 +383,10 @@ MUTANTS = [
     *of(
         "learner/learner.py",
         ("log-probs at temperature 1", "policy.score(micro.packed.to(policy.device), temperature)", "policy.score(micro.packed.to(policy.device), 1.0)"),
-        ("policy scored at temperature 1", "self.policy.score(micro.packed, objective.temperature, other)", "self.policy.score(micro.packed, 1.0, other)"),
+        ("policy scored at temperature 1", "self.policy.score(micro.packed, requires.temperature, other)", "self.policy.score(micro.packed, 1.0, other)"),
         ("reference scored with the policy's weights", "of or self.policy", "self.policy"),
-        ("longest completion for max_tokens", "most = objective.max_tokens", "most = batch.mask.shape[1]"),
-        ("idle completions never pull", "skips = objective.skips_idle", "skips = True"),
+        ("longest completion for max_tokens", "requires.max_tokens,", "batch.mask.shape[1],"),
+        ("idle completions never pull", "batch.pulling(requires.skips_idle)", "batch.pulling(skips_idle=True)"),
         ("gradients of the last micro-batch alone", "            (loss * 0.0 if seen", "            self.clear()\n            (loss * 0.0 if seen"),
         ("half a gradient kept when memory ran out", "            self.clear()\n            self._halve()\n", "            self._halve()\n"),
         ("an update of nothing counted", "self.version += self.optimizer.moved", "self.version += 1"),

@@ -378,7 +378,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     for minibatch in updates(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
-        busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
+        busy = minibatch.pulling(algorithm.skips_idle)
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()

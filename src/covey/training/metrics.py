@@ -127,10 +127,8 @@ def _note_off_centre(
 
 def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Return the fraction of sampled tokens that went through the update, and so into its metrics."""
-    # (N,): completions that were computed; see ``skip_idle`` in batching.
-    busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
     tokens = sum(c.length for g in groups for c in g.completions)
-    return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
+    return float((batch.mask & batch.pulling(skips_idle)[:, None]).sum()) / max(tokens, 1)
 
 
 def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelCompletion] | None:
