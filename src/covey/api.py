@@ -88,7 +88,7 @@ def explain(run: str | Path) -> list[Finding]:
     """Return the findings of a run: what went wrong, and the config line that helps."""
     from covey.insight.findings.watch import explain_run
 
-    return explain_run(Path(run))[2]
+    return explain_run(Path(run)).findings
 
 
 def sample(

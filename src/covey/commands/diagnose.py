@@ -121,7 +121,7 @@ def plan_trials(
         raise ConfigError(
             f"{stage}: `covey diagnose` tries changes of reinforcement, not of method {loaded.config.method}"
         )
-    _, _, findings = explain_run(run)
+    findings = explain_run(run).findings
     trouble = _first_trouble(findings)
     last = loaded.config.train.steps
     # A trial needs steps to do: none is left after the last one.

@@ -92,7 +92,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
 
 def findings(stage: Path) -> list[str]:
     """Return a run's findings in words; if it logged none, those that follow from its records."""
-    return list(finding_lines(stage, explain_run(stage)[-1]))
+    return list(finding_lines(stage, explain_run(stage).findings))
 
 
 def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:

@@ -265,7 +265,7 @@ def reading(folder: Path) -> RunStreams:
 @lru_cache(maxsize=64)
 def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
     """Return findings from the records of a run that logged none; made again only when these have grown."""
-    return explain_run(folder)[-1]
+    return explain_run(folder).findings
 
 
 def run_page(name: str, folder: Path) -> Record:
