@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from covey.models.kernels.kept import cache_folder
+from covey.system.cache import cache_folder
 from covey.system.text import Say
 from covey_verify.children import run
 from covey_verify.errors import ConfigError

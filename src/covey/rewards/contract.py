@@ -11,6 +11,7 @@ from covey.rewards.reading import Reader, Reply, Tagged
 from covey.types import Completion, Problem
 from covey_verify.contract import Place, RewardFunction, writable
 from covey_verify.errors import ConfigError
+from covey_verify.extract import last_text
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.sandbox.wire import Attributes
 from covey_verify.types import Row, Score
@@ -115,7 +116,7 @@ class Reward(RewardFunction):
         # Messages that covey made of a text (`data.chat`) reach a user's function as that text again.
         prompt = problem.prompt
         if not isinstance(prompt, str) and problem.asked_in_text and not self.ours:
-            prompt = str(prompt[-1]["content"])
+            prompt = last_text(prompt)
         in_text = isinstance(prompt, str)
         replies = [context.reader.read(problem, c) for c in completions]
         # Built-in rewards look for <think> tags; users' functions get the completion as it was sampled.

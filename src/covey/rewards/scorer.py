@@ -25,7 +25,7 @@ from covey.rewards.serving import UserSetup
 from covey.rewards.worker import ASYNC_CALLS, Inline, Isolated, Link, Worker, WorkerLink, sent
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
-from covey_verify.extract import text_of
+from covey_verify.extract import content_text, text_of
 from covey_verify.texts.judge import JudgeFailed
 from covey_verify.threads import SHARED_SIZE, Call, Executor
 from covey_verify.types import Messages, Score
@@ -304,21 +304,17 @@ class GroupScoring:
 
 def completion_of(said: str | Messages, tokens: int = 1) -> Completion:
     """Return a completion of a text or of turns that were not sampled, with ``tokens`` zero ids."""
-    turns = () if isinstance(said, str) else tuple(map(_as_text, said))
-    text = said if isinstance(said, str) else text_of([dict(turn) for turn in turns])
+    turns = (
+        ()
+        if isinstance(said, str)
+        else tuple({**turn, "content": content_text(turn.get("content"))} for turn in said)
+    )
+    text = said if isinstance(said, str) else text_of(list(turns))
     # One turn without calls is a text, whose calls are still to be read.
     called = len(turns) > 1 or any(turn.get("tool_calls") for turn in turns)
     transcript = Transcript(turns if called else ())
     ids = np.zeros(tokens, np.int64)
     return Completion(ids, np.zeros(tokens, np.float32), text, "stop", transcript=transcript)
-
-
-def _as_text(turn: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a message with its content as a text, which may be null or a list of parts."""
-    content = turn.get("content")
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return {**turn, "content": "".join(str(text) for text in texts if text is not None)}
 
 
 def _in_words(reward: Reward, error: Exception) -> str:

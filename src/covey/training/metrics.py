@@ -29,6 +29,7 @@ from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
 from covey.system.console import PanelCompletion
 from covey.types import Group
+from covey_verify.extract import last_text
 
 OFF_CENTRE = "advantages do not sum to zero"
 
@@ -137,12 +138,10 @@ def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelComple
     if not known:
         return None
     group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
-    given = group.problem.prompt
-    prompt = given if isinstance(given, str) else str(given[-1]["content"])
     best = int(np.nanargmax(group.rewards))
     worst = int(np.nanargmin(group.rewards))
     shown = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
-    return prompt, shown[0], shown[1]
+    return last_text(group.problem.prompt), shown[0], shown[1]
 
 
 WORRYING: Mapping[str, tuple[str, float, float]] = {

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from covey_verify.contract import RewardFunction, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
-from covey_verify.extract import FORMS
+from covey_verify.extract import FORMS, content_text
 from covey_verify.loading import load
 from covey_verify.machine import available_cpus
 from covey_verify.mathematics.answers import reference_of
@@ -332,7 +332,7 @@ def scored_there(
 
 def _prompt(row: Row) -> str:
     prompt = row.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(content_text(m["content"]) for m in prompt)
 
 
 def _formats(row: Row) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollo
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.system.text import duration
 from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.extract import content_text
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
@@ -368,7 +369,7 @@ def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """Return a prompt as one text; of a chat, the messages, each after its role."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
+    return "\n".join(f"{m.get('role')}: {content_text(m.get('content'))}" for m in prompt)
 
 
 def group_page(folder: Path, number: int, which: int) -> Record:
