@@ -9,7 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from covey.insight.pages.document import address, document
-from covey.insight.pages.records import group_of, logged_step, run_page
+from covey.insight.pages.records import run_page
+from covey.insight.pages.steps import group_of, logged_step
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import logged_completion
 from covey.runs.atomic import write_file
