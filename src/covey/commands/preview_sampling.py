@@ -25,7 +25,7 @@ from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
 from covey.rollouts.groups import score_all, score_each
-from covey.rollouts.segments import Cut, PrefixSampler, cutting_of, with_segments
+from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
 from covey.training.rl import prepare, updates
@@ -339,7 +339,7 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
 def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
     """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
     config = pilot.config
-    settings = cutting_of(pilot.run.loaded.algorithm)
+    settings = SegmentSettings.of(pilot.run.loaded.algorithm)
     if settings is None:
         return groups, found
 

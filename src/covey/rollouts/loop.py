@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
-from covey.rollouts.segments import Cut, cutting_of, with_segments
+from covey.rollouts.segments import Cut, SegmentSettings, with_segments
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited
@@ -82,7 +81,7 @@ class Rollouts:
         self.params = sampling_params(rollout)
         drawing = Drawing(sampler, self.params, store)
         self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
-        self.cutting = cutting_of(algorithm)
+        self.segments = SegmentSettings.of(algorithm)
         self._waited = seconds_waited(sampler)
 
     def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
@@ -187,8 +186,8 @@ class Rollouts:
                 draw = partial(self._take_drawn, self.prefetcher, step, range(place, place + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
             groups = gather_groups(prompted, partial(self._judged, draw, scorer))
-            if self.cutting is not None:
-                groups, tokens = self._with_segments(step, chosen.choices, groups, self.cutting, scorer)
+            if self.segments is not None:
+                groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 found.continued += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
                 found.by_problem[choice.problem] = group
@@ -244,7 +243,7 @@ class Rollouts:
         step: int,
         choices: Sequence[ProblemTurn],
         groups: Sequence[Group],
-        cutting: Mapping[str, Any],
+        settings: SegmentSettings,
         scorer: Scorer,
     ) -> tuple[list[Group], int]:
         """Return groups with the value of each segment of their completions, and the tokens it took."""
@@ -256,7 +255,7 @@ class Rollouts:
 
         score = partial(score_all, scorer=scorer, progress=self.progress)
         return with_segments(
-            groups, cutting, self.sampler, self.params, self.rewards.reader.decode, stream, score
+            groups, settings, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
     def _request(self, choice: ProblemTurn, samples: int, *step: int) -> Request:
