@@ -159,8 +159,9 @@ def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
     counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
     old = np.concatenate([g.old for g in found])
     new = np.concatenate([g.new for g in found])
-    flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
-    text = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {_mean(old)} -> {_mean(new)}"]
+    flips = sum(g.flips for g in found)
+    text = [f"{len(found)} groups: {counts}"]
+    text.append(f"{flips} of {len(old)} completions change sign; mean reward {_mean(old)} -> {_mean(new)}")
     text += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
     return [*text, "", *_moved(run, found)]
 

@@ -127,7 +127,8 @@ def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> 
     rewards = torch.tensor([log.rows[i]["reward"] for i in known], dtype=torch.float64)
     ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in known]
     values = prefix_values(rewards, pad_sequence(ids, batch_first=True, padding_value=-1))
-    return values[known.index(places[sample]), : len(ids[known.index(places[sample])])].numpy()
+    row = known.index(places[sample])
+    return values[row, : len(ids[row])].numpy()
 
 
 def model_folder(folder: Path) -> Path | None:
