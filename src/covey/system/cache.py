@@ -1,4 +1,4 @@
-"""The user's cache folder: files between runs, in a folder that only this user can write to."""
+"""The user's cache folder: files between runs that nobody else can write."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def cache_places() -> list[Path]:
-    """Possible folders, the best first."""
+    """Possible folders for what is kept between runs, the best first."""
     base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
     shared = Path(tempfile.gettempdir()) / f"covey-{os.getuid()}"
     return [Path(base) / "covey", shared] if base else [shared]
 
 
 def cache_folder() -> Path:
-    """The first folder that is safe. Raises OSError if none is."""
+    """The folder of what is kept between runs. Raises OSError if no folder is safe."""
     for folder in cache_places():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
             return folder
         if found.st_uid == os.getuid() and not _ours_alone(found):
             print(f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr)
-    raise OSError("no cache folder for compiled operations that only you can write to")
+    raise OSError("no cache folder that only you can write to")
 
 
 def own_file(path: Path) -> bytes:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from covey.models.kernels.choice import Trial, trial_of
 from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
+from covey.models.kernels.kept import keep_library, kept_library, tell_damaged
 from covey.system.cache import cache_folder, keep_file, own_file
 from covey.system.integrity import sealed, unsealed
 from covey_verify.children import CRASHES, how_ended, run
@@ -336,32 +337,3 @@ def processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-
-
-def kept_library(target: Path, otherwise: str) -> bytes | None:
-    """The kept library if it is intact and ours; else None, with a note if there was a file."""
-    try:
-        content = own_file(target)
-        digest = own_file(_digest_of(target))
-        if hashlib.sha256(content).hexdigest().encode() == digest:
-            return content
-    except OSError:
-        pass
-    tell_damaged(target, otherwise)
-    return None
-
-
-def tell_damaged(path: Path, otherwise: str) -> None:
-    """Print a line about a file that cannot be used; print nothing if there is no file."""
-    if os.path.lexists(path):
-        print(f"note: {path} is damaged or not ours alone; {otherwise}", file=sys.stderr, flush=True)
-
-
-def keep_library(target: Path, content: bytes) -> None:
-    """Write a library, then its digest."""
-    keep_file(target, content)
-    keep_file(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
-
-
-def _digest_of(target: Path) -> Path:
-    return target.with_suffix(".sha256")
