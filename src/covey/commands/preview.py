@@ -98,6 +98,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
         pilot = Pilot(run, problems)
+        # The time of loading counts, so that the answer is there when it was promised.
         budget = max(LEAST, SECONDS - (time.monotonic() - begun))
         seconds = None if extent.groups else SAMPLING * budget
         try:
