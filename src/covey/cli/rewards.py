@@ -15,7 +15,7 @@ from covey.cli.options import (
     print_result,
     tell,
 )
-from covey.system.console import as_line
+from covey.system.text import as_line
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_jso
 @app.command(name="rescore", group=REWARDS)
 def command_rescore(
     run: Path,
-    *words: Rewarding,
-    rewards: list[str] | None = None,
+    *rewards: Rewarding,
     steps: int = 8,
     trust: Trust = False,
     as_json: Json = False,
@@ -68,7 +67,6 @@ def command_rescore(
     """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
 
     :param run: Its folder; its data give the columns.
-    :param rewards: The same as the arguments after the folder.
     :param steps: How many of the last steps are scored.
     """
     if steps < 1:
@@ -77,7 +75,7 @@ def command_rescore(
     from covey.insight import rescore
 
     notes = list[str]()
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps, notes.append)
+    found = rescore.rescore(run, named_rewards(rewards, trust), steps, notes.append)
     said = [f"note: {note}" for note in notes]
     print_result(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
     return 0
