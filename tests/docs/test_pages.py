@@ -35,6 +35,36 @@ def test_a_page_says_what_is_there(page: Path) -> None:
     assert list(CHECK.findings(page)) == []
 
 
+def test_the_texts_in_the_code_are_in_the_fields_words() -> None:
+    found = [
+        (file.relative_to(ROOT), *line) for file in CHECK.SOURCES for line in CHECK.source_findings(file)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.py", '"""A module."""\nx = "the run goes\\non here"\n', "not 'goes on'"),
+        ("a.py", 'def f() -> str:\n    """The right answer."""\n    return ""\n', "not 'right answer'"),
+        ("a.py", 'x = f"{y} of whoever asks"\n', "not 'whoever'"),
+        ("a.py", 'x: int\n"""Its size in bytes."""\n', "a verb or a noun, not: Its"),
+        ("a.py", 'def f() -> int:\n    """Do it. -> the result."""\n', "`Return ...`"),
+        ("a.yaml", "a: 1\nsays: it is cut off\n", "not 'cut off'"),
+    ],
+)
+def test_a_mistake_in_the_code_is_found(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    ((_, what),) = CHECK.source_findings(tmp_path / name)
+    assert says in what
+
+
+def test_names_calls_and_shapes_are_left_alone(tmp_path: Path) -> None:
+    text = 'x = "lanes"\ny = "`goes on`"\nz = f("What is it?")\n"""Map. (N,) -> (N,)."""\n'
+    (tmp_path / "a.py").write_text(text)
+    assert list(CHECK.source_findings(tmp_path / "a.py")) == []
+
+
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
@@ -72,8 +102,8 @@ def test_the_readers_own_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_banned_word_is_left_to_names_code_and_what_was(tmp_path: Path) -> None:
-    text = "`covey recommend` [methods](lanes.md) `a share of` the lanesman goes\n\n```\ngoes on\n```"
-    (tmp_path / "lanes.md").touch()
+    text = "`covey recommend` [methods](methods.md) `a share of` the lanesman goes\n\n```\ngoes on\n```"
+    (tmp_path / "methods.md").touch()
     (tmp_path / "page.md").write_text(text)
     (tmp_path / "log.md").write_text("It goes on.")
     assert [line for page in ("page.md", "log.md") for line in CHECK.findings(tmp_path / page)] == []

@@ -71,7 +71,7 @@ class Pilot:
     console: RunConsole
 
     def begin(self, what: str, completions: int = 0) -> None:
-        """Say what is done next, of which the progress counts ``completions``."""
+        """Show the work that begins, whose progress counts ``completions``."""
         self.console.end()
         self.console.begin("preview", completions, by_completion=True)
         self.console.loading(what)
@@ -296,7 +296,7 @@ def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
     valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], found)
     begun = time.monotonic()
     prepared, updating, tokens = _update_timed(pilot, valued)
-    # The first one includes what is compiled or allocated only once, unless that is little beside the rest.
+    # The first one includes what is compiled or allocated only once, unless that is little.
     if time.monotonic() - begun < seconds / 4:
         prepared, updating, tokens = _update_timed(pilot, valued)
     # Groups and, where not even one fits, some of its completions.

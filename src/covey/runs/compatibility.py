@@ -64,7 +64,7 @@ class Difference:
 
     name: str
     words: str
-    """How it differs, with its name."""
+    """The difference in a sentence, with the name."""
     verdict: Resume = BREAKS
 
     def __str__(self) -> str:
