@@ -1,4 +1,4 @@
-"""Define a check of a record, and turn checks that fail into findings."""
+"""Checks of a record, and the findings of those that fail."""
 
 from __future__ import annotations
 

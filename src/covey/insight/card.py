@@ -1,4 +1,4 @@
-"""Write the model card: what the model is, its measured results and how to use it."""
+"""The model card: description of the model, measured results, and how to use it."""
 
 from __future__ import annotations
 

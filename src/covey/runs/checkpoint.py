@@ -1,4 +1,4 @@
-"""Save and load checkpoints: a model folder with the trainer's state, complete or absent."""
+"""Checkpoints, saved and loaded: a model folder with the trainer's state, complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw on a terminal, in characters: curves of braille dots, bars of one character, tables."""
+"""Drawings in characters for a terminal: curves of braille dots, bars of one character, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define a rule, and turn rules that apply into findings."""
+"""The rule, and the findings of rules that apply."""
 
 from __future__ import annotations
 

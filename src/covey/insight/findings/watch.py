@@ -1,4 +1,4 @@
-"""Make a run's findings while it trains, each logged once, and read those of a recorded run."""
+"""The findings of a run while it trains, each logged once, and those of a recorded run."""
 
 from __future__ import annotations
 

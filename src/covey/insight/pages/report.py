@@ -1,4 +1,4 @@
-"""`covey report`: write the page of a run, or of a pipeline's stages, as one file that asks nobody."""
+"""`covey report`: the page of a run, or of a pipeline's stages, as one file that sends no requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show a completion token by token: its text, and each token's log-prob, advantage and update values."""
+"""A completion token by token: its text, and each token's log-prob, advantage and update values."""
 
 from __future__ import annotations
 
