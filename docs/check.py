@@ -67,6 +67,8 @@ OPENING = re.compile(r"(?:Say|What|How|Where|When|Why|Whoever|Its|Those) ")
 """First words that no docstring has: a verb or a noun is clearer, as Show, Reason, Number, Time, Place."""
 ARROW = re.compile(r"[.;:]\s+-> [a-z]")
 """An arrow in the place of `Return`. Between shapes, or a key and its value, arrows are at home."""
+OURS = re.compile(r"(?<![\w./-])(?:benchmarks|conformance|docs|examples|tests)/[\w./-]+\.(?:py|md|yaml)\b")
+"""A file of the repository that a text names, as in `python benchmarks/real.py`."""
 Line = tuple[int, str]
 Block = tuple[int, str, list[str]]
 """Number of the first line, language, lines."""
@@ -92,13 +94,14 @@ def findings(page: Path) -> Iterator[Line]:
     found = [(n, path_problem(page, code)) for n, line in prose for code in CODE.findall(line)]
     found += [(n, link_problem(page, target)) for n, line in prose for target in LINK.findall(line)]
     if page.name != "log.md":  # which says what was, on its day
-        found += [(n, count_problem(line)) for n, line in prose]
+        found += [(n, problem(line)) for n, line in prose for problem in (count_problem, file_problem)]
     if page.name not in NOT_FOR_USERS:
         found += banned_phrases(prose)
     commands = [(n, code) for n, line in prose for code in CODE.findall(line)]
     for start, language, lines in blocks:
         if language == "sh":
             commands += enumerate(lines, start)
+            found += [(n, file_problem(line)) for n, line in enumerate(lines, start)]
         if language == "python":
             found.append((start, python_problem("\n".join(lines))))
     found += [(n, command_problem(code)) for n, code in commands if code.startswith(("covey ", "make "))]
@@ -172,6 +175,7 @@ def source_findings(source: Path) -> Iterator[Line]:
     """All that is wrong with the words of messages, settings, helps, docstrings and tables."""
     for lines, docstring in texts(source):
         yield from banned_phrases(lines)
+        yield from ((n, problem) for n, line in lines for problem in [file_problem(line)] if problem)
         if docstring and OPENING.match(lines[0][1]):
             yield lines[0][0], f"a docstring begins with a verb or a noun, not: {lines[0][1].split()[0]}"
         if docstring and ARROW.search("\n".join(line for _, line in lines)):
@@ -201,6 +205,12 @@ def command_problem(code: str) -> str | None:
     except (CycloptsError, CoveyError) as error:
         return f"{code}: {error}"
     return None
+
+
+def file_problem(line: str) -> str | None:
+    """Why a line names a file that is not there. What a script made may name it with its commit."""
+    missing = [path for path in OURS.findall(line) if not (ROOT / path).exists()]
+    return f"no such file: {missing[0]}" if missing and "of commit" not in line else None
 
 
 def config_problems(blocks: list[Block]) -> Iterator[Line]:

@@ -51,6 +51,7 @@ def test_the_texts_in_the_code_are_in_the_fields_words() -> None:
         ("a.py", 'x: int\n"""Its size in bytes."""\n', "a verb or a noun, not: Its"),
         ("a.py", 'def f() -> int:\n    """Do it. -> the result."""\n', "`Return ...`"),
         ("a.yaml", "a: 1\nsays: it is cut off\n", "not 'cut off'"),
+        ("a.py", 'x = "measured (docs/nope.md)"\n', "no such file: docs/nope.md"),
     ],
 )
 def test_a_mistake_in_the_code_is_found(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -82,6 +83,8 @@ def test_names_calls_and_shapes_are_left_alone(tmp_path: Path) -> None:
         ("It knows\nseventeen causes.", 2, "seventeen causes"),
         ("```python\ndef f(:\n```", 2, "not valid Python"),
         ("It counts the Wrong answers.", 1, "not 'Wrong answers', but: incorrect answer"),
+        ("by `python benchmarks/nope.py --write`", 1, "no such file: benchmarks/nope.py"),
+        ("```sh\n\npython benchmarks/nope.py\n```", 3, "no such file"),
         ("```\nx\n```\nThe run goes\non.", 4, "not 'goes on', but: continues"),
     ],
 )
@@ -96,7 +99,7 @@ def test_the_readers_own_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "`groups/dead` `mine.py:f` `covey train`\n```python\n# mine.py\ndef f(completion): return 1.0\n```\n"
-        "```yaml\nrewards: [mine.py:f]\n```\n[x](https://example.org)"
+        "```yaml\nrewards: [mine.py:f]\n```\n[x](https://example.org) `python benchmarks/nope.py` of commit 8e212e8"
     )
     assert list(CHECK.findings(page)) == []
 
