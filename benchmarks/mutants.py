@@ -84,7 +84,11 @@ NEAR = {
     "sampling/tools/turns": ["tests/sampling/tools", "tests/proof/test_sampled_elsewhere.py"],
     "sampling/tools": ["tests/sampling/tools"],
     "rewards": ["tests/rewards/test_scorer.py"],
-    "rollouts": ["tests/rollouts/test_rollout.py", "tests/rollouts/test_ahead.py", "tests/tasks/test_difficulty.py"],
+    "rollouts": [
+        "tests/rollouts/test_rollout.py",
+        "tests/rollouts/test_ahead.py",
+        "tests/tasks/test_difficulty.py",
+    ],
     "training/evaluation": ["tests/training/test_evaluate.py"],
     "runs/estimates": ["tests/training/test_evaluate.py"],
     "tasks/difficulty": ["tests/tasks/test_difficulty.py", "tests/rollouts/test_rollout.py"],

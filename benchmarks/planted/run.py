@@ -56,7 +56,7 @@ def findings(script: Path) -> list[str]:
     if done.returncode:
         raise SystemExit(f"{script} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     _, report = audit(script.with_suffix(".jsonl"))
-    return [finding.name for finding in report.findings]
+    return [finding.id for finding in report.findings]
 
 
 def mistake(script: Path) -> str:

@@ -194,7 +194,6 @@ def trl_trainer(lengths: str, dtype: str, folder: Path, steps: int) -> Any:
     import datasets
     import peer
     from transformers import AutoTokenizer
-
     from trl import GRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

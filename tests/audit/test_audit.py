@@ -502,7 +502,7 @@ def test_a_recorder_that_fails_leaves_the_trainer_alone(capsys) -> None:
 
     assert [recorder.around(broken, lambda x: x + 1, 1) for _ in range(2)] == [2, 2]
     said = capsys.readouterr().out
-    assert said == "run.jsonl: the record ends here (KeyError: 'advantages'); training goes on\n"
+    assert said == "run.jsonl: the record ends here (KeyError: 'advantages'); training continues\n"
 
 
 def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys) -> None:

@@ -167,7 +167,7 @@ def fits(found: Tensor, candidate: Tensor) -> bool:
 
 
 class Compared(NamedTuple):
-    """The advantages of a rollout beside those that the convention gives."""
+    """The advantages of a rollout, with those that the convention gives."""
 
     rollout: Scored
     due: Tensor

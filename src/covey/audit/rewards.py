@@ -277,7 +277,7 @@ def _next_other(answers: list[str], n: int) -> str:
 
 
 def _told(rows: list[Sample], answers: list[str]) -> int:
-    """Return how many prompts have the answer beside them as a word of its own."""
+    """Return how many prompts contain the answer as a word of its own."""
     pairs = [(str(sample.prompt), answer) for sample, answer in zip(rows, answers, strict=True) if answer]
     return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None for text, answer in pairs)
 

@@ -73,7 +73,7 @@ def mask_is_shifted(record: AuditRecord) -> Trouble | None:
         if use.sample.inserted is not None or len(ids) < 2:
             return None
         late = not mask[0] and all(mask[1 : len(ids)])
-        # Beyond the last place: the width of the batch may have cut it off.
+        # Beyond the last place: the width of the batch may have truncated it.
         early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :]) and _end(record, ids) is None
         return 0 if late else len(ids) - 1 if early else -1
 

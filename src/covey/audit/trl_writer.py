@@ -1,7 +1,7 @@
-"""Write a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
+"""Writer of a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
 
 Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
-return is copied. Only the first process writes. If recording fails, the record ends and training goes on.
+return is copied. Only the first process writes. If recording fails, the record ends and training continues.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _TrlRecorder:
         except Exception as error:
             self.failed = True
             reason = f"{type(error).__name__}: {error}"
-            print(f"{self.file.path}: the record ends here ({reason}); training goes on")
+            print(f"{self.file.path}: the record ends here ({reason}); training continues")
             return None
 
     def _calculate_rewards(

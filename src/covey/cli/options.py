@@ -32,7 +32,7 @@ Settings = Annotated[
     Parameter(
         allow_leading_hyphen=True,
         help="Any setting of the config, as --section.key value; it holds in every stage. "
-        "Of one stage: --stages.2.section.key value.",
+        "For one stage: --stages.2.section.key value.",
     ),
 ]
 Rewarding = Annotated[
@@ -49,7 +49,7 @@ Trust = Annotated[
     bool,
     Parameter(
         negative=(),
-        help="Run the code that a run names, and ask its servers, though it is not one you began.",
+        help="Run the code and ask the servers that a run names, even if you did not start the run.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Evaluate or sample a model without training it."""
+"""Evaluation and sampling of a model without training."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ SLOW_SAMPLES, FEWEST_SAMPLES, MOST_SAMPLES = 4, 8, 16
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is sampled."""
+    """The amount of sampling."""
 
     samples: int | None = None
     """Completions of each problem; None: the group size, from 8 to 16, and fewer of a slow model."""

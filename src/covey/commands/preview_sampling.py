@@ -67,7 +67,7 @@ class Pilot:
         return self.run.loaded.config
 
     def begin(self, what: str, completions: int = 0) -> None:
-        """Say what is done next, of which the progress counts ``completions``."""
+        """Show the work that begins, whose progress counts ``completions``."""
         console = self.run.journal.console
         console.end()
         console.begin("preview", completions, by_completion=True)
@@ -293,7 +293,7 @@ def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
     valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], found)
     begun = time.monotonic()
     prepared, updating, tokens = _update_timed(pilot, valued)
-    # The first one includes what is compiled or allocated only once, unless that is little beside the rest.
+    # The first one includes what is compiled or allocated only once, unless that is little.
     if time.monotonic() - begun < seconds / 4:
         prepared, updating, tokens = _update_timed(pilot, valued)
     # Groups and, where not even one fits, some of its completions.

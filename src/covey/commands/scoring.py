@@ -123,9 +123,9 @@ class NamedRewards(NamedTuple):
 
     rewards: Rewards
     data: Data
-    """How the config with the rewards reads its data."""
+    """The data section of the config with the rewards."""
     wording: ModelTexts
-    """How the config's model writes prompts and thoughts."""
+    """The marks that the config's model writes around prompts and thoughts."""
     stage: ResolvedConfig | None = None
     """The stage of the config with the rewards; None without a config."""
 

@@ -40,7 +40,7 @@ class Layers:
     raw: dict[str, object]
     """The file's values, over which the other layers are put."""
     origins: dict[str, str]
-    """Where each dotted key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
+    """The place where each key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
     notes: list[str] = field(default_factory=list)
     per_update: dict[tuple[str, str], str] = field(default_factory=dict)
     """Settings given by a TRL name that counts optimizer steps: (key, origin) -> that name."""

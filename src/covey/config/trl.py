@@ -80,7 +80,7 @@ class Other(NamedTuple):
     """Advice on a name of TRL that is no setting here."""
 
     remark: str
-    """What to write instead, or why there is nothing to write."""
+    """The replacement, or the reason why there is none."""
     exists: bool = True
     """Whether covey has it in another form."""
     inert: bool = False

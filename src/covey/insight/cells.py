@@ -175,7 +175,7 @@ def _cells(row: CellRow) -> list[str]:
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
-    """Say which cell is best, and whether that is beyond chance.
+    """Name the best cell, and tell whether that is beyond chance.
 
     Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of its runs.
     """

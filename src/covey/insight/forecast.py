@@ -1,4 +1,4 @@
-"""Forecast the time and memory of a run from the work of a step and the measured speed."""
+"""Forecast of the time and memory of a run, from the work of a step and the measured speed."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RescoredGroup:
 
     @property
     def change(self) -> str:
-        """How the group changes, in a word."""
+        """The change of the group, in a word or two."""
         dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"

@@ -1,4 +1,4 @@
-"""Choose a prompt to try a model with, and write the command that sends it as in training."""
+"""The command that samples a model with a prompt of its run, sent as in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge a run by held-out problems: learned, did not learn, got worse, or cannot tell, with evidence."""
+"""The verdict on a run by held-out problems: learned, did not, got worse, or cannot tell, with evidence."""
 
 from __future__ import annotations
 

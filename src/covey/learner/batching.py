@@ -36,7 +36,7 @@ class ValueTargets(NamedTuple):
     """The data that a critic learns from, (N, L) each."""
 
     values: Tensor
-    """Its value of the text before each token, before the updates."""
+    """The critic's value of the text before each token, before the updates."""
     targets: Tensor
     returns: Tensor
     """The discounted return from each token on, which the values are compared with in the metrics."""

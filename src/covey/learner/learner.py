@@ -37,7 +37,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Requirements:
-    """What an objective requires of the pass over its batch."""
+    """The demands of an objective on the pass over its batch."""
 
     temperature: float = 1.0
     """The temperature of the distribution whose log-probs are trained."""
@@ -56,7 +56,7 @@ class Objective(Protocol[T_co]):
 
     @property
     def requires(self) -> Requirements:
-        """Its requirements."""
+        """Demands on the pass over the batch."""
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, T_co]:
         """Return a micro-batch's part of the loss, a scalar, and its statistics."""

@@ -30,7 +30,7 @@ class PolicyObjective:
 
     @property
     def requires(self) -> Requirements:
-        """Its requirements; an exact KL takes the reference's whole distribution."""
+        """Demands on the pass; an exact KL takes the reference's whole distribution."""
         algorithm = self.algorithm
         exact = "full_kl" in algorithm.needs
         return Requirements(
@@ -63,7 +63,7 @@ class ValueObjective:
 
     @property
     def requires(self) -> Requirements:
-        """Its requirements: every trained token has a gradient."""
+        """Demands on the pass: every trained token has a gradient."""
         return Requirements(max_tokens=self.max_tokens)
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:

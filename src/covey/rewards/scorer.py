@@ -193,7 +193,7 @@ class Scorer:
 
     @property
     def stats(self) -> ScoringStats:
-        """Its statistics so far."""
+        """Statistics of all calls so far."""
         return ScoringStats(self.calls, self.completions, self.waited, dict(self.context.logged))
 
     def include(self, stats: ScoringStats) -> None:

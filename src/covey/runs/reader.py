@@ -1,4 +1,4 @@
-"""Read a run by its folder, without its lock: its config, its records and its newest model."""
+"""The reader of a run by its folder, without its lock: its config, its records and its newest model."""
 
 from __future__ import annotations
 

@@ -423,7 +423,7 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _fault(self, server: RemoteServer) -> str:
-        """Say how a server's log-probs or draws differ from the policy's; empty: not at all."""
+        """Return how a server's log-probs or draws differ from the policy's; empty if they do not."""
         server.stamp = None  # the first reply says what is to be proven
         ask = partial(self._ask_for, server)
         stream = partial(key, self.version, server.url)

@@ -216,7 +216,7 @@ class RunConsole:
             self.say(f"{what} ...")
 
     def fewer_running(self, running: int) -> None:
-        """Say that sampling ran out of memory and continues with fewer completions at once."""
+        """Report that sampling ran out of memory and continues with fewer completions at once."""
         self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
 
     def doing(self, work: str, count: str = "", estimate: str = "") -> None:
@@ -230,7 +230,7 @@ class RunConsole:
         self._give_sign()
 
     def _give_sign(self) -> None:
-        """Where there is no terminal, print the present work if it is new, or after some silence."""
+        """Print the present work if it is new, or after some silence; only without a terminal."""
         with self._signs:
             now = time.monotonic()
             silence = SILENCE if now - self.made < LONG else LONG

@@ -17,7 +17,7 @@ from covey.system.text import Say
 from covey_verify.threads import continued
 
 AGAIN = {signal.SIGINT: "Ctrl-C again"}
-"""What a user calls the second signal; `a second SIGTERM` for the others."""
+"""Users' words for the second signal; `a second SIGTERM` for the others."""
 
 
 class StopSignal:

@@ -48,7 +48,7 @@ from covey.types import Group
 
 
 class ObserverRequest(NamedTuple):
-    """What an observer wants after a step."""
+    """An observer's requests after a step."""
 
     stop: bool = False
     """End the stage here."""
@@ -56,7 +56,7 @@ class ObserverRequest(NamedTuple):
 
 
 class Observer:
-    """What another program learns of a run while it goes on; these methods do nothing."""
+    """Callbacks for a program that follows a run. The base class does nothing."""
 
     def run_begins(self, step: int) -> None:
         """Called before the first step, when all is loaded; ``step`` is above 0 if the run was resumed."""
@@ -343,7 +343,7 @@ class Run:
             if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
             best = on_rank_zero(self.journal.folder.best)
-            # ``by_first``: the first process alone reads files, and all act on what it found.
+            # ``on_rank_zero``: the first process alone reads files, and all act on what it found.
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
         if not done and on_rank_zero(self._save_is_due):

@@ -90,7 +90,7 @@ def set_up(
     try:
         connect(run)
         resume_run(run, plan_memory(run))
-    # The folder is locked by now; whoever catches the error may want to open it again.
+    # The folder is locked by now; the handler of the error may want to open it again.
     except BaseException:
         run.journal.folder.close()
         raise

@@ -51,7 +51,7 @@ TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 FULL = 1.0 - 1e-9
 """The least score that counts as paid in full."""
 Place = Literal["worker", "process", "sandbox", "inline"]
-"""Where a user's function is called."""
+"""The place where a user's function is called."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -125,7 +125,7 @@ class RewardFunction:
 
     @property
     def plain_settings(self) -> dict[str, object]:
-        """Its settings without the sandbox, as its example and its checks get them."""
+        """The settings without the sandbox, as its example and its checks get them."""
         return {name: value for name, value in self.settings.items() if name != "sandbox"}
 
     @property

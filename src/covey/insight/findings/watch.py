@@ -1,4 +1,4 @@
-"""Make a run's findings while it trains, each logged once, and read those of a recorded run."""
+"""The findings of a run while it trains, each logged once, and those of a recorded run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Explanation(NamedTuple):
     stage: Path
     """Folder of the last stage."""
     verdict: str
-    """Its verdict, or why it ended early."""
+    """The run's verdict, or why it ended early."""
     findings: list[Finding]
 
 

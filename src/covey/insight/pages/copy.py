@@ -1,4 +1,4 @@
-"""Write a copy of the lab in one file that needs no server: worked examples with stored answers."""
+"""A copy of the lab in one file that needs no server: worked examples with stored answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write pages as one HTML file that asks nobody: static files inlined, answers of the server stored."""
+"""Pages as one HTML file that sends no requests: static files inlined, the server's answers stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collect the JSON that the pages show of run folders: the list of runs, and a run's curves, also live."""
+"""The JSON that the pages show of run folders: runs, curves, steps and groups, also live."""
 
 from __future__ import annotations
 

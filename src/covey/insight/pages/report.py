@@ -1,4 +1,4 @@
-"""`covey report`: write the page of a run, or of a pipeline's stages, as one file that asks nobody."""
+"""`covey report`: the page of a run, or of a pipeline's stages, as one file that sends no requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIGITS = 6
 """Significant digits of a number in a report."""
 REFUSAL = "This report does not hold that page. `covey ui` shows it from the run's folder."
 Answer = tuple[str, Record, Record]
-"""What is asked for (`step`, `group`, `tokens`), the query besides the run, and the page."""
+"""The kind of page (`step`, `group`, `tokens`), the query besides the run, and the page."""
 
 
 def write_report(run: Path, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Show a completion token by token: its text, and each token's log-prob, advantage and update values."""
+"""A completion token by token: its text, and each token's log-prob, advantage and update values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from covey.system.opening import read_below
 from covey_verify.errors import ConfigError, CoveyError
 
 QUANTITIES = {
-    "applied": "gradient coefficient: how hard the step's updates pushed this token, the reduction included",
+    "applied": "gradient coefficient: weight of this token in the step's updates, the reduction included",
     "advantage": "advantage of the token",
     "logprob": "log-prob under the sampler, nats",
     "ratio": "importance ratio in the last update that saw the token",

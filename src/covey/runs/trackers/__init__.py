@@ -113,7 +113,7 @@ class Tracking:
         self._tell()
 
     def _tell(self) -> bool:
-        """Tell the run once why it gets no more numbers. -> whether it does not."""
+        """Tell the run once why the tracker gets no more numbers. Return whether that is so."""
         # Called by the run's thread only: `failed` prints and logs.
         if self.reason and not self.told:
             self.told = True

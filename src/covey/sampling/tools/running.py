@@ -130,7 +130,7 @@ class Toolbox:
     def begin(
         self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance
     ) -> Callable[[], list[str]]:
-        """Start the calls of a turn. -> a function that waits for their results, texts for the model."""
+        """Start the calls of a turn; return a function that waits for their results, texts for the model."""
         most = self.tools.calls_per_turn
         run = [partial(self._within, allowance, call, problem, episode) for call in calls[:most]]
         beyond = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
