@@ -341,7 +341,7 @@ MUTANTS = [
         "learner/batching.py",
         ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
         ("whitening per micro-batch's totals", "yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, repeated)"),
-        ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, repeated)", "totals, part.group_tokens, rows, counts)"),
+        ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, repeated)", "totals, part.group_tokens, rows, repeated)"),
         ("masked tokens counted", "tokens=int(self.mask.sum())", "tokens=self.mask.numel()"),
         ("prompts counted as completions", "prompts=len(self.group[trained].unique())", "prompts=int(trained.sum())"),
         ("a group split over minibatches", "[batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]", "[batch.select(p.tolist()) for p in np.array_split(np.arange(len(batch)), len(parts))]"),

@@ -27,10 +27,10 @@ from covey.errors import GuardStop
 from covey.insight.result import Result
 from covey.learner.process import caller_restored, torch_as_new
 from covey.models.passed_models import restored_afterwards
+from covey.training.measure import measure
 from covey.training.run import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
-from covey.trl.measure import measure
 from covey.trl.models import with_adapters
 from covey.trl.rows import Row, in_order, listed
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
