@@ -293,6 +293,7 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         every(updates, loss=None),
     ),
     "group_mixed": every(samples, group=lambda s: 0),
+    "group_of_one": lambda lines: [s.update(group=n % 8) for n, s in enumerate(samples(lines))],
     "advantages_moved": every(rows, advantage=lambda r: -r["advantage"]),
     "advantages_negated": advantages(lambda a: [-x for x in a]),
     "advantages_order": advantages(lambda a: [a[0], a[2], a[1], *a[3:]]),
@@ -348,6 +349,33 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
     lines = copy.deepcopy(sound())
     MISTAKES[name](lines)
     assert found(lines, tmp_path / "run.jsonl")[:1] == [name]
+
+
+def of_verl(lines: Lines, **settings: Any) -> Lines:
+    """The record as verl's, whose rewards are those of its functions."""
+    lines[0] |= {"framework": "verl", "settings": settings}
+    for sample in samples(lines):
+        sample["reward"] = sample["rewards"]["right"]
+    return lines
+
+
+def test_a_score_at_every_token_is_another_reward(tmp_path: Path) -> None:
+    lines = of_verl(sound(), **{"algorithm.adv_estimator": "grpo"})
+    assert "reward_differs" not in found(lines, tmp_path / "run.jsonl")
+    for sample in samples(lines):
+        sample["reward"] *= len(sample["ids"])
+    assert "reward_differs" in found(lines, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize(("sign", "names"), [(-1, []), (1, ["kl_sign"])])
+def test_a_kl_in_the_reward_is_subtracted(sign: int, names: list[str], tmp_path: Path) -> None:
+    kl = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.1}
+    lines = of_verl(sound(), **{"algorithm.adv_estimator": "reinforce_plus_plus"}, **kl)
+    for number, rollout in enumerate(rollouts(lines)):
+        for sample in rollout["completions"]:
+            # The reference of the second rollout is .02 nats below the policy at each token.
+            sample["reward"] += sign * 0.1 * 0.02 * number * len(sample["ids"])
+    assert [name for name in found(lines, tmp_path / "run.jsonl") if name == "kl_sign"] == names
 
 
 def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:

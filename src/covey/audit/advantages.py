@@ -308,6 +308,19 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
     return None
 
 
+def groups_have_one_completion(record: AuditRecord) -> Trouble | None:
+    """Every group of a rollout has one completion, though prompts occur several times in it."""
+    for rollout in record.rollouts:
+        numbers = [s.group for s in rollout.completions]
+        prompts = {s.prompt_text for s in rollout.completions}
+        if None not in numbers and len(set(numbers)) == len(numbers) > len(prompts):
+            said = f"{len(numbers)} completions of {len(prompts)} prompts are groups of one"
+            return Trouble(
+                f"{said}, compared with nothing", rollout.step, {"group": numbers[0] or 0, "completion": 0}
+            )
+    return None
+
+
 def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     """An update uses an advantage that is not the one that the completion got from its rollout, and the
     numbers of the update are among those of the rollout.
@@ -355,6 +368,7 @@ def _trained_ids(use: Use) -> tuple[int, ...]:
 CHECKS: dict[str, Predicate] = {
     "reordered_alone": rows_are_reordered_alone,
     "group_mixed": group_mixes_prompts,
+    "group_of_one": groups_have_one_completion,
     "advantages_moved": advantages_of_updates_differ,
     **{name: explained_by(name) for name in EXPLANATIONS},
 }

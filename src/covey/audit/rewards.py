@@ -168,6 +168,22 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     return Trouble(said, paid[0][0], {"completion": paid[0][1]})
 
 
+def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
+    """In verl, without a KL in the reward, the reward that advantages are made of is not the score of its
+    function, in more than a tenth of the completions.
+    """
+    if record.header.framework != "verl" or record.setting("algorithm.use_kl_in_reward") is True:
+        return None
+    known = [(step, n, s.reward, _sum(record, s.rewards)) for step, n, s in record.samples if s.rewards]
+    both = [(step, n, r, due) for step, n, r, due in known if r is not None and not math.isnan(due)]
+    other = [row for row in both if not math.isclose(row[2], row[3], rel_tol=1e-3, abs_tol=1e-4)]
+    if len(both) < FEWEST or len(other) <= 0.1 * len(both):
+        return None
+    step, n, trained, due = other[0]
+    said = f"{len(other)} of {len(both)} completions are trained with another reward than they were given"
+    return Trouble(f"{said}: {trained:.4g} for {due:.4g}", step, {"completion": n})
+
+
 def rewards_are_constant(record: AuditRecord) -> Trouble | None:
     """Every completion of the run, of at least 16, got the same reward."""
     values = _rewards(record)
@@ -304,6 +320,7 @@ CHECKS = {
     "weights_zero": weight_is_zero,
     "rewards_missing": rewards_are_missing,
     "reward_drowned": one_reward_drowns_the_others,
+    "reward_differs": trained_reward_is_another,
     "answer_empty": rows_lack_their_answer,
     "pays_empty": empty_text_is_paid_most,
     "rewards_constant": rewards_are_constant,

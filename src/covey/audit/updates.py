@@ -118,10 +118,34 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     if coef < 0:
         return Trouble(f"{name} is {coef:g}: the policy is paid for leaving its reference")
 
+    if record.setting("algorithm.use_kl_in_reward") is True:
+        return _kl_is_paid(record)
+
     def subtracted(found: float, due: Loss) -> bool:
         return float(due.kl) > 1e-4 and _alike(found, float(due.total) - 2 * coef * float(due.kl))
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
+
+
+def _kl_is_paid(record: AuditRecord) -> Trouble | None:
+    """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
+    coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
+    paid = fined = 0
+    for use in record.uses:
+        row, sample = use.row, use.sample
+        scores = [score for score in sample.rewards.values() if score is not None]
+        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
+        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
+            continue
+        change = sample.reward - sum(scores)
+        paid += math.isclose(change, coef * kl, rel_tol=0.02)
+        fined += math.isclose(change, -coef * kl, rel_tol=0.02)
+    if paid < 4 or fined:
+        return None
+    return Trouble(
+        f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
+    )
 
 
 def loss_is_scaled(record: AuditRecord) -> Trouble | None:
