@@ -130,7 +130,7 @@ def vespo(
 ) -> Tensor:
     """-sg(rho^k e^(lam (1 - rho))) A log pi: a gamma-shaped weight, 1 on-policy, 0 far away.
 
-    VESPO, arXiv 2602.10693, with the response-level ratio; k and lam by the sign of A.
+    VESPO, arXiv 2602.10693, with the completion-level ratio; k and lam by the sign of A.
     """
     up = advantages >= 0
     weight = ratio.detach()
