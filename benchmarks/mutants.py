@@ -57,64 +57,64 @@ class Mutant(NamedTuple):
         return max((start for start in NEAR if self.file.startswith(start)), key=len)
 
 
-MATHEMATICS = ["tests/objective", "tests/batching"]
+MATHEMATICS = ["tests/objective", "tests/learner"]
 PROOF = ["tests/proof/test_axes.py", "tests/proof/test_shadow.py"]
-SEAMS = ["tests/train/test_seams.py"]
+SEAMS = ["tests/training/test_seams.py"]
 GIVEN = "tests/proof/test_given.py"
-STAGES = "tests/train/test_stages.py::test_a_pipeline_of_every_kind_of_stage"
+STAGES = "tests/training/test_stages.py::test_a_pipeline_of_every_kind_of_stage"
 NEAR = {
     "learner/objectives": [
         "tests/proof/test_axes.py::test_a_critic_of_either_kind_is_trained_alike",
-        "tests/batching/test_inserted.py::test_a_run_with_tools_is_recorded_read_back_and_proved[critic]",
+        "tests/learner/test_inserted.py::test_a_run_with_tools_is_recorded_read_back_and_proved[critic]",
     ],
     "models/load": SEAMS,
-    "models/reward_model": [*SEAMS, "tests/train/test_reward_models.py", "tests/models/test_reward.py"],
+    "models/reward_model": [*SEAMS, "tests/training/test_reward_models.py", "tests/models/test_reward.py"],
     "models/reference": [
         "tests/proof/test_axes.py::test_adapters_are_trained_alike",
         "tests/proof/test_axes.py::test_the_kl_coefficient_and_the_reference_are_steered_alike",
     ],
-    "models/value_head": ["tests/train/test_critic.py"],
-    "models/pretrained": ["tests/train/test_critic.py", "tests/models/test_pretrained.py"],
-    "rollouts/prefetch": ["tests/test_ahead.py"],
-    "rollouts/segments": ["tests/test_rollout.py"],
-    "training/reward_model": [*SEAMS, "tests/train/test_reward_models.py"],
+    "models/value_head": ["tests/training/test_critic.py"],
+    "models/pretrained": ["tests/training/test_critic.py", "tests/models/test_pretrained.py"],
+    "rollouts/prefetch": ["tests/rollouts/test_ahead.py"],
+    "rollouts/segments": ["tests/rollouts/test_rollout.py"],
+    "training/reward_model": [*SEAMS, "tests/training/test_reward_models.py"],
     "objective": MATHEMATICS,
     "learner/batching": [*MATHEMATICS, *PROOF],
     "models": ["tests/models", *MATHEMATICS],
     "sampling/tools/turns": ["tests/sampling/tools", "tests/proof/test_sampled_elsewhere.py"],
     "sampling/tools": ["tests/sampling/tools"],
     "rewards": ["tests/rewards/test_scorer.py"],
-    "rollouts": ["tests/test_rollout.py", "tests/test_ahead.py", "tests/test_difficulty.py"],
-    "training/evaluation": ["tests/test_evaluate.py"],
-    "runs/estimates": ["tests/test_evaluate.py"],
-    "tasks/difficulty": ["tests/test_difficulty.py", "tests/test_rollout.py"],
+    "rollouts": ["tests/rollouts/test_rollout.py", "tests/rollouts/test_ahead.py", "tests/tasks/test_difficulty.py"],
+    "training/evaluation": ["tests/training/test_evaluate.py"],
+    "runs/estimates": ["tests/training/test_evaluate.py"],
+    "tasks/difficulty": ["tests/tasks/test_difficulty.py", "tests/rollouts/test_rollout.py"],
     "sampling": [
         "tests/sampling/test_draw.py",
         "tests/sampling/test_local.py",
         "tests/sampling/test_lagging.py",
     ],
     "runs/folder": ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],
-    "runs/rollouts": ["tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked"],
+    "runs/rollouts": ["tests/training/test_runs.py::test_rejected_groups_are_logged_and_marked"],
     "learner/advantage": [*MATHEMATICS, *PROOF],
-    "learner/old_logprobs": ["tests/train/test_old_logprobs.py", *PROOF],
+    "learner/old_logprobs": ["tests/learner/test_old_logprobs.py", *PROOF],
     "learner/learner": [
         *SEAMS,
-        "tests/train/test_optimizer.py",
-        "tests/train/test_guards.py",
-        "tests/train/test_old_logprobs.py",
+        "tests/learner/test_optimizer.py",
+        "tests/training/test_guards.py",
+        "tests/learner/test_old_logprobs.py",
         *PROOF,
     ],
-    "learner": ["tests/train/test_optimizer.py", *PROOF],
-    "training/guards": ["tests/train/test_guards.py"],
-    "training/run": ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF],
-    "training/examples_loop": ["tests/train/test_supervised.py", GIVEN],
-    "training/preference": [*SEAMS, "tests/train/test_preferences.py", GIVEN],
+    "learner": ["tests/learner/test_optimizer.py", *PROOF],
+    "training/guards": ["tests/training/test_guards.py"],
+    "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
+    "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
+    "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
     "training/pipeline": [
         f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left",
         STAGES,
     ],
-    "sampling/prompts": ["tests/train/test_supervised.py", "tests/sampling/tools/test_forms.py"],
-    "training/rl": [*PROOF, "tests/train/test_critic.py"],
+    "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
+    "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
 

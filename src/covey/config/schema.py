@@ -53,7 +53,9 @@ class Data(Section):
 
     task: str | None = setting(None, "Built-in generated task: `last_digit`, `sums`, ...")
     train: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
-        None, "File of training problems: JSONL, JSON, CSV or parquet; from Python rows, too."
+        None,
+        "File of training problems: JSONL, JSON, CSV or parquet; a data set of the hub, as "
+        "hub:openai/gsm8k?config=main; from Python rows, too.",
     )
     test: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
         None, "The same for held-out problems."

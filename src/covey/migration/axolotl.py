@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlencode
 
 from covey.migration.migrated import MigrationResult
 from covey_verify.errors import ConfigError
 
+FILES = {".jsonl", ".json", ".csv", ".parquet"}
 METHODS: Mapping[str, str] = {
     "grpo": "rl", "dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "simpo": "simpo",
 }  # fmt: skip
@@ -114,16 +117,24 @@ def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
+def _address(entry: Mapping[str, object], path: str) -> str:
+    """Return a file's path, or the address of a data set on the hub."""
+    if path.count("/") != 1 or path.startswith(".") or Path(path).suffix in FILES:
+        return path
+    options = {"config": entry.get("name"), "split": entry.get("split")}
+    given = {name: value for name, value in options.items() if value is not None}
+    revision = f"@{entry['revision']}" if entry.get("revision") else ""
+    return f"hub:{path}{revision}" + (f"?{urlencode(given)}" if given else "")
+
+
 def _data(m: MigrationResult) -> None:
     data_sets = _list(m.take("datasets"))
     first = data_sets[0] if data_sets and isinstance(data_sets[0], Mapping) else {}
     path = first.get("path")
     if isinstance(path, str):
-        m.config["data.train"] = path
+        m.config["data.train"] = _address(first, path)
         if len(data_sets) > 1:
             m.without["datasets: more than one"] = "covey reads one file; join them"
-        if "/" in path and "." not in path.rpartition("/")[2]:
-            m.notes.append(f"data.train: {path} is a data set of a hub; write its rows into a file")
     chat = m.take("chat_template")
     if chat is not None or first.get("type") == "chat_template":
         m.config["data.chat"] = True

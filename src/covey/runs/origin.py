@@ -19,8 +19,8 @@ from pathlib import Path
 from covey.config.load import ResolvedConfig, resolved
 from covey.config.start import Start, read_start
 from covey.errors import START
-from covey.models.kernels.kept import cache_folder, cache_places, keep_file, own_file
 from covey.runs.atomic import write_file
+from covey.system.cache import cache_folder, cache_places, keep_file, own_file
 from covey.system.opening import RECORD_BYTES, read_below
 from covey_verify.errors import ConfigError, CoveyError
 

@@ -17,6 +17,7 @@ from covey.tasks import TASKS, gym
 from covey.tasks.examples import Example, examples_of, need_both
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
+from covey.tasks.hub import fetched, is_hub
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
@@ -64,7 +65,7 @@ def load_source(loaded: ResolvedConfig) -> Source:
     rows = [problem for problems in _example_rows(loaded) for problem in problems]
     # Examples are the only training data; otherwise the problems' own source is loaded as well.
     alone = data.task is None and data.train is None and bool(rows)
-    test = _problems_of(data.test, loaded) if alone and data.test is not None else []
+    test = _problems_of(data.test, loaded, "test") if alone and data.test is not None else []
     source = Source([], test[: data.test_size]) if alone else load_problems(loaded)
     learn = partial(examples_of, method=config.method, data=data, most=config.scoring.max_bad_references)
     examples = learn(rows or source.train)
@@ -133,34 +134,32 @@ def load_problems(loaded: ResolvedConfig) -> Source:
         return Source(train, problems(task, "test", data.test_size), (*task.rewards, *by_step))
     if data.train is None:
         raise ConfigError("data: there are no problems; set data.train to a file or data.task to a task")
-    train, test = (
-        _problems_of(where, loaded) if where is not None else [] for where in (data.train, data.test)
-    )
-    return Source(train, test[: data.test_size])
+    test = _problems_of(data.test, loaded, "test") if data.test is not None else []
+    return Source(_problems_of(data.train, loaded), test[: data.test_size])
 
 
-def _problems_of(where: Path | GivenRows, loaded: ResolvedConfig) -> list[Problem]:
+def _problems_of(where: Path | GivenRows, loaded: ResolvedConfig, split: str = "train") -> list[Problem]:
     data = loaded.config.data
     if isinstance(where, GivenRows):
         return given_problems(where, data)
-    return read_problems(_resolve(where, loaded.folder), data)
+    return read_problems(_resolve(where, loaded.folder, split), data)
 
 
 def data_files(loaded: ResolvedConfig) -> list[Path]:
     """Return the data files of a config."""
     data = loaded.config.data
-    return [
-        _resolve(path, loaded.folder)
-        for path in (data.train, data.test, *data.examples)
-        if isinstance(path, Path)
-    ]
+    files = [(data.train, "train"), (data.test, "test"), *((path, "train") for path in data.examples)]
+    return [_resolve(path, loaded.folder, split) for path, split in files if isinstance(path, Path)]
 
 
-def _resolve(path: Path, folder: Path) -> Path:
+def _resolve(path: Path, folder: Path, split: str) -> Path:
     """Return a path relative to the config's folder or, if it is not there, to the working directory.
 
-    For the folder of a stage, return the file of its examples.
+    For the folder of a stage, return the file of its examples; for a data set of the hub, the file that it
+    was fetched into, of ``split`` if its address names none.
     """
+    if is_hub(path):
+        return fetched(str(path), split)
     beside = folder / path
     target = beside if beside.exists() or path.is_absolute() else path
     return target / EXAMPLES if target.is_dir() else target
