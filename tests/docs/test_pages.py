@@ -99,7 +99,8 @@ def test_the_readers_own_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "`groups/dead` `mine.py:f` `covey train`\n```python\n# mine.py\ndef f(completion): return 1.0\n```\n"
-        "```yaml\nrewards: [mine.py:f]\n```\n[x](https://example.org) `python benchmarks/nope.py` of commit 8e212e8"
+        "```yaml\nrewards: [mine.py:f]\n```\n[x](https://example.org) "
+        "`python benchmarks/nope.py` of commit 8e212e8"
     )
     assert list(CHECK.findings(page)) == []
 
