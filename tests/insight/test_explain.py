@@ -33,7 +33,7 @@ def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
     assert main(["explain", "loss.beta"]) == 0
     assert (
-        "loss.beta (a setting of dpo; default: 0.1; > 0): How much a margin counts" in capsys.readouterr().out
+        "loss.beta (a setting of dpo; default: 0.1; > 0): Factor of the margin" in capsys.readouterr().out
     )
     assert main(["explain", "train.lrr"]) == 2
     assert "did you mean train.lr" in capsys.readouterr().err
