@@ -32,9 +32,7 @@ def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json"]) == 0
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
     assert main(["explain", "loss.beta"]) == 0
-    assert (
-        "loss.beta (a setting of dpo; default: 0.1; > 0): Factor of the margin" in capsys.readouterr().out
-    )
+    assert "loss.beta (a setting of dpo; default: 0.1; > 0): Factor of the margin" in capsys.readouterr().out
     assert main(["explain", "train.lrr"]) == 2
     assert "did you mean train.lr" in capsys.readouterr().err
 
@@ -146,8 +144,8 @@ def test_numbers_have_usual_values() -> None:
 
 
 WITHOUT = {
-    *("rollout.stop", "rollout.curriculum", "rollout.adapt_group_size", "rollout.mask_truncated"),
-    *("rollout.max_running", "train.optimizer", "train.schedule", "train.recompute_layers", "train.keep"),
-    *("train.tokens_per_micro_batch", "train.final", "train.batch_size", "train.save_every", "train.betas"),
-}
+    "rollout.stop", "rollout.curriculum", "rollout.adapt_group_size", "rollout.mask_truncated",
+    "rollout.max_running", "train.optimizer", "train.schedule", "train.recompute_layers", "train.keep",
+    "train.tokens_per_micro_batch", "train.final", "train.batch_size", "train.save_every", "train.betas",
+}  # fmt: skip
 """Switches, and what does not change the result."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WRAPPED = (
     "_calculate_rewards",
     "_generate_and_score_completions",
+    "compute_loss",
     "_compute_loss",
     "_get_per_token_logps_and_entropies",
     "_get_grad_norm",
@@ -169,10 +170,14 @@ class _TrlRecorder:
     def _get_per_token_logps_and_entropies(self, result: Sequence[Tensor], *_: object, **__: object) -> None:
         self.logprobs = result[0]
 
-    def _compute_loss(self, loss: Tensor, _model: object, inputs: Tensors) -> None:
+    def compute_loss(self, loss: Tensor, *_: object, **__: object) -> None:
+        # The outer of the two methods: a subclass that scales the loss does it there.
+        if self.trainer.model.training:
+            self.update["loss"] += loss.item()
+
+    def _compute_loss(self, _loss: Tensor, _model: object, inputs: Tensors) -> None:
         if not self.trainer.model.training:
             return
-        self.update["loss"] += loss.item()
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         values = {"logprobs": self.logprobs}
         for name in ("old", "ref"):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter, validators
 
 from covey.cli.groups import OPTIONS
-from covey.system.console import as_line, inert, say_aside
+from covey.system.console import say_aside
+from covey.system.text import as_line, inert
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:

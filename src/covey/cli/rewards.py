@@ -15,7 +15,7 @@ from covey.cli.options import (
     print_result,
     tell,
 )
-from covey.system.console import as_line
+from covey.system.text import as_line
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
 
 @app.command(name="stress", group=REWARDS)
 def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
-    """Attack rewards before training: list the texts that they should not pay. Exit code 1 if there are any.
+    """Attack rewards before training: list incorrect texts that they pay. Exit code 1 if there are any.
 
     :param file: A config with rewards, tools and data; or a data file, followed by rewards.
     """
@@ -59,8 +59,7 @@ def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_jso
 @app.command(name="rescore", group=REWARDS)
 def command_rescore(
     run: Path,
-    *words: Rewarding,
-    rewards: list[str] | None = None,
+    *rewards: Rewarding,
     steps: int = 8,
     trust: Trust = False,
     as_json: Json = False,
@@ -68,7 +67,6 @@ def command_rescore(
     """Apply other rewards to the completions of a run, and show which groups change sign, die or come alive.
 
     :param run: Folder of the run; its data give the columns.
-    :param rewards: The same as the arguments after the folder.
     :param steps: Number of last steps to score.
     """
     if steps < 1:
@@ -77,7 +75,7 @@ def command_rescore(
     from covey.insight import rescore
 
     notes = list[str]()
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps, notes.append)
+    found = rescore.rescore(run, named_rewards(rewards, trust), steps, notes.append)
     said = [f"note: {note}" for note in notes]
     print_result(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
     return 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
 ) -> int:
-    """Show a run in the terminal; with --step its groups, with --group all completions of one.
+    """Show a run in the terminal: its course, the groups of a STEP, or all completions of a GROUP.
 
     :param run: Folder of the run; of several stages the last one counts.
     :param step: Step, counted from 0.

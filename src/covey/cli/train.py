@@ -102,7 +102,9 @@ def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None =
     from covey.training.run import RunOptions
 
     home = loaded.config.output
-    session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
+    session = RunOptions(
+        strict=manner.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults
+    )
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
         with joined(loaded.config.guards.stall_minutes, loaded.config.device):

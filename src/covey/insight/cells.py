@@ -19,8 +19,8 @@ from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
-from covey.system.console import duration
 from covey.system.plot import table
+from covey.system.text import duration
 
 RECORD_NAME = "sweep.json"
 CHART_NAME = "sweep.svg"

@@ -52,6 +52,7 @@ from covey.sampling.servers import (
     timed_out,
 )
 from covey.system.processes import on_rank_zero
+from covey.system.text import Say
 from covey.types import Completion, Provenance
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask, reason_of
@@ -108,7 +109,7 @@ class RemoteSampler:
         self.temperature = temperature
         self.max_running = max_running
         self.version = 0
-        self.say: Callable[[str], None] = lambda _: None
+        self.say: Say = lambda _: None
         """Called with a sentence on each event of a server."""
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while no result arrives; may raise to stop."""

@@ -85,7 +85,7 @@ def said_by_another(error: CoveyError) -> bool:
 
 
 @contextmanager
-def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
+def joined(minutes: float, device: str) -> Iterator[None]:
     """Join the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: no limit.
 
     Raises PeersLost if one has ended, or does not answer.

@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from covey.runs.clock import Clock
-from covey.system.console import duration
+from covey.system.text import duration
 
 NOTICED = 1.0
 """Seconds of work below which a loss is not worth a word."""

@@ -12,8 +12,8 @@ from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
 from covey.sampling.prompts import Prompted
-from covey.system.console import duration
 from covey.system.processes import world_size
+from covey.system.text import duration
 from covey.training.run import Run
 
 SAMPLING = 0.6

@@ -28,8 +28,8 @@ from covey_verify.sandbox.client import verifier_server
 from covey_verify.sandbox.confine import Limits
 from covey_verify.types import Positive, Row, Score, Status, StepRewards
 
-# Arguments in the order in which ``covey.rewards.contract.Context.provided`` fills them.
-FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
+FROM_TRAINER = {"trainer_state", "log_extra", "log_metric"}
+"""Arguments that only a trainer can provide."""
 # Arguments with a value for each completion of the group, and those with a value for one completion.
 GROUP_ARGUMENTS = {
     "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from covey.system.console import inert
+from covey.system.text import inert
 
 SHARED = ("dom", "plot", "site")
 """Modules of every document."""

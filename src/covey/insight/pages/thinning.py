@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.system.console import finite
+from covey.system.text import finite
 
 Record = dict[str, Any]
 MOST = 200

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.insight.pages.records import model_folder
 from covey.insight.pages.thinning import Record
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
+from covey.runs.folder import latest_checkpoint
 from covey.runs.origin import is_own
 from covey.runs.reader import look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts
@@ -127,4 +127,11 @@ def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> 
     rewards = torch.tensor([log.rows[i]["reward"] for i in known], dtype=torch.float64)
     ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in known]
     values = prefix_values(rewards, pad_sequence(ids, batch_first=True, padding_value=-1))
-    return values[known.index(places[sample]), : len(ids[known.index(places[sample])])].numpy()
+    row = known.index(places[sample])
+    return values[row, : len(ids[row])].numpy()
+
+
+def model_folder(folder: Path) -> Path | None:
+    """Return the folder with a run's newest model, if that has a tokenizer."""
+    found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
+    return found if found is not None and (found / "tokenizer.json").is_file() else None
