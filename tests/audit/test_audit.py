@@ -428,7 +428,7 @@ def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_p
         ("", ": the file is empty"),
         ("\n", ":1: no JSON"),
         ('{"format": "covey', ":1: the header is not complete"),
-        ('{"prompt": "a"}\n', ":1: no record of a run"),
+        ('{"prompt": "a"}\n', ":1: not a record of a run"),
         ('{"format": "covey-audit", "version": 2}\n', ":1: version 2 of the format; this covey reads 1"),
         ('{"format": "covey-audit", "version": 1, "setting": {}}\n', ":1: setting: Extra inputs"),
         (HEAD + "[1]\n", ":2: list where an object is expected"),
@@ -516,7 +516,7 @@ def test_dumps_of_verl_are_read_as_they_are(tmp_path: Path) -> None:
     assert len(record.samples) == 64 and record.header.framework == "verl"
     assert [f.id for f in apply(CHECKS, record).findings] == ["rewards_constant"]
     (tmp_path / "2.jsonl").write_text('{"input": "a", "output": "b"}\n')
-    with pytest.raises(DataError, match=r"2\.jsonl:1: no row of a verl dump"):
+    with pytest.raises(DataError, match=r"2\.jsonl:1: not a row of a verl dump"):
         open_run(tmp_path)
 
 

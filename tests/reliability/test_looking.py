@@ -191,7 +191,7 @@ STRANGE = {
     linked: "exit.json: exit.json is a link",
     half_linked: "exit.json is damaged",
     linked_rollouts: "rollouts is a link",
-    piped: "metrics.jsonl is no regular file",
+    piped: "metrics.jsonl is not a regular file",
     huge: "metrics.jsonl has 1,099,511,627,776 bytes",
     deep: "config.yaml",
 }

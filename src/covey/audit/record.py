@@ -295,7 +295,7 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, object]:
     try:
         value = load_json(text)
     except ValueError as error:
-        raise DataError(f"{path}:{number}: no JSON ({error})") from None
+        raise DataError(f"{path}:{number}: not JSON ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}:{number}: {type(value).__name__} where an object is expected")
     return value
@@ -305,7 +305,7 @@ def _header(path: Path, text: bytes) -> Header:
     value = _object(path, 1, text)
     if value.get("format") != FORMAT:
         raise DataError(
-            f'{path}:1: no record of a run; the first line must be {{"format": "{FORMAT}", '
+            f'{path}:1: not a record of a run; the first line must be {{"format": "{FORMAT}", '
             f'"version": {VERSION}, ...}}, see docs/audit.md'
         )
     if value.get("version") != VERSION:

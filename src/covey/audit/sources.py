@@ -143,7 +143,7 @@ def trl_state(path: Path) -> AuditRecord:
         lines = [_logged(entry) for entry in logged]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: no state of a trainer: log_history is missing or damaged ({error})"
+            f"{path}: not the state of a trainer: log_history is missing or damaged ({error})"
         ) from None
     if not lines:
         raise DataError(
@@ -187,7 +187,7 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
                     prompt=row["input"], text=row["output"], rewards={"score": float(row["score"])}, row=own
                 )
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path}:{n}: no row of a verl dump ({error})") from None
+                raise DataError(f"{path}:{n}: not a row of a verl dump ({error})") from None
             samples.append(sample)
         step = int(path.stem) if path.stem.isdecimal() else number
         lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))

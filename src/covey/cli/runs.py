@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
 ) -> int:
-    """Show a run in the terminal; with --step its groups, with --group all completions of one.
+    """Show a run in the terminal: its course, the groups of a STEP, or all completions of a GROUP.
 
     :param run: Folder of the run; of several stages the last one counts.
     :param step: Step, counted from 0.
@@ -48,8 +48,8 @@ def command_show(
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Find what went wrong in a run and the setting that helps, or explain a setting, metric or finding.
 
-    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
-        of the algorithm, a finding, or a name of TRL's. By default all settings are listed.
+    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, an
+        algorithm or a function of one, a finding, or a name of TRL's. By default all settings are listed.
     """
     if what and Path(what).is_dir():
         from covey.insight.findings.watch import explain_run
@@ -64,10 +64,15 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
             said.append(f"to try what would help: covey diagnose {shell_word(what)}")
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
+        from covey.cli.algorithms import show_one
         from covey.cli.settings import settings, show
 
-        output = settings(what)
-        lines = show(output)
+        entries = settings(what)
+        presets = [str(entry["setting"]) for entry in entries if entry["of"] == "algorithm"]
+        if presets and not as_json:  # formulas and YAML instead of a line
+            print_result(False, None, show([entry for entry in entries if entry["of"] != "algorithm"]))
+            return show_one(presets[0], as_json=False)
+        output, lines = entries, show(entries)
     print_result(as_json, output, lines)
     return 0
 

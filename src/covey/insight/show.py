@@ -217,7 +217,7 @@ def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
     kl = (recorded_yaml(stage).get("algorithm") or {}).get("kl") or {}
     if kl.get("place") == "reward":
         return "The KL in the reward, which is not part of the reward that is shown, tells them apart."
-    return "This estimator compares with something else than the group, and trains on them all the same."
+    return "This estimator compares with something other than the group, and trains on them nevertheless."
 
 
 def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:

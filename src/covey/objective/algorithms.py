@@ -53,7 +53,7 @@ class Algorithm:
     ratio: Annotated[
         Bound[LossInputs, Tensor],
         Setting(
-            "How far the policy has moved from the one that sampled: by token, sequence or completion.",
+            "Ratio of the policy to the one that sampled: by token, sequence or completion.",
             trl="importance_sampling_level",
         ),
     ] = bind(ratios.token)
@@ -65,7 +65,7 @@ class Algorithm:
     """Ratios and advantages -> (N, T) losses."""
     reduce: Annotated[
         Bound[LossInputs, Tensor],
-        Setting("How much a token weighs in the loss of an update.", trl="loss_type"),
+        Setting("Weight of a token in the loss of an update.", trl="loss_type"),
     ] = bind(reductions.token_mean)
     """Weight of each completion, (N,)."""
     kl: Annotated[
@@ -83,7 +83,7 @@ class Algorithm:
     entropy: Annotated[Entropy | None, Setting("The entropy bonus. A number is its coefficient.")] = None
     critic: Annotated[
         Critic | None,
-        Setting("What learns the values that gae asks for; null keeps none. A word is its trunk."),
+        Setting("The critic, whose values gae needs; null: none. A word is its trunk."),
     ] = None
     nll: Annotated[
         NonNegative,
@@ -105,10 +105,10 @@ class Algorithm:
     """(N, T)."""
     filter: Annotated[
         Bound[FilterData, bool] | None,
-        Setting("Which groups are trained on; the others are resampled."),
+        Setting("Condition for training a group; other groups are resampled."),
     ] = None
     old: Annotated[
-        OldPolicy, Setting("Whose log-probs the ratio divides by: the trainer's, or the sampler's.")
+        OldPolicy, Setting("Log-probs that the ratio divides by: the trainer's, or the sampler's.")
     ] = "trainer"
     """``trainer``: recomputed by the trainer; ``sampler``: as the sampler recorded them (bypass)."""
     paper: str = field(default="", compare=False)
