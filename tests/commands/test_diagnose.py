@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import yaml
 from tests.training.test_runs import StopAt
 
 from covey.cli import main
-from covey.commands.diagnose import Plan, diagnose, plan_trials
+from covey.commands.diagnose import Plan, answers_of_others, diagnose, plan_trials
 from covey.config.load import load_config
 from covey.errors import Stopped
 from covey.insight.findings.finding import Finding
@@ -43,8 +44,14 @@ CONFIG = {
 LUCK = """
 def even(completion: str) -> float:
     return float(sum(completion.encode()) % 2 == 0)
+
+def mine(completion: str, answer: str) -> float:
+    return float((sum(completion.encode()) + int(answer)) % 2 == 0)
+
+def belongs(completion: str, prompt: str, answer: str) -> float:
+    return float(sum(map(int, filter(str.isdigit, prompt))) % 10 == int(answer)) + 0.01 * even(completion)
 """
-"""A reward that random completions get half of the time."""
+"""Rewards that random completions get half of the time, without and with the answer; and one for rows."""
 
 
 def trained(folder: Path, **more: object) -> Path:
@@ -128,6 +135,24 @@ def test_nonsense_is_refused_before_the_first_trial(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         plan_trials(run, own, start)
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ("even", "^$"),
+        ("mine", "no answer is correct yet, or answers do not belong to their prompts$"),
+        (
+            "belongs",
+            r"0\.\d+ for the answers of other rows, 1 for their own .*: answers belong to their prompts$",
+        ),
+    ],
+)
+def test_what_the_answers_of_other_rows_would_earn_is_said(tmp_path: Path, reward: str, says: str) -> None:
+    rewards = [f"{tmp_path / 'luck.py'}:{reward}"]
+    plan = plan_trials(trained(tmp_path, rewards=rewards), ["train.lr=0"], 0, steps=5)
+    diagnose(plan, RunConsole(quiet=True), StopSignal())
+    assert re.search(says, answers_of_others(plan))
 
 
 def test_only_reinforcement_is_diagnosed(tmp_path: Path) -> None:

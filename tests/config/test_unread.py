@@ -28,6 +28,7 @@ OTHER: dict[str, Any] = {
     "guards.kl_act": 1e-9,
     "guards.kl_stop": 1e-9,
     "guards.kl_action": "stop",
+    "guards.on_finding": "rollback",
     "train.final": "best",
     "keep.least": {"nobody": 2.0},
     "scoring.noise": 0.4,

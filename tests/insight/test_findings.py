@@ -231,6 +231,20 @@ def test_a_reward_that_says_nothing_of_many_is_named_and_not_given_more_time(tmp
     assert first.remedy == "", "neither more time nor an earlier end is of use"
 
 
+def test_an_own_reward_that_all_have_earned_is_no_constant_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")
+    config = run_with(tmp_path, "rewards: ['mine.py:pays']")
+
+    def said(first: float, last: float) -> set[str]:
+        solved = {"groups/dead_correct": float(last == 1), "groups/dead_incorrect": float(last < 1)}
+        end = {**LIKE["constant"], **solved, "reward/mean": last, "accuracy": float(last == 1)}
+        course = [HEALTHY | ({"reward/mean": first} if n < 20 else end) for n in range(40)]
+        return {f.id for f in explain([{"step": n, **m} for n, m in enumerate(course)], [], config)}
+
+    assert "constant_reward" not in said(0.4, 1.0)
+    assert "constant_reward" in said(0.4, 0.3), "a judge that no longer judges"
+
+
 def test_several_rewards_that_grade_are_learned_though_nothing_is_ever_correct(tmp_path: Path) -> None:
     setting = run_with(tmp_path, "rewards: ['mine.py:close', 'mine.py:brief']")
     far = {"accuracy": 0.0, "kl/start": 12.0, "reward/std": 0.2, "reward/form/mean": 0.1}

@@ -14,6 +14,7 @@ from covey.objective.controllers import (
     adaptive_kl,
     first_coefficients,
     next_coefficients,
+    resumed_coefficients,
 )
 from covey.objective.filters import informative, pass_rate_band
 from covey.objective.penalties import KL, Entropy
@@ -54,6 +55,16 @@ def test_coefficients_follow_the_kl_of_a_completion_and_the_entropy_of_a_token()
     assert next_coefficients(now, algorithm, {}, completions=1000, level=None) == now
     level = replace(algorithm, kl=KL(coef=0.1))
     assert next_coefficients(now, level, seen, completions=1000, level=2).kl == pytest.approx(0.15)
+
+
+def test_a_resume_keeps_only_the_coefficients_that_are_adapted() -> None:
+    saved = Coefficients(kl=0.3, entropy=0.02)
+    fixed = replace(PRESETS["grpo"], kl=KL(coef=0.1), entropy=Entropy(coef=0.001))
+    # The config may have changed since the checkpoint.
+    assert resumed_coefficients(saved, fixed, guarded=False) == Coefficients(0.1, 0.001)
+    assert resumed_coefficients(saved, fixed, guarded=True) == Coefficients(0.3, 0.001)
+    adapted = replace(fixed, kl=KL(coef=0.1, target=6.0), entropy=Entropy(coef=0.0, target=0.2))
+    assert resumed_coefficients(saved, adapted, guarded=False) == saved
 
 
 def test_informative_compares_rewards_and_not_their_std() -> None:

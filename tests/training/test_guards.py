@@ -166,6 +166,15 @@ def test_the_kl_guard_raises_its_coefficient_and_a_resume_knows_it(tmp_path: Pat
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
 
 
+def test_a_resume_takes_another_coefficient(tmp_path: Path) -> None:
+    far = {**FAR, "kl": {"coef": 1e-4}}
+    start(tmp_path / "run", algorithm=far, train={"steps": 2})
+    settings = {"algorithm": {**FAR, "kl": {"coef": 0.5}}, "train": {"steps": 4}}
+    start(tmp_path / "run", options=RunOptions(changes=True), **settings)
+    coefficients = [m["kl/coef"] for m in read(tmp_path / "run", "metrics.jsonl")]
+    assert coefficients == [1e-4, 1e-4, 0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     ("seen", "coefficients"),
     [([2, 2, 0.5, 0.5, 0.5], [0.15, 0.225, 0.15, 0.1, 0.1]), ([0.5, math.nan], [0.1, 0.1])],

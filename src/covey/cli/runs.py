@@ -114,7 +114,7 @@ def command_diagnose(
     """
     if steps < 0:
         raise ConfigError(f"--steps {steps} must be at least 1")
-    from covey.commands.diagnose import diagnose, outlook, plan_trials
+    from covey.commands.diagnose import answers_of_others, diagnose, outlook, plan_trials
     from covey.insight.trials import helping, lines_of_trials, record_of_trials
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
@@ -122,7 +122,9 @@ def command_diagnose(
     plan = plan_trials(run, change or (), start, steps, trust)
     tell(as_json, [outlook(plan)])
     trials, unchanged = diagnose(plan, RunConsole(quiet=as_json), StopSignal())
-    print_result(as_json, record_of_trials(trials, unchanged), lines_of_trials(trials, unchanged))
+    answers = answers_of_others(plan)
+    record = {**record_of_trials(trials, unchanged), "answers": answers or None}
+    print_result(as_json, record, [*lines_of_trials(trials, unchanged), *([answers] if answers else [])])
     return int(not helping(trials))
 
 

@@ -15,12 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from covey.commands.scoring import named_rewards
 from covey.config.load import resolved_yaml
 from covey.config.start import Start
 from covey.errors import RECORD, CheckpointError, GuardStop, Stopped
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import settings_of
+from covey.insight.findings.view import WINDOW
 from covey.insight.findings.watch import explain_run
+from covey.insight.rescore import rescore
 from covey.insight.trials import (
     UNCHANGED,
     Change,
@@ -29,9 +34,11 @@ from covey.insight.trials import (
     findings_since,
     trials_of,
 )
-from covey.runs.atomic import discard, make_folder
+from covey.runs.atomic import discard, link, make_folder
 from covey.runs.compatibility import verdict
+from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
+from covey.runs.healing import ASIDE, HEALING
 from covey.runs.origin import write_own
 from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole
@@ -47,9 +54,15 @@ LONGEST_NAME = 80
 """Characters of a folder's name before it is shortened."""
 LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
-NOT_COPIED = (*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export")
+NOT_COPIED = (
+    *(*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export"),
+    *(HEALING, ASIDE),
+)
 """Entries of a run's folder that are linked, or that say how it ended."""
-QUIETLY = ("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last")
+QUIETLY = (
+    *("--train.save_every=1000000000", "--train.stop_at=null", "--eval.every=0", "--train.final=last"),
+    "--guards.on_finding=report",
+)
 """A trial is measured at its end only, and nobody continues it."""
 
 
@@ -216,6 +229,27 @@ def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Tr
     return trials_of(folders, unchanged, plan.begun, plan.steps), findings_since(unchanged, plan.begun)
 
 
+def answers_of_others(plan: Plan) -> str:
+    """Return a sentence on what completions of the unchanged trial earn for the answers of other rows, and for their own.
+
+    If that is as much, answers may not belong to their prompts. Empty if no reward depends on the answer, or
+    nothing can be scored again.
+    """
+    try:
+        rewards = named_rewards([str(plan.stage)], plan.trust)
+        found = rescore(plan.folder(None), rewards, WINDOW, permuted=True)
+    except CoveyError:
+        return ""
+    own = np.array([np.nanmean(group.old) for group in found])
+    other = np.array([np.nanmean(group.new) for group in found])
+    if (own == other).all():
+        return ""
+    change = gain(own, other, float(np.ptp([own, other])), share=False)
+    belong = "answers belong" if change.high < 0 else "no answer is correct yet, or answers do not belong"
+    paid = f"{np.nanmean(other):.2g} for the answers of other rows, {np.nanmean(own):.2g} for their own"
+    return f"completions earn {paid} ({change}): {belong} to their prompts"
+
+
 def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSignal) -> None:
     """Make one trial, unless it has ended; then only its logs stay."""
     folder = plan.folder(change)
@@ -263,7 +297,7 @@ def _fork(plan: Plan, folder: Path) -> None:
     shutil.copytree(plan.stage, temporary, ignore=lambda where, names: _left_out(plan.stage, where, names))
     for folder_of_run in (plan.stage / "rollouts", checkpoint):
         target = temporary / folder_of_run.relative_to(plan.stage)
-        shutil.copytree(folder_of_run, target, copy_function=_link)
+        shutil.copytree(folder_of_run, target, copy_function=link)
     # With the paths of a pipeline's stage written out: from here they would lead elsewhere.
     unchanged = load_recorded(plan.stage, QUIETLY, {"output": folder}, plan.trust)
     write_own(temporary, "config.yaml", resolved_yaml(unchanged))
@@ -272,10 +306,3 @@ def _fork(plan: Plan, folder: Path) -> None:
 
 def _left_out(stage: Path, where: str, names: Sequence[str]) -> set[str]:
     return set(names) & set(NOT_COPIED) if Path(where) == stage else set()
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or a file system without links
-        shutil.copy2(source, target)

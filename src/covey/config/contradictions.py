@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from covey.config.methods import SAMPLES
+from covey.config.python_objects import GivenModel
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
@@ -53,7 +54,6 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """Yield messages about contradictions in a reinforcement run's whole config."""
     rollout = config.rollout
     train = config.train
-    guards = config.guards
     yield from contradictions(algorithm, rollout.group_size, updates_of(config))
     if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
         yield (
@@ -106,10 +106,19 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"{rollout.prompts_per_step}: an update trains on whole groups; use at most "
             f"{rollout.prompts_per_step}"
         )
-    if guards.kl_action == "raise_coef" and algorithm.kl is None:
+    yield from _of_guards(config, algorithm)
+
+
+def _of_guards(config: Config, algorithm: Algorithm) -> Iterator[str]:
+    if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
         yield "guards.kl_action raise_coef: algorithm.kl is not set, so there is no coefficient to raise"
-    elif guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
+    elif config.guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
         yield "guards.kl_action raise_coef: algorithm.kl.target already adapts the coefficient"
+    if config.guards.on_finding == "rollback" and isinstance(config.model, GivenModel):
+        yield (
+            "guards.on_finding rollback: a model given as an object is trained in place, so the run could "
+            "not go back to its first weights; save the model to a folder, and give that"
+        )
 
 
 def example_problems(config: Config) -> Iterator[str]:

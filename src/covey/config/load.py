@@ -30,6 +30,7 @@ from covey.config.methods import COMPARES, METHODS
 from covey.config.python_objects import plain, refuse_lost
 from covey.config.rows import key_paths
 from covey.config.schema import Config
+from covey.config.section import Section
 from covey.config.sources import items, options, read_yaml
 from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explained
@@ -114,6 +115,20 @@ def load_config(
     ]
     loaded.notes = [*layers.notes, *notes, *further]
     return loaded
+
+
+def with_settings(loaded: ResolvedConfig, settings: Sequence[str]) -> ResolvedConfig:
+    """Return a run or a stage with further settings, given as on the command line. Raises ConfigError."""
+    layers = Layers(_set_in(loaded.config), dict(loaded.origins))
+    layers.add(options(settings))
+    new = _validate(layers.raw, layers.origins, loaded.folder, "config", layers.per_update, names_only=False)
+    return replace(loaded, config=new.config, algorithm=new.algorithm, origins=new.origins, loss=new.loss)
+
+
+def _set_in(section: Section) -> dict[str, object]:
+    """Return the values that were set in a section and those below it, as a file would give them."""
+    values = {name: getattr(section, name) for name in section.model_fields_set}
+    return {name: _set_in(v) if isinstance(v, Section) else v for name, v in values.items()}
 
 
 def _validate(

@@ -239,6 +239,12 @@ class Guards(Section):
         "again per step below.",
         resume="breaks exactness",
     )
+    on_finding: Literal["report", "rollback"] = setting(
+        "report",
+        "What a warning or a severe finding leads to. rollback: back to the last good checkpoint, and on "
+        "with the finding's config line.",
+    )
+    heal_tries: Few = setting(3, "Times that a run may go back because of findings.")
     entropy_floor: NonNegative = setting(
         0.0, "Stop when the entropy of a step's sampling, nats a token, falls below."
     )

@@ -13,6 +13,7 @@ from covey.models.wording import ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
+from covey.rng import key, permutation
 from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
@@ -63,11 +64,14 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
     return np.where(np.abs(centred) < 1e-12, 0.0, np.sign(centred))
 
 
-def rescore(run: Path, rewards: Rewards, steps: int, say: Say | None = None) -> list[RescoredGroup]:
+def rescore(
+    run: Path, rewards: Rewards, steps: int, say: Say | None = None, permuted: bool = False
+) -> list[RescoredGroup]:
     """Score the groups of the last ``steps`` logged steps again, with the columns of the run's data.
 
-    ``say`` is called with the reason if the run's chat template is unknown. Raises DataError if a problem of
-    the run is no longer in the data.
+    If ``permuted``, each problem gets the columns, and so the answer, of another row. ``say`` is called with
+    the reason if the run's chat template is unknown. Raises DataError if a problem of the run is no longer in
+    the data.
     """
     stage = last_stage(run)
     loaded = look_at(stage)
@@ -82,6 +86,13 @@ def rescore(run: Path, rewards: Rewards, steps: int, say: Say | None = None) -> 
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards.reader = Reader(wording.decode)
     problems = {p.id: p for p in source.train}
+    if permuted:
+        order = permutation(key("answers of other rows"), len(source.train))
+        pairs = zip(order, np.roll(order, 1), strict=True)
+        problems = {
+            source.train[own].id: replace(source.train[own], columns=source.train[other].columns)
+            for own, other in pairs
+        }
     groups = []
     for step in logged:
         log = read_rollouts(stage, step)

@@ -28,9 +28,9 @@ from covey.insight.findings.remedies import (
 from covey.insight.findings.rule import Remedy
 from covey.insight.findings.settings import SettingOf, yaml_line
 from covey.insight.findings.table import RULES
-from covey.insight.findings.view import RunView
+from covey.insight.findings.view import WIDEST, RunView
 from covey.insight.verdict import points
-from covey.runs.estimates import Estimate, Evaluation, gain, gains, incomparable
+from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, incomparable
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending
 from covey.runs.rollouts import recorded_steps
@@ -158,6 +158,23 @@ def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps
     ]
 
 
+def compared(change: Change, before: Path, after: Path, begun: int, end: int) -> TrialResult:
+    """Return what a change did: the run ``after`` it against the one ``before``, in the same steps.
+
+    These are the later half of those from ``begun`` to ``end``, at most WIDEST. Held-out accuracy is compared
+    where both runs measured it after the same number of steps.
+    """
+    late = max(begun + (end - begun) // 2, end - WIDEST)
+    known = [{r["step"]: r for r in read_stream(run, "evals.jsonl")} for run in (before, after)]
+    common = [step for step in known[0] if step in known[1] and int(str(step)) > begun]
+    held_out = NOT_KNOWN
+    if common:
+        first, second = (Evaluation.from_record(records[common[-1]]) for records in known)
+        held_out = _gain_held_out(first, second, change, Z95)
+    training = _training(_accuracy(before, late, end), _accuracy(after, late, end), change, Z95)
+    return TrialResult(change, after, held_out, training, findings_since(after, begun), "")
+
+
 def findings_since(folder: Path, begun: int) -> tuple[str, ...]:
     """Return the ids of the findings that a trial made itself."""
     records = read_stream(folder, STREAM)
@@ -174,7 +191,13 @@ def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> 
     ended = all((folder / RESULT).exists() for folder in (unchanged, changed))
     measured = [_last_evaluation(folder) for folder in (unchanged, changed)]
     before, after = measured
-    if not ended or before is None or after is None or incomparable(before, after):
+    if not ended or before is None or after is None:
+        return NOT_KNOWN
+    return _gain_held_out(before, after, change, errors)
+
+
+def _gain_held_out(before: Evaluation, after: Evaluation, change: Change, errors: float) -> Estimate:
+    if incomparable(before, after):
         return NOT_KNOWN
     return gains(before, after, errors)["greedy" if change.key in SAMPLING else "sampled"]
 
@@ -193,11 +216,11 @@ class _Accuracy(NamedTuple):
     """The reward that says what is correct; empty if nothing was evaluated."""
 
 
-def _accuracy(folder: Path, late: int) -> _Accuracy:
-    """Return the accuracy of a trial's completions from step ``late`` on, by problem."""
+def _accuracy(folder: Path, late: int, end: float = math.inf) -> _Accuracy:
+    """Return the accuracy of a trial's completions from step ``late`` on and before ``end``, by problem."""
     evaluation = _last_evaluation(folder)
     verdict = evaluation.verdict if evaluation is not None else ""
-    steps = [step for step in recorded_steps(folder) if step >= late]
+    steps = [step for step in recorded_steps(folder) if late <= step < end]
     values = by_problem(folder, steps, lambda row: row["components"].get(verdict, row["reward"]))
     counts = [len(own) for own in values.values()]
     rates = {problem: float(np.mean(np.array(own) > 0.5)) for problem, own in values.items()}
@@ -256,7 +279,7 @@ def conclusion(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> str:
     said = []
     if good:
         best, *others = good
-        said.append(f"{best.change.line} helps: {_told(best)}")
+        said.append(f"{best.change.line} helps: {told(best)}")
         if others:
             said.append(f"{', '.join(t.change.line for t in others)} helps too")
     if unchanged and (ends := _ends(unchanged[0], trials)):
@@ -275,7 +298,8 @@ def _ends(finding: str, trials: Sequence[TrialResult]) -> str:
     return f"{finding} does not occur under {lines}" if lines else ""
 
 
-def _told(trial: TrialResult) -> str:
+def told(trial: TrialResult) -> str:
+    """Return the gains of a trial that are known, in words."""
     told = [("held-out problems", trial.held_out), ("training problems", trial.training)]
     return ", ".join(f"{points(e)} on {where}" for where, e in told if not math.isnan(e.value))
 

@@ -24,6 +24,17 @@ def first_coefficients(algorithm: Algorithm) -> Coefficients:
     return Coefficients(kl.coef if kl else 0.0, entropy.coef if entropy else 0.0)
 
 
+def resumed_coefficients(saved: Coefficients, algorithm: Algorithm, guarded: bool) -> Coefficients:
+    """Return a checkpoint's coefficients where they are adapted, else the config's, which may have changed.
+
+    ``guarded``: the KL guard adapts the coefficient of the KL.
+    """
+    first = first_coefficients(algorithm)
+    moves_kl = guarded or (algorithm.kl is not None and algorithm.kl.target is not None)
+    moves_entropy = algorithm.entropy is not None and algorithm.entropy.target is not None
+    return Coefficients(saved.kl if moves_kl else first.kl, saved.entropy if moves_entropy else first.entropy)
+
+
 def next_coefficients(
     now: Coefficients, algorithm: Algorithm, metrics: Mapping[str, float], completions: int, level: int | None
 ) -> Coefficients:

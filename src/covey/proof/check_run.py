@@ -22,6 +22,7 @@ from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.proof.replay_given import lessons_of, replay_given
 from covey.runs.folder import read_numbers
+from covey.runs.healing import aside, changed_after
 from covey.runs.reader import (
     last_stage,
     load_recorded,
@@ -76,6 +77,12 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
     loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
     if why := unrepeatable(loaded.config.method):
         raise ConfigError(f"{stage}: no step can be repeated: {why}")
+    begun = changed_after(stage)
+    if begun:
+        raise ConfigError(
+            f"{stage}: after {begun} steps it continued with other settings (healing.jsonl), and the second "
+            f"trainer takes one config. Check {aside(stage, 1)}, the run before that"
+        )
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with caller_restored():
         set_process(loaded.config)  # the first adapters of a LoRA run are random

@@ -108,6 +108,14 @@ def clear_leftovers(folder: Path) -> None:
             _remove(path)
 
 
+def link(source: str | Path, target: str | Path) -> None:
+    """Give a file that nobody changes in place another name, or copy it."""
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or a file system without links
+        shutil.copy2(source, target)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

@@ -129,7 +129,7 @@ class RunFolder:
         known = {
             name: (meant.size, meant.digest.hexdigest()) for name, meant in self._meant.items() if meant.size
         }
-        return LogState(known, len(self._rollouts()))
+        return LogState(known, len(self.rollout_files()))
 
     def _check_written(self, path: Path, meant: ExpectedStream) -> None:
         """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
@@ -173,8 +173,8 @@ class RunFolder:
 
         The content is checked of the first step, which `kl/start` reads again, or of ``every`` step.
         """
-        before = [path for path, number in self._rollouts().items() if number < step]
-        numbers = sorted({number for path, number in self._rollouts().items() if number < step})
+        before = [path for path, number in self.rollout_files().items() if number < step]
+        numbers = sorted({number for path, number in self.rollout_files().items() if number < step})
         complaints = []
         place = self.path / "rollouts"
         if (lost := logged.rollouts - len(before)) > 0:
@@ -204,11 +204,11 @@ class RunFolder:
             elif whole:
                 os.truncate(path, size)
             self._meant[name] = ExpectedStream(len(readable + lasting), hashlib.sha256(readable + lasting))
-        for path, number in self._rollouts().items():
+        for path, number in self.rollout_files().items():
             if number >= step:
                 path.unlink()
 
-    def _rollouts(self) -> dict[Path, int]:
+    def rollout_files(self) -> dict[Path, int]:
         """Return the files that ``write_rollouts`` wrote, with their steps; users may keep others there."""
         found = ((p, ROLLOUT.fullmatch(p.name)) for p in (self.path / "rollouts").iterdir())
         return {path: int(match[1]) for path, match in found if match}

@@ -8,6 +8,7 @@ from covey.errors import RECORD, START
 from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder
+from covey.runs.healing import ASIDE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
 from covey.runs.pending import PENDING
@@ -27,8 +28,9 @@ FILES = (
     RESULT,
     INPUTS,
     EXAMPLES,
+    HEALING,
 )
-FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING)
+FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ASIDE)
 
 
 def remove_run(folder: Path) -> None:

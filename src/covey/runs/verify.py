@@ -18,6 +18,7 @@ from covey.runs.folder import (
     latest_checkpoint,
     stream_record,
 )
+from covey.runs.healing import HEALING
 from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.references import REFERENCE, read_sums
 from covey.runs.rollouts import read_rollouts, recorded_steps
@@ -66,7 +67,7 @@ def _of_run(run: Path) -> Iterator[FileState]:
     if (run / RECORD).exists():
         yield FileState(RECORD, "unsealed", "says why a run ended, and nothing is computed from it")
     known = _known_to_checkpoint(run)
-    for name in STREAMS:
+    for name in (*STREAMS, HEALING):
         yield from _stream(run, name, known)
     for step in recorded_steps(run):
         yield _checked(run, f"rollouts/step_{step:06d}", _arrays(run, step))

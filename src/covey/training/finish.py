@@ -38,6 +38,7 @@ from covey.system.processes import (
 from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
 from covey.training import collect
+from covey.training.healing import tell_outcomes
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import Run
 
@@ -125,6 +126,7 @@ def _write_final(
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     scores = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
+    tell_outcomes(run.journal)
     _say_what_to_do(run, verdict, "" if takes_best else better_step_hint(best, folder))
     return result
 

@@ -49,6 +49,7 @@ from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
+from covey.training.healing import healed, until_healed
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -82,7 +83,7 @@ def run_pipeline(
     for number, stage in enumerate(stages, start=1):
         last = number == len(stages)
         # A single stage keeps the run's own folder.
-        placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
+        placed = healed(_in_pipeline(stage, number, results) if len(stages) > 1 else stage)
         refuse_other_config(placed, changes=options.changes)
         finished = on_rank_zero(partial(_finished, placed, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
@@ -96,7 +97,7 @@ def run_pipeline(
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), restored_afterwards(placed.config.model):
-            results.append(finished or _run_stage(placed, console, stop, options))
+            results.append(finished or until_healed(_run_stage, placed, console, stop, options))
         if finished is not None and last:
             console.say(
                 f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "

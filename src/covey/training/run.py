@@ -23,7 +23,7 @@ from covey.models.policy import Policy
 from covey.models.sharded import local_part
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
-from covey.objective.controllers import next_coefficients
+from covey.objective.controllers import next_coefficients, resumed_coefficients
 from covey.rewards.base import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.draw import sampling_params
@@ -43,6 +43,7 @@ from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
 from covey.system.signals import StopSignal
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
+from covey.training.healing import GoBack, sends_back, waiting
 from covey.training.progress import Progress
 from covey.types import Group
 
@@ -216,11 +217,25 @@ class Run:
     def report_findings(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
-        """Print new findings, each once in a run."""
-        if not is_rank_zero():
-            return
-        for finding in self.watch.after(step, metrics, groups):
+        """Print new findings, each once in a run. Raises GoBack if they send the run back."""
+        found = self.watch.after(step, metrics, groups) if is_rank_zero() else []
+        for finding in found:
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
+        if self.heals:
+            # After the last evaluation no step has passed since this was asked.
+            waited = waiting(self.findings(), step) if is_rank_zero() and metrics is not None else []
+            # A symptom that has gone by itself needs no remedy.
+            self.heal([*(f for f in found if f.severity == "severe"), *filter(self.watch.holds, waited)])
+
+    @property
+    def heals(self) -> bool:
+        """Whether findings send the run back."""
+        return self.loaded.config.guards.on_finding == "rollback"
+
+    def heal(self, findings: Sequence[Finding]) -> None:
+        """Go back because of one of the findings, by raising GoBack, if there is anything to try."""
+        if on_rank_zero(lambda: sends_back(self.loaded, self.journal, findings, self.state.step)):
+            raise GoBack
 
     def apply_guards(
         self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool
@@ -240,6 +255,8 @@ class Run:
         )
         for action in actions:
             if isinstance(action, Stop):
+                if self.heals:
+                    self.heal(self.findings())
                 raise GuardStop(action.why)
             self.journal.say(action.text, "yellow")
             self.journal.event(step, action.event, **action.details)
@@ -376,7 +393,9 @@ class Run:
         logged = LogState()
         if checkpoint is not None:
             saved = load_checkpoint(checkpoint, self.learner, self.critic)
-            self.state = saved.state
+            guarded = self.loaded.config.guards.kl_action == "raise_coef"
+            coefficients = resumed_coefficients(saved.state.coefficients, self.loaded.algorithm, guarded)
+            self.state = replace(saved.state, coefficients=coefficients)
             logged = saved.logged
         # Without a checkpoint too: the sampler may hold other weights, as after another stage.
         self.sampler.sync(self.learner)

@@ -123,9 +123,14 @@ def gated(specs: Specs) -> Specs:
     return [first, *({spec_name(s): {**spec_settings(s), **rule}} for s in others)]
 
 
+def verdict_in(specs: Specs) -> object:
+    """Return the entry that says what is correct: the one marked so, else the first; None without any."""
+    return next((s for s in specs if spec_settings(s).get("verdict")), specs[0] if specs else None)
+
+
 def reading_last_number(specs: Specs) -> Specs:
     """Replace the verdict with a verifier that reads the last number of a text."""
-    judge = next((s for s in specs if spec_settings(s).get("verdict")), specs[0] if specs else None)
+    judge = verdict_in(specs)
     known = spec_settings(judge) if judge is not None else {}
     marked = {name: known[name] for name in ("weight", "verdict") if name in known}
     ours: object = {"math_answer": {"rule": "last_number", **marked}}

@@ -90,11 +90,14 @@ def rewards_cancel_out(run: RunView) -> str | None:
 
 def every_reward_is_the_same(run: RunView) -> str | None:
     """Every completion got the same reward: from a function of the user's own, or a value other than 0 and 1.
-    It does not apply to a reward of 0 if more than half of the completions are truncated.
+    It does not apply to a reward of 0 if more than half of the completions are truncated, nor if rewards
+    differed at first and were lower.
     """
     value = run.late("reward/mean")
     own = [n for n in map(spec_name, specs_of(run)) if ":" in n]
     if not (run.late("reward/std") == 0 and run.late("groups/dead") == 1):
+        return None
+    if run.early("reward/std") > 0 and value > run.early("reward/mean"):  # the task is solved
         return None
     cut = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
     if cut or (value in (0.0, 1.0) and not own):

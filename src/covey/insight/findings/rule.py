@@ -78,7 +78,7 @@ def _finding(rule: Rule, sentence: str, run: RunView, step: int, groups: Sequenc
     metrics = {name: round(value, 6) for name, value in run.read.items() if math.isfinite(value)}
     evidence = {"step": step, **_best_shown(rule, groups), **metrics}
     lines = (remedy(run) for remedy in rule.remedies)
-    remedy = next((line for line in lines if line), "")
+    remedy = next((line for line in lines if line and line not in run.tried), "")
     return Finding(rule.name, step, rule.severity, sentence, remedy, rule.advice, evidence)
 
 

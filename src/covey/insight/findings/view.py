@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from statistics import median
@@ -29,13 +29,15 @@ class RunView:
         setting: SettingOf = unknown,
         patient: bool = True,
         steps: int | None = None,
+        tried: Collection[str] = (),
     ) -> None:
         """``patient``: rules wait for as many steps as they need to be sure.
 
         ``steps``: the number of steps, if ``metrics`` has only the first and the last WIDEST of them.
+        ``tried``: config lines that no finding names again.
         """
         self.steps = len(metrics) if steps is None else steps
-        width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
+        width = width_of(self.steps)
         self.first = metrics[:width]
         self.last = metrics[-width:]
         self.beginning = metrics[:WIDEST]
@@ -47,6 +49,7 @@ class RunView:
         self.evals = evals
         self.setting = setting
         self.patient = patient
+        self.tried = tried
         self.read: dict[str, float] = {}
         """Late means that a rule has read: its evidence. `find` empties it before each rule."""
 
@@ -210,6 +213,11 @@ class RunView:
     def same(self, name: str, other: str) -> bool:
         """Whether two metrics agree, at first and now, within what could not be scored."""
         return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
+
+
+def width_of(steps: int) -> int:
+    """Return the number of steps in the means of a run of so many steps."""
+    return max(WINDOW, min(WIDEST, steps // 5))
 
 
 def mean_of(records: Records, name: str) -> float:

@@ -14,6 +14,7 @@ from covey.insight.findings.table import RULES, explain
 from covey.insight.findings.view import WIDEST, RunView
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
+from covey.runs.healing import read_attempts
 from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
 from covey.types import Group
 from covey_verify.errors import ConfigError
@@ -34,7 +35,10 @@ class Watch:
     evals: list[Evaluation] = field(default_factory=list)
     said: list[str] | None = None
     """Ids of the findings so far; None before the first step."""
+    tried: list[str] = field(default_factory=list)
+    """Config lines of earlier findings, of a run that goes back because of them."""
     _bytes: int = -1
+    _view: RunView = field(default_factory=lambda: RunView(()))
 
     def after(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
@@ -44,17 +48,22 @@ class Watch:
             self.metrics = self.folder.read("metrics.jsonl")
             self.steps = len(self.metrics)
             self.said = [str(f.get("id")) for f in self.folder.read(STREAM)]
+            self.tried = [attempt.line for attempt in read_attempts(self.folder.path)]
         elif metrics is not None:
             self.metrics.append({"step": step, **metrics})
             self.steps += 1
         del self.metrics[WIDEST : max(WIDEST, len(self.metrics) - WIDEST)]
         self._read_evaluations()
-        view = RunView(self.metrics, self.evals, self.setting, steps=self.steps)
-        found = find(RULES, view, self.said, step, groups)
+        self._view = RunView(self.metrics, self.evals, self.setting, steps=self.steps, tried=self.tried)
+        found = find(RULES, self._view, self.said, step, groups)
         for finding in found:
             self.folder.append(STREAM, finding.record())
             self.said.append(finding.id)
         return found
+
+    def holds(self, finding: Finding) -> bool:
+        """Whether the rule of an earlier finding applies after the last step as well."""
+        return any(rule.name == finding.id and rule.predicate(self._view) is not None for rule in RULES)
 
     def _read_evaluations(self) -> None:
         path = self.folder.path / "evals.jsonl"
@@ -87,7 +96,8 @@ def explain_run(folder: Path) -> Explanation:
     found = [f for f in read if f]
     damaged = lost + read.count(None)
     note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
-    notes = [Finding("unread_findings", 0, "note", note)] if damaged else []
+    notes = [Finding("healed", a.step - 1, "note", str(a)) for a in read_attempts(stage)]
+    notes += [Finding("unread_findings", 0, "note", note)] if damaged else []
     if found:
         return Explanation(stage, said, found + notes)
     setting: SettingOf = unknown

@@ -20,6 +20,7 @@ from covey.insight.pages.settings import nearest_preset, recorded_values, writte
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, stream_record
+from covey.runs.healing import Attempt, read_attempts
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
 from covey.runs.rollouts import recorded_steps, rollout_file
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
@@ -268,6 +269,7 @@ def run_page(name: str, folder: Path) -> Record:
     known = reading(folder)
     records = known.streams()
     notes = _notes(known)
+    notes += [f"step {a.step}: {a}" for a in _unless_damaged(notes, list[Attempt](), read_attempts, folder)]
     settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
     environment = _unless_damaged(notes, None, read_environment, folder)
     seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])

@@ -1,0 +1,239 @@
+"""A run that heals itself: after a finding it goes back and continues with the finding's config line.
+
+What decides is in the logs alone, never which checkpoints a stop happened to leave, so that a run that was
+killed goes back to the same step as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+from covey.config.load import ResolvedConfig, resolved_yaml, with_settings
+from covey.errors import GuardStop
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.remedies import verdict_in
+from covey.insight.findings.settings import UNKNOWN, settings_of
+from covey.insight.findings.view import WIDEST, WINDOW, width_of
+from covey.insight.result import Result
+from covey.insight.trials import Change, TrialResult, compared, told
+from covey.rewards.base import RewardError
+from covey.runs.atomic import sync
+from covey.runs.best import best_of
+from covey.runs.compatibility import changed_settings, verdict
+from covey.runs.estimates import Evaluation, gains
+from covey.runs.folder import RunFolder, read_numbers, read_stream
+from covey.runs.healing import Attempt, aside, in_force, put_aside, read_attempts, write_attempts
+from covey.runs.journal import Journal
+from covey.runs.origin import write_own
+from covey.system.processes import on_rank_zero
+from covey_verify.errors import ConfigError, DataError
+
+P = ParamSpec("P")
+
+
+class GoBack(Exception):
+    """The run goes back, as the last line of its `healing.jsonl` says."""
+
+
+def waiting(so_far: Sequence[Finding], step: int) -> list[Finding]:
+    """Return the warnings whose turn it is at a step: those of WINDOW steps before.
+
+    A warning may be a symptom, whose cause is found a little later.
+    """
+    return [f for f in so_far if f.severity == "warning" and f.step + WINDOW == step]
+
+
+def sends_back(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
+    """Log and announce that the run goes back after ``steps`` steps, if it is to.
+
+    That is because its last change harms, or because of the first of the severe findings, else of the
+    warnings, that has a line to try.
+    """
+    run = loaded.config.output
+    attempts = read_attempts(run)
+    attempt: Attempt | str = _against_harm(run, attempts, steps) or ""
+    for finding in sorted(findings, key=lambda f: f.severity != "severe"):
+        if isinstance(attempt, Attempt):
+            break
+        attempt = attempt_after(loaded, finding, steps, attempts)
+        if isinstance(attempt, str) and attempt:
+            journal.say(f"{finding.id}: nothing is tried: {attempt}", "yellow")
+    if isinstance(attempt, str):
+        return False
+    write_attempts(run, [*attempts, attempt])
+    where = f"step {attempt.back_to}" if attempt.back_to else "the first model"
+    what = f"with {attempt.line}" if attempt.line else f"without that: {attempt.sentence}"
+    kept = aside(run, len(attempts) + 1)
+    journal.say(f"going back to {where} {what}; the steps since are in {kept}")
+    return True
+
+
+def _against_harm(run: Path, attempts: Sequence[Attempt], steps: int) -> Attempt | None:
+    """Return the attempt that takes the last change back, if it harms by the step of its finding."""
+    if not attempts or not attempts[-1].line or steps != attempts[-1].step:
+        return None
+    last = attempts[-1]
+    # Where another answer is correct now, only a signal can be asked for.
+    since = read_numbers(run, "metrics.jsonl")[last.back_to :]
+    if all(m["groups/dead"] == 1 > 2 * m["groups/dead_correct"] for m in since):
+        return _taking_back(last, steps, f"with {last.line} no group has different rewards")
+    trial = _compared(run, attempts, len(attempts))
+    return _taking_back(last, steps, f"{last.line} harms, {told(trial)}") if trial.effect == "harms" else None
+
+
+def _taking_back(last: Attempt, steps: int, why: str) -> Attempt:
+    return Attempt(steps, last.finding, why, "", None, last.back_to)
+
+
+def attempt_after(
+    loaded: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Attempt]
+) -> Attempt | str:
+    """Return what a finding after ``steps`` steps asks for, else why nothing is tried.
+
+    That is empty for a note, and without a config line that changes what the run computes.
+    """
+    change = Change(finding.remedy, finding.id)
+    if finding.severity == "note" or not finding.remedy or verdict(change.key) == "safe":
+        return ""
+    lines = [attempt.line for attempt in before if attempt.line]
+    if len(lines) >= loaded.config.guards.heal_tries:
+        return f"all {len(lines)} tries are used (guards.heal_tries)"
+    if change.line in lines:
+        return f"{change.line} was tried already"
+    try:
+        changed = with_settings(loaded, (change.option,))
+    except ConfigError as error:
+        return f"{change.line} does not fit its config: {error}"
+    back_to = last_good_step(loaded, changed, steps)
+    most = max(WIDEST, loaded.config.train.steps // 10)
+    if finding.severity != "severe" and steps - back_to > most:
+        return f"no good checkpoint is within {most} steps, and a warning is not worth more"
+    return Attempt(steps, finding.id, finding.sentence, change.line, _value(loaded, change.key), back_to)
+
+
+def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) -> int:
+    """Return the step of the best evaluation, if all that is known of it is good; else 0, the first model.
+
+    It has to be better than the first model beyond chance, and older than the steps in which a finding after
+    ``steps`` steps shows. The change has to be one that a run can take on its way, and must not move what is
+    called correct.
+    """
+    run = loaded.config.output
+    evals = read_stream(run, "evals.jsonl")
+    best = best_of(evals)
+    if best is None or best.step > steps - width_of(steps):
+        return 0
+    better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0
+    refused = any(difference.verdict == "refused" for difference in changed_settings(changed))
+    verdicts = [verdict_in(settings_of(config)("rewards")) for config in (loaded, changed)]
+    return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
+
+
+def until_healed(
+    run_stage: Callable[Concatenate[ResolvedConfig, P], Result],
+    placed: ResolvedConfig,
+    *given: P.args,
+    **named: P.kwargs,
+) -> Result:
+    """Run a stage, again after each finding that sends it back."""
+    while True:
+        try:
+            return run_stage(healed(placed), *given, **named)
+        except GoBack:  # what to change is in the log
+            continue
+        except (ConfigError, DataError, RewardError, GuardStop) as error:
+            if not on_rank_zero(partial(_died_of_change, placed.config.output, str(error))):
+                raise
+
+
+def _died_of_change(run: Path, why: str) -> bool:
+    """Log that the last change is taken back, if with it the run did not get beyond its finding's step."""
+    attempts = read_attempts(run)
+    steps = len(read_stream(run, "metrics.jsonl"))
+    # A run that could not even begin still has the logs of the run before it.
+    if not attempts or not attempts[-1].line or steps > attempts[-1].step:
+        return False
+    last = attempts[-1]
+    ended = f"with {last.line} the run ended: {why.splitlines()[0].partition('. ')[0].rstrip(':')}"
+    write_attempts(run, [*attempts, _taking_back(last, steps, ended)])
+    return True
+
+
+def healed(placed: ResolvedConfig) -> ResolvedConfig:
+    """Return a stage's config with the lines of its attempts, and complete the last one's going back.
+
+    A setting that the user has changed since is left alone.
+    """
+    run = placed.config.output
+    attempts = on_rank_zero(lambda: read_attempts(run))
+    for attempt in in_force(attempts):
+        change = Change(attempt.line, attempt.finding)
+        if _value(placed, change.key) == attempt.was:
+            placed = with_settings(placed, (change.option,))
+    if attempts:
+        on_rank_zero(lambda: _go_back(placed, attempts))
+    return placed
+
+
+def _go_back(placed: ResolvedConfig, attempts: Sequence[Attempt]) -> None:
+    """Put aside what the run did since the step of its last attempt, unless that is done."""
+    run = placed.config.output
+    target = aside(run, len(attempts))
+    if target.exists():
+        return
+    part = target.with_name(f"{target.name}.part")
+    folder = RunFolder(run)
+    try:
+        put_aside(folder, part, attempts[-1].back_to)
+        write_own(run, "config.yaml", resolved_yaml(placed))
+        part.rename(target)  # from here on the run's own files are those of the new attempt
+        sync(target.parent)
+    finally:
+        folder.close()
+
+
+def tell_outcomes(journal: Journal) -> None:
+    """Compare each attempt's steps with the same ones after it, log whether it helped, and print that."""
+    run = journal.folder.path
+    attempts = read_attempts(run)
+    judged = [
+        replace(attempt, outcome=_outcome(run, attempts, number)) if attempt.line else attempt
+        for number, attempt in enumerate(attempts, start=1)
+    ]
+    if judged:
+        write_attempts(run, judged)
+    for attempt in judged:
+        journal.say(f"step {attempt.step}: {attempt}")
+
+
+def _compared(run: Path, attempts: Sequence[Attempt], number: int) -> TrialResult:
+    """Return what the ``number``-th change did, counted from 1, in the steps up to its finding."""
+    attempt = attempts[number - 1]
+    following = aside(run, number + 1)
+    after = following if following.exists() else run
+    change = Change(attempt.line, attempt.finding)
+    return compared(change, aside(run, number), after, attempt.back_to, attempt.step)
+
+
+def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
+    if number < len(attempts) and not attempts[number].line:
+        return "which was taken back"
+    attempt = attempts[number - 1]
+    trial = _compared(run, attempts, number)
+    later = [a.finding for a in attempts[number:] if a.line]
+    again = attempt.finding in (*trial.findings, *later)
+    known = told(trial)
+    effect = trial.effect if trial.effect == "no clear change" else f"that {trial.effect}"
+    helped = f"{effect}: {known} by step {attempt.step}" if known else "accuracy cannot be compared"
+    return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
+
+
+def _value(loaded: ResolvedConfig, key: str) -> Any:
+    """Return the value of a setting as JSON has it."""
+    own = settings_of(loaded)(key)
+    return None if own is UNKNOWN else json.loads(json.dumps(own, default=str))
