@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -33,7 +34,7 @@ def translated(words: Framework, logged: Mapping[str, float | None]) -> Iterator
     """Yield a framework's metrics under covey's names, without those that covey has no name for."""
     for name, value in logged.items():
         own = words.metric(name)
-        if own is not None and value is not None:
+        if own is not None and value is not None and math.isfinite(value):
             yield own, value
 
 

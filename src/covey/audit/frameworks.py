@@ -44,8 +44,8 @@ def words_of(name: str) -> Framework:
 
 
 def framework_of(metrics: Iterable[str]) -> str:
-    """Return the framework whose metrics these are, by most names that are known; '' if none is."""
+    """Return the framework whose metrics these are, by most names that are known; '' if none has two."""
     names = set(metrics)
     known = {name: sum(words.metric(n) is not None for n in names) for name, words in FRAMEWORKS.items()}
     best = max(known, key=known.__getitem__)
-    return best if known[best] else ""
+    return best if known[best] > 1 else ""

@@ -1,4 +1,4 @@
-"""Readers: a record, covey's own run folder, and what TRL and verl write without any writer of ours."""
+"""Readers: a record, covey's own run folder, and what trainers write without any writer of ours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from covey.audit.logs import EVENTS, read_log
+from covey.audit.prime_rl import is_prime_rl, prime_rl_run
 from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
 from covey.config.load import Loaded
 from covey.runs.folder import read_numbers
@@ -23,7 +25,7 @@ STATE = "trainer_state.json"
 
 
 def open_run(path: Path) -> AuditRecord:
-    """Read a run: a record, a run folder of covey, TRL's output folder or trainer_state.json, verl's dumps.
+    """Read a run: a record, a folder of covey, TRL or prime-rl, trainer_state.json, verl's dumps, a log.
 
     Raises ConfigError if there is none, DataError, with file and line, for one that is damaged.
     """
@@ -31,10 +33,16 @@ def open_run(path: Path) -> AuditRecord:
         return _of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
-    if path.suffix == ".json":
+    if path.name == STATE or (
+        path.suffix == ".json" and _has(read_regular(path, RECORD_BYTES), "log_history")
+    ):
         return trl_state(path)
+    if path.suffix in (".csv", ".db", ".json") or EVENTS in path.name:
+        return read_log(path)
     first = read_regular(path, stream_bytes()).partition(b"\n")[0]
-    return verl_dumps([path]) if _is_verl(first) else read_record(path)
+    if _has(first, "input", "output", "score"):
+        return verl_dumps([path])
+    return read_log(path) if _has(first, "step") or _has(first, "_step") else read_record(path)
 
 
 def _of_folder(folder: Path) -> AuditRecord:
@@ -44,7 +52,14 @@ def _of_folder(folder: Path) -> AuditRecord:
     # Checkpoints are numbered; the newest has the whole history.
     states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda p: p.stat().st_mtime)
     states += [folder / STATE] if (folder / STATE).is_file() else []
-    return trl_state(states[-1]) if states else covey_run(folder)
+    if states:
+        return trl_state(states[-1])
+    if (folder / "config.yaml").exists():
+        return covey_run(folder)
+    if is_prime_rl(folder):
+        return prime_rl_run(folder)
+    events = sorted(folder.glob(f"**/{EVENTS}*"), key=lambda p: p.stat().st_mtime)
+    return read_log(events[-1]) if events else covey_run(folder)
 
 
 # --- covey ----------------------------------------------------------------------------------------
@@ -164,11 +179,13 @@ def _logged(entry: Mapping[str, Any]) -> Update:
     )
 
 
-def _is_verl(line: bytes) -> bool:
+def _has(line: bytes, *names: str) -> bool:
+    """Whether a line is an object with these names, and no line of a record."""
     try:
-        return {"input", "output", "score"} <= set(load_json(line))
+        value = load_json(line)
     except (ValueError, TypeError):
         return False
+    return isinstance(value, dict) and "kind" not in value and set(names) <= set(value)
 
 
 def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
