@@ -97,7 +97,7 @@ def test_a_log_is_read_and_told_in_the_frameworks_words(kind: str, framework: st
         path.write_text(text)
     record = open_run(path)
     assert record.header.framework == framework and len(record.updates) == 20
-    assert record.updates[0].step == 7
+    assert record.updates[0].step == 6
     assert [f.id for f in apply(CHECKS, record).findings] == ["rate_zero"]
     told = [f"{path}: 2 runs; last, which logged last, is read"] if kind == "db" else []
     assert record.notes == [*told, f"{path}: metrics only, no completions"]
@@ -110,7 +110,7 @@ def test_a_summary_is_one_step(tmp_path: Path) -> None:
     path = tmp_path / "wandb-summary.json"
     path.write_text(json.dumps({**OF["trl"], "_step": 9, "_wandb": {"runtime": 3}, "train/global_step": 4}))
     record = open_run(path)
-    assert [(u.step, u.learning_rate) for u in record.updates] == [(4, 0.0)]
+    assert [(u.step, u.learning_rate) for u in record.updates] == [(3, 0.0)]
 
 
 def test_verls_file_logger_is_read(tmp_path: Path) -> None:

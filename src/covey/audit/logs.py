@@ -58,7 +58,8 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
         names |= dict.fromkeys(known)
         step = next((known[name] for name in STEPS if name in known), math.nan)
         if math.isfinite(step):
-            steps.setdefault(int(step), {}).update(known)
+            # What is logged after an update has the number of updates by then.
+            steps.setdefault(int(step) - 1, {}).update(known)
     framework = framework_of(names)
     if not framework or not steps:
         shown = ", ".join([name for name in names if name and name not in STEPS][:5]) or "no numbers"

@@ -45,8 +45,8 @@ def prime_rl_run(folder: Path) -> AuditRecord:
         rows.setdefault(step, []).extend(_rows(path, step, traces.get(step, ())))
     for step, known in traces.items():
         samples = [trace.sample for trace in known]
-        # Sampled before the update after that of its policy; there may be others in between.
-        number = 1 + min(trace.version for trace in known) if known else step
+        # Sampled after as many updates as its policy had; others may come before its own.
+        number = min((trace.version for trace in known), default=step)
         lines[number, 0, step] = Rollout(kind="rollout", number=step, step=number, completions=samples)
     for step in {*rows, *metrics}:
         own = metrics.get(step) or Update(kind="update", step=step)
@@ -59,7 +59,7 @@ def _steps(folder: Path, pattern: str) -> Iterator[tuple[int, Path]]:
     for path in sorted(folder.glob(f"**/{pattern}")):
         found = re.search(r"step_(\d+)", str(path.relative_to(folder)))
         if found:
-            yield int(found[1]), path
+            yield int(found[1]) - 1, path
 
 
 def _metrics(folder: Path) -> dict[int, Update]:
@@ -97,7 +97,7 @@ def _traces(path: Path, step: int) -> Iterator[_Trace]:
             chain = all(node.get("parent") == (n - 1 if n else None) for n, node in enumerate(nodes))
             if chain and any(any(node.get("mask") or ()) for node in nodes):
                 sample, whole = _sample(trace, episode["task"]["data"], group)
-                yield _Trace(sample, whole, int(policy.get("start", step - 1)))
+                yield _Trace(sample, whole, int(policy.get("start", step)))
 
     return _each(path, "episode", traces)
 

@@ -14,7 +14,7 @@ from covey.audit.prime_rl import is_prime_rl, prime_rl_run
 from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
 from covey.config.load import Loaded
 from covey.runs.folder import read_numbers
-from covey.runs.reader import last_stage, look_at
+from covey.runs.reader import last_stage, look_at, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
 from covey_verify.errors import ConfigError, DataError
@@ -43,6 +43,12 @@ def open_run(path: Path) -> AuditRecord:
     if _has(first, "input", "output", "score"):
         return verl_dumps([path])
     return read_log(path) if _has(first, "step") or _has(first, "_step") else read_record(path)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path is a file, or a folder without a run of covey."""
+    own = path.is_dir() and ((path / "config.yaml").exists() or stages_in(path))
+    return path.exists() and not own
 
 
 def _of_folder(folder: Path) -> AuditRecord:
@@ -206,6 +212,7 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}:{n}: no row of a verl dump ({error})") from None
             samples.append(sample)
-        step = int(path.stem) if path.stem.isdecimal() else number
+        # verl counts its steps from 1.
+        step = int(path.stem) - 1 if path.stem.isdecimal() else number
         lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
     return AuditRecord(_header("verl"), tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])

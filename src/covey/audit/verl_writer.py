@@ -49,7 +49,8 @@ def record_run(
         completions = list(_completions(_columns(batch), trainer.tokenizer))
         if score and not file.count:
             asked(lambda text, row, _: score(solution_str=text, **row), "score", completions)
-        file.rollout(trainer.global_steps, completions, look(batch))
+        # verl counts its steps from 1.
+        file.rollout(trainer.global_steps - 1, completions, look(batch))
 
     def after(batch: Any, metrics: Mapping[str, Any]) -> None:
         file.update(metrics, ("actor/pg_loss", "actor/grad_norm", "actor/lr"), look(batch))

@@ -201,16 +201,26 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.
 
-    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
-        of the algorithm, a finding, or a name of TRL's; without it every setting is listed.
+    :param what: The folder of a run, or a file that `covey audit` reads; or a setting or section, as
+        train.lr, a metric, as kl/start, a function of the algorithm, a finding, or a name of TRL's; without
+        it every setting is listed.
     """
-    if what and Path(what).is_dir():
+    from covey.audit.sources import is_foreign
+
+    path = Path(what)
+    if what and (path.is_dir() or path.suffix) and is_foreign(path):
+        from covey.audit.table import audit, lines_of, record_of
+
+        record, report = audit(path)
+        _print(as_json, record_of(record, report), lines_of(path, record, report))
+        return 0
+    if what and path.is_dir():
         from covey.insight.findings.watch import explain_run
         from covey.insight.show import what_stands_out
         from covey.insight.usage import shell_word
         from covey.runs.reader import recorded_method
 
-        stage, verdict, findings = explain_run(Path(what))
+        stage, verdict, findings = explain_run(path)
         output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
         said = what_stands_out(stage, findings)
         if findings and recorded_method(stage) == "rl":

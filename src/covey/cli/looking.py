@@ -92,13 +92,18 @@ def command_show(
 ) -> int:
     """Show a run in the terminal: its course; the groups of a step; a group with all its completions.
 
-    :param run: Its folder; of several stages, the last one's is taken.
+    :param run: Its folder; of several stages, the last one's is taken. Or whatever `covey audit` reads.
     :param step: Counted from 0.
     :param group: Its number in the step.
     """
+    from covey.audit.sources import is_foreign
     from covey.insight import show
 
-    if step is None:
+    if is_foreign(run):
+        from covey.audit.views import show_record
+
+        _print(as_json, *show_record(run, step, group))
+    elif step is None:
         _print(as_json, *show.show_run(run))
     elif group is None:
         _print(as_json, *show.show_step(run, step))
@@ -111,11 +116,15 @@ def command_show(
 def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
     """Compare two runs: settings, curves, and the problems both have met, with intervals.
 
-    :param a: Folder of a run.
-    :param b: Folder of the other; differences are B's less A's.
+    :param a: Folder of a run, or whatever `covey audit` reads.
+    :param b: That of the other; differences are B's less A's.
     """
-    from covey.insight.difference import difference
+    from covey.audit.sources import is_foreign
 
+    if is_foreign(a) or is_foreign(b):
+        from covey.audit.views import difference_of_records as difference
+    else:
+        from covey.insight.difference import difference
     _print(as_json, *difference(a, b))
     return 0
 
