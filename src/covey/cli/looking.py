@@ -289,8 +289,9 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
 
     All of it is computed again from what the trainer wrote down. Exit code 1 if a severe mistake was found.
 
-    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run
-        folder of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
+    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), an output
+        folder of TRL, prime-rl or covey, `trainer_state.json`, verl's rollout dumps, or a log: an export of
+        Weights & Biases (CSV, JSON), an event file of TensorBoard, trackio's database.
     """
     from covey.audit.table import audit, lines_of, record_of
 
