@@ -13,13 +13,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from covey.commands.pilot import Pilot, at_temperature, continued, read_otherwise, sampled, with_times
-from covey.config.load import Loaded
+from covey.commands.preview_sampling import (
+    Pilot,
+    at_temperature,
+    continued,
+    read_otherwise,
+    sampled,
+    with_times,
+)
+from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
-from covey.insight.answers import Wording
+from covey.insight.answers import PromptForm
 from covey.insight.gpus import Subject
-from covey.insight.outlook import GROUPS
 from covey.insight.preview import MANY_TRUNCATED, Preview
+from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
@@ -59,7 +66,7 @@ class Extent:
     """Further temperatures; None: ``TEMPERATURES`` where they may help."""
 
 
-def rl_stage(loaded: Loaded) -> Loaded:
+def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
     """Return the first stage that samples, with the model of the stage before if that has ended.
 
     Raises ConfigError if no stage samples.
@@ -81,7 +88,7 @@ def rl_stage(loaded: Loaded) -> Loaded:
     return replace(stages[place], config=config)
 
 
-def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
+def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
     """Sample some problems and time an update; after a stop keep what there is.
 
     Raises Stopped if no group was complete.
@@ -108,7 +115,7 @@ def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
                     subject=Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems]),
-                    wording=wording_of(run.learner.policy, stage, problems),
+                    wording=prompt_form(run.learner.policy, stage, problems),
                 )
                 return found if found.measured.stopped else _closely(pilot, extent, found, budget)
         finally:
@@ -152,13 +159,13 @@ def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[f
     return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
 
 
-def wording_of(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> Wording:
+def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
     """Return how a run's prompts speak to its model, by those of some problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)
     added = policy.tokenizer.added_tokens_decoder
     specials = [token.content for n, token in added.items() if token.special and n not in policy.end_ids]
-    return Wording(
+    return PromptForm(
         problem.chat,
         bool(policy.tokenizer.chat_template),
         problem.thoughts,

@@ -95,7 +95,7 @@ class Layers:
         if name in trl.PER_UPDATE:
             self.per_update[new, origin] = name
         try:
-            return new, trl.value_of(name, value)
+            return new, trl.covey_value(name, value)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error}") from None
 

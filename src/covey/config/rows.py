@@ -16,7 +16,7 @@ from covey.objective.setting import Setting, setting_of
 SIGNS: Mapping[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """A setting of the config, of a function of the algorithm, or of a loss."""
 
     key: str
@@ -69,10 +69,10 @@ def schema_fields() -> Mapping[str, FieldInfo]:
 
 
 @cache
-def schema_rows() -> tuple[Row, ...]:
+def schema_rows() -> tuple[SettingRow, ...]:
     """Return every setting of the config as a row; those of the algorithm are in ``config/algorithm.py``."""
     return tuple(
-        Row(key, "", field.default, Annotated[field.annotation, *field.metadata])
+        SettingRow(key, "", field.default, Annotated[field.annotation, *field.metadata])
         for key, field in schema_fields().items()
         if section_of(field) is None
     )

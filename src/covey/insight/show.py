@@ -11,7 +11,7 @@ import numpy as np
 
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
-from covey.insight.usage import last_turn
+from covey.insight.sample_command import last_turn
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
@@ -251,7 +251,7 @@ def group_view(stage: Path, step: int, number: int, log: RolloutLog) -> tuple[Sh
 
 
 def _completion(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"sample {row['sample']}: {facts_of(row)}"
+    yield f"sample {row['sample']}: {completion_line(row)}"
     for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
         yield from _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
     state = row.get("environment")
@@ -259,7 +259,7 @@ def _completion(row: Mapping[str, Any]) -> Iterator[str]:
         yield from _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
 
 
-def facts_of(row: Mapping[str, Any]) -> str:
+def completion_line(row: Mapping[str, Any]) -> str:
     """Return the facts of a logged completion in one line; those that are not known are left out."""
     facts = ["no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"]
     if not np.isnan(row["advantage"]):

@@ -21,17 +21,17 @@ from covey.rewards.base import Rewards
 from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import Position, RolloutBatch
-from covey.rollouts.choose import Choice, Chooser
+from covey.rollouts.choose import Chooser, ProblemTurn
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
-from covey.rollouts.groups import Progress, of_all, score_all, share
+from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
-from covey.rollouts.metrics import kept_tokens, staleness, tool_metrics
+from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
 from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited
-from covey.system.processes import by_first, gather
+from covey.system.processes import gather, on_rank_zero
 from covey.tasks.difficulty import Difficulty, Memory
 from covey.types import Group
 
@@ -129,8 +129,8 @@ class Rollouts:
         groups = [*kept, *found.filtered]
         # Canaries are made of one problem per step, in turn.
         asked = groups[step % len(groups)].problem
-        refused = by_first(partial(ask_canaries, scorer, asked, position.refused))
-        elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        refused = on_rank_zero(partial(ask_canaries, scorer, asked, position.refused))
+        elsewhere = on_rank_zero(partial(paid_elsewhere, scorer, groups))
         # Each process has counted only the groups that it judged.
         stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
@@ -161,7 +161,7 @@ class Rollouts:
             "rollout/filtered": float(len(found.filtered)),
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
-            **kept_tokens(groups),
+            **drawable_tokens(groups),
         }
         if "segments" in self.algorithm.needs:
             metrics["rollout/continued_tokens"] = float(found.continued)
@@ -184,7 +184,7 @@ class Rollouts:
                 place = cursor + found.used
                 draw = partial(self._take_drawn, self.prefetcher, step, range(place, place + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
-            groups = of_all(prompted, partial(self._judged, draw, scorer))
+            groups = gather_groups(prompted, partial(self._judged, draw, scorer))
             if self.cutting is not None:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.cutting, scorer)
                 found.continued += tokens
@@ -196,7 +196,7 @@ class Rollouts:
             found.rounds += 1
         return found
 
-    def _draw_now(self, step: int, choices: Sequence[Choice], scorer: Scorer) -> dict[int, PendingGroup]:
+    def _draw_now(self, step: int, choices: Sequence[ProblemTurn], scorer: Scorer) -> dict[int, PendingGroup]:
         """Draw this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
@@ -240,7 +240,7 @@ class Rollouts:
     def _with_segments(
         self,
         step: int,
-        choices: Sequence[Choice],
+        choices: Sequence[ProblemTurn],
         groups: Sequence[Group],
         cutting: Mapping[str, Any],
         scorer: Scorer,
@@ -257,7 +257,7 @@ class Rollouts:
             groups, cutting, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
-    def _request(self, choice: Choice, samples: int, *step: int) -> Request:
+    def _request(self, choice: ProblemTurn, samples: int, *step: int) -> Request:
         """Return the request of a group, with a key for each completion.
 
         A group drawn ahead does not know its ``step`` for certain, so its key has none.

@@ -79,7 +79,7 @@ class Evaluation:
         n = len(self.greedy)
         found = {"greedy": wilson(int(self.greedy.sum()), n)}
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= self.samples):
-            found[f"pass@{k}"] = mean_interval(pass_at_k(self.correct, self.samples, k))
+            found[f"pass@{k}"] = mean_interval(unbiased_pass_at_k(self.correct, self.samples, k))
         found[f"maj@{self.samples}"] = wilson(int(self.majority.sum()), n)
         found["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
         return found
@@ -138,7 +138,7 @@ class Evaluation:
         return estimate
 
 
-def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
+def unbiased_pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
     """Unbiased pass@k of each problem: 1 - C(n - c, k) / C(n, k). (n,) -> (n,). Chen et al., 2107.03374.
 
     >>> pass_at_k(np.array([0, 1, 4]), samples=4, k=2).tolist()

@@ -16,9 +16,9 @@ from torch import Tensor
 from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
-from covey.sampling.dialects import Answer
+from covey.sampling.dialects import ServerOutput
 
-AskFor = Callable[[Request, SamplingParams], Sequence[Answer]]
+AskFor = Callable[[Request, SamplingParams], Sequence[ServerOutput]]
 """Completions of a request, from the server that is probed."""
 PROBE_TOKENS = 32
 """Most tokens of a probe."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from covey.models.policy import Policy
-from covey.sampling.dialects import Answer, Misbehaved
+from covey.sampling.dialects import Misbehaved, ServerOutput
 
 BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
 """The decoded form of a part of a character; most bytes, and so tokens, of a character."""
 
 
-def check_stop(policy: Policy, one: Answer, stop: Sequence[str]) -> None:
+def check_stop(policy: Policy, one: ServerOutput, stop: Sequence[str]) -> None:
     """Check that a completion ends with the first stop string in its text. Raises Misbehaved.
 
     Servers look for it once a character is whole, and decode padding as its name.

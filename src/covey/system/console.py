@@ -152,7 +152,7 @@ def duration(seconds: float) -> str:
     return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
-class Example(NamedTuple):
+class PanelCompletion(NamedTuple):
     """A completion for the panel, with its reward."""
 
     reward: float
@@ -186,7 +186,7 @@ class RunConsole:
         self.held_out: list[tuple[float, float]] = []
         self.facts: Mapping[str, str] = {}
         self.worries: Mapping[str, str] = {}
-        self.examples: tuple[str, Example, Example] | None = None
+        self.examples: tuple[str, PanelCompletion, PanelCompletion] | None = None
         self.newest = self.work = self.count = self.estimate = ""
 
     def say(self, text: str, style: str = "") -> None:

@@ -78,7 +78,7 @@ def unsealed_text(content: bytes) -> bytes:
     return text
 
 
-def read_record(path: Path, schema: type[T], remedy: str) -> T:
+def read_sealed(path: Path, schema: type[T], remedy: str) -> T:
     """Read a record that ``sealed`` has written, as ``schema``.
 
     Raises CheckpointError naming the file if it is not as it was written.
@@ -112,7 +112,7 @@ def damage(folder: Path, required: Collection[str] = ()) -> str | None:
     ``required`` files must be among those that the manifest lists. Pages for people may be edited.
     """
     try:
-        files = read_record(folder / MANIFEST, dict[str, dict[str, dict[str, object]]], "")["files"]
+        files = read_sealed(folder / MANIFEST, dict[str, dict[str, dict[str, object]]], "")["files"]
     except (CheckpointError, KeyError):
         return f"{folder / MANIFEST} is missing or damaged"
     for name in required:

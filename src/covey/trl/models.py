@@ -47,7 +47,7 @@ def writer(
     return _module(model), _tokenizer(tokenizer or _own_tokenizer(model))
 
 
-def judge(
+def reward_model_of(
     model: object, tokenizer: object, options: Mapping[str, Any] | None = None
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return a model with one number per text and its tokenizer. Raises Refused for another number.

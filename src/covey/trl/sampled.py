@@ -10,7 +10,7 @@ from covey.config.usercode import spec_of
 from covey.trl.configs import Arguments, GRPOConfig, RLOOConfig
 from covey.trl.meanings import Refused
 from covey.trl.models import writer
-from covey.trl.rewards import mark_verdict, rewards_of
+from covey.trl.rewards import mark_verdict, reward_entries
 from covey.trl.rows import Row, listed
 from covey.trl.trainer import BASES, LOGGER, Trainer, frozen_copy
 from covey_verify.usercode import name_of
@@ -62,7 +62,7 @@ class GRPOTrainer(Trainer):
         own = self._config_of(args)
         if train_dataset is None:
             train_dataset = self._empty_prompts(own)
-        self.rewards = rewards_of(reward_funcs, reward_processing_classes, own)
+        self.rewards = reward_entries(reward_funcs, reward_processing_classes, own)
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         words = reward_processing_classes
         several = isinstance(words, list | tuple)

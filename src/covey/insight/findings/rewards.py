@@ -6,7 +6,7 @@ import math
 
 from covey.insight.findings.completions import (
     first_of_dead,
-    mixed,
+    mixed_scripts,
     of_status,
     paid_differently,
     paid_incorrect,
@@ -335,7 +335,7 @@ RULES = (
         reason="Prompts may mix scripts too. The rise shows that training does.",
         remedies=(with_reward("language_consistency", 1.0), PULL),
         silences=("length_bias", "kl_growth", "truncated", "worse"),
-        shown_by=mixed,
+        shown_by=mixed_scripts,
     ),
     Rule(
         "farmed",

@@ -19,7 +19,7 @@ from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.settings import nearest_preset, recorded_values, written
-from covey.insight.pages.thinning import Curve, Record
+from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.show import advantage_reason, group_facts
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
@@ -202,7 +202,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     }
 
 
-class Reading:
+class RunStreams:
     """The content of a run's streams; each byte is read once, however often its page is opened."""
 
     def __init__(self, folder: Path) -> None:
@@ -214,7 +214,7 @@ class Reading:
     def forget(self) -> None:
         """Start again at the first byte."""
         self.tails = tails(self.folder)
-        self.curves = {name: Curve() for name in CURVES}
+        self.curves = {name: ThinnedCurve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
         self.spent = defaultdict[str, float](float)
         """Phase, as `seconds/rollout` or `tokens/rollout` -> total of all steps."""
@@ -257,9 +257,9 @@ class Reading:
 
 
 @lru_cache(maxsize=16)
-def reading(folder: Path) -> Reading:
+def reading(folder: Path) -> RunStreams:
     """Return the shared reading of a run's folder."""
-    return Reading(folder)
+    return RunStreams(folder)
 
 
 @lru_cache(maxsize=64)
@@ -301,7 +301,7 @@ def run_page(name: str, folder: Path) -> Record:
     }
 
 
-def _notes(known: Reading) -> list[str]:
+def _notes(known: RunStreams) -> list[str]:
     """Return why streams, or lines of them, are not read, and whether a stream ends before its record."""
     tails = known.tails.values()
     notes = [*known.refused.values()]
@@ -337,10 +337,10 @@ def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
 
 def step_page(folder: Path, number: int) -> Record:
     """Return the groups of a step: trained and live ones first, by the spread of their rewards."""
-    return step_of(folder, number, read_rollouts(folder, number))
+    return logged_step(folder, number, read_rollouts(folder, number))
 
 
-def step_of(folder: Path, number: int, log: RolloutLog) -> Record:
+def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
     """Return the page of a step whose log was read."""
     groups = [_group_row(log, group) for group in log.groups]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
@@ -376,7 +376,7 @@ def group_page(folder: Path, number: int, which: int) -> Record:
     log = read_rollouts(folder, number)
     if which not in log.groups:
         raise ConfigError(f"{folder}: step {number} has no group {which}")
-    order = [g["group"] for g in step_of(folder, number, log)["groups"]]
+    order = [g["group"] for g in logged_step(folder, number, log)["groups"]]
     return {**group_of(folder, number, log, which), "order": order}
 
 

@@ -9,9 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from covey.insight.pages.document import address, document
-from covey.insight.pages.records import group_of, run_page, step_of
+from covey.insight.pages.records import group_of, logged_step, run_page
 from covey.insight.pages.thinning import Record
-from covey.insight.pages.tokens import tokens_of
+from covey.insight.pages.tokens import logged_completion
 from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
@@ -91,7 +91,7 @@ class _Completions:
     def __init__(self, folder: Path, steps: Sequence[int]) -> None:
         self.folder = folder
         self.logs = {step: read_rollouts(folder, step) for step in steps}
-        self.listed = {step: step_of(folder, step, log) for step, log in self.logs.items()}
+        self.listed = {step: logged_step(folder, step, log) for step, log in self.logs.items()}
         self.orders = {step: [g["group"] for g in page["groups"]] for step, page in self.listed.items()}
         """Step -> its groups, the most telling first."""
         self.samples = dict[tuple[int, int], list[int]]()
@@ -118,7 +118,7 @@ class _Completions:
     def tokens(self, step: int, group: int, sample: int) -> Answer:
         """Return the page of a completion token by token."""
         query = {"step": step, "group": group, "sample": sample}
-        return "tokens", query, tokens_of(self.folder, self.logs[step], group, sample)
+        return "tokens", query, logged_completion(self.folder, self.logs[step], group, sample)
 
 
 def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:

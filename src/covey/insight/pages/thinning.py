@@ -65,7 +65,7 @@ class Stretch:
         return [early, late]
 
 
-class Curve:
+class ThinnedCurve:
     """A growing stream of records in at most ``MOST`` stretches; each record is read once."""
 
     def __init__(self) -> None:

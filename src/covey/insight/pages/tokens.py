@@ -42,10 +42,10 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
     log = read_rollouts(folder, step)
     if not 0 <= sample < len(log.groups.get(group, [])):
         raise ConfigError(f"{folder}: step {step} has no completion {sample} of group {group}")
-    return tokens_of(folder, log, group, sample)
+    return logged_completion(folder, log, group, sample)
 
 
-def tokens_of(folder: Path, log: RolloutLog, group: int, sample: int) -> Record:
+def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) -> Record:
     """Return the page of one completion of a log that was read."""
     places = log.groups[group]
     row = log.rows[places[sample]]

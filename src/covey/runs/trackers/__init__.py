@@ -55,7 +55,7 @@ def check_tracker(name: str | None) -> None:
         )
 
 
-def identity_of(run: Path) -> str:
+def run_identity(run: Path) -> str:
     """Return the identity of a run in its folder: 32 characters, made once, which a resume finds again.
 
     A run that begins again in a removed folder has another identity, and so has a copy in another place.
