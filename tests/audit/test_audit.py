@@ -319,7 +319,8 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         samples, rewards=lambda s: {**s["rewards"], "style": 1e-4 * (s["group"] + len(s["ids"]))}
     ),
     "reordered_alone": reordered,
-    "answer_empty": lambda lines: samples(lines)[0]["row"].update(answer=" "),
+    "answers_differ": lambda lines: samples(lines)[1]["row"].update(answer="7"),
+    "answer_empty": lambda lines: [s["row"].update(answer=" ") for s in samples(lines)[:4]],
     "rows_duplicated": lambda lines: lines[0]["data"].update(distinct=5),
     "eval_is_train": lambda lines: lines[0]["data"].update(eval_in_train=10),
     "kl_sign": settings(beta=-0.04),
