@@ -426,7 +426,7 @@ def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_p
     ("content", "says"),
     [
         ("", ": the file is empty"),
-        ("\n", ":1: no JSON"),
+        ("\n", ":1: not JSON"),
         ('{"format": "covey', ":1: the header is not complete"),
         ('{"prompt": "a"}\n', ":1: not a record of a run"),
         ('{"format": "covey-audit", "version": 2}\n', ":1: version 2 of the format; this covey reads 1"),
