@@ -275,6 +275,7 @@ def command_serve(
     port: int = 8000,
     weights: Path | None = None,
     name: str = "",
+    tinker: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
 
@@ -283,10 +284,12 @@ def command_serve(
     :param port: 0 takes a free one.
     :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
     :param name: What callers call the model; the folder's name by default.
+    :param tinker: Speak Tinker's protocol: clients train adapters, kept in the folder of --output.
     """
     from covey.cluster.serving.run import serve_http
+    from covey.tinker.run import serve_tinker
 
-    serve_http(model, host, port, weights, name, settings)
+    (serve_tinker if tinker else serve_http)(model, host, port, weights, name, settings)
     return 0
 
 
