@@ -208,12 +208,12 @@ class Base:
         kept = {id(p): p for p in self.policy.model.parameters()}
         model = copy.deepcopy(self.policy.model, kept)
         layers = LoraConfig(r=shape.rank, lora_alpha=ALPHA, target_modules=names, task_type="CAUSAL_LM")
-        layers.base_model_name_or_path = self.source
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that has been renamed
             # An update of the output layer is its own, whether or not that layer shares the embedding.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             adapter = get_peft_model(model, layers)
+        adapter.peft_config["default"].base_model_name_or_path = self.source
         policy = Policy(adapter.get_base_model(), self.policy.tokenizer, adapter, self.policy.rounds)
         policy.draw_from_all()
         return policy

@@ -163,18 +163,28 @@ class Draw:
 def sample(base: Base, draws: Sequence[Draw]) -> list[bytes]:
     """Answer requests that are ``alike``, in one pass."""
     policy = base.mount(draws[0].weights())
+    # Completions of the same prompt share it, whichever requests they belong to.
+    owners: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+    for number, draw in enumerate(draws):
+        place = owners.setdefault((draw.prompt.tobytes(), draw.params.max_tokens), [])
+        place += [(number, i) for i in range(draw.count)]
     requests = [
-        Request(d.prompt, [key(d.seed, "tinker", i) for i in range(d.count)], room=d.params.max_tokens)
-        for d in draws
+        Request(
+            np.frombuffer(prompt, np.int64),
+            [key(draws[number].seed, "tinker", i) for number, i in own],
+            room=room,
+        )
+        for (prompt, room), own in owners.items()
     ]
-    longest = max(d.params.max_tokens for d in draws)
+    together = list(owners.values())
+    params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
     found: list[dict[int, Completion]] = [{} for _ in draws]
     own_ends = policy.end_ids
     policy.end_ids = list(draws[0].end_ids)
     try:
-        sampler = LocalSampler(policy, base.running)
-        for done in sampler.sample(requests, replace(draws[0].params, max_tokens=longest)):
-            found[done.request][done.sample] = done.completion
+        for done in LocalSampler(policy, base.running).sample(requests, params):
+            number, i = together[done.request][done.sample]
+            found[number][i] = done.completion
     finally:
         policy.end_ids = own_ends
     return [
