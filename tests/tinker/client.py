@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,7 @@ def outputs(message: bytes) -> tuple[list[np.ndarray], float]:
         tensor = read_fields(read_fields(record[2][0])[2][0])
         offsets = np.frombuffer(tensor[2][0], np.int64)
         width = [-1, *tensor.get(4, [])]
-        arrays += [
-            np.frombuffer(tensor[1][0][a:b], np.float32).reshape(width)
-            for a, b in zip(offsets[:-1], offsets[1:], strict=True)
-        ]
+        arrays += [np.frombuffer(tensor[1][0][a:b], np.float32).reshape(width) for a, b in pairwise(offsets)]
     entry = read_fields(found[3][0])
     assert entry[1] == [b"loss:sum"]
     return arrays, entry[2][0]

@@ -58,7 +58,9 @@ def by_hand(loss: str, lp: Tensor, datum: dict[str, Any]) -> Tensor:
     mask = datum.get("sequence_ratio_mask")
     if mask is not None and not mask.any():
         return total
-    mean = None if mask is None else np.mean([lp[t].item() - datum["logprobs"][t] for t in np.flatnonzero(mask)])
+    mean = (
+        None if mask is None else np.mean([lp[t].item() - datum["logprobs"][t] for t in np.flatnonzero(mask)])
+    )
     for t in range(len(lp)):
         if loss == "cross_entropy":
             total = total - lp[t] * float(datum["weights"][t])
@@ -234,7 +236,12 @@ def edited(**changed: object) -> Callable[[], list[dict[str, Any]]]:
         ({"weights": np.ones(3)}, "cross_entropy", {}, r"datum 1: weights has the shape \(3,\)"),
         ({"weights": np.full(12, np.nan)}, "cross_entropy", {}, "datum 1: weights has a value that is not"),
         ({"weights": np.full(12, 1e38)}, "cross_entropy", {}, "the loss is .*inf; nothing was added"),
-        ({"target_tokens": np.full(12, 300)}, "cross_entropy", {}, "datum 1: target_tokens: ids are 0 to 299"),
+        (
+            {"target_tokens": np.full(12, 300)},
+            "cross_entropy",
+            {},
+            "datum 1: target_tokens: ids are 0 to 299",
+        ),
         ({"tokens": np.zeros(0)}, "cross_entropy", {}, "datum 1: target_tokens has the shape"),
         ({"mask": np.ones(12)}, "cross_entropy", {}, "the datum has mask, which it would not read"),
         ({}, "ppo", {}, "datum 0: this loss reads .*; the datum lacks logprobs, advantages"),
@@ -265,7 +272,11 @@ def test_dro_and_gspo_need_what_has_no_default(policy: Policy, tmp_path: Path) -
         with pytest.raises(Refused, match="gspo needs clip_low_threshold and clip_high_threshold"):
             client.backward(data("gspo"), "gspo")
         own = [
-            {**d, "clip_low_threshold": 0.9 + 0 * d["logprobs"], "clip_high_threshold": 1.3 + 0 * d["logprobs"]}
+            {
+                **d,
+                "clip_low_threshold": 0.9 + 0 * d["logprobs"],
+                "clip_high_threshold": 1.3 + 0 * d["logprobs"],
+            }
             for d in data("gspo")
         ]
         assert client.backward(own, "gspo")[1] == client.backward(data("gspo"), "gspo", **CONFIG["gspo"])[1]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from covey.errors import CheckpointError
 from covey.models.policy import Policy, weights_hash
 from covey.models.written import check_written
+from covey.sampling.local import LocalSampler
 from covey.tinker.requests import AdamParams
 from covey_verify.errors import ConfigError, DataError
 
@@ -127,8 +128,8 @@ class Base:
         """The weights of no adapter."""
         self.tokens = tokens
         self.running = running
-        self._policies: dict[Shape, Policy] = {}
-        self._mounted: dict[Shape, object] = {}
+        self._samplers: dict[Shape | None, LocalSampler] = {}
+        self._mounted: dict[Shape | None, object] = {}
         head = policy.model.get_output_embeddings()
         self._linears = {
             n: "unembed" if m is head else "attention" if "attn" in n or "attention" in n else "mlp"
@@ -142,19 +143,17 @@ class Base:
         """Hash of the base weights: an adapter belongs to them."""
         return weights_hash(dict(self.policy.model.named_parameters()))
 
-    def mount(self, weights: Weights) -> Policy:
-        """The policy that computes with these weights, until others are mounted."""
+    def mount(self, weights: Weights) -> LocalSampler:
+        """A sampler whose policy computes with these weights, until others are mounted."""
         shape = weights.shape
-        if shape is None:
-            return self.policy
-        policy = self._adapted(shape)
+        sampler = self._of_shape(shape)
         if self._mounted.get(shape) is not weights.state:
             self._mounted.pop(shape, None)
             with torch.no_grad():
-                for into, tensor in zip(policy.parameters, weights.tensors, strict=True):
+                for into, tensor in zip(sampler.policy.parameters, weights.tensors, strict=True):
                     into.copy_(tensor)
             self._mounted[shape] = weights.state
-        return policy
+        return sampler
 
     def new_adapter(self, shape: Shape, seed: int | None) -> Adapter:
         """An adapter that changes nothing yet: A is drawn, B is 0. Raises ConfigError."""
@@ -170,7 +169,7 @@ class Base:
     def save(self, folder: Path, weights: Weights, moments: Mapping[str, Tensor] | None = None) -> None:
         """Write an adapter as peft does, and AdamW's state if there is one."""
         assert weights.shape is not None, "the base model is not saved"
-        adapter = self._adapted(weights.shape).adapter
+        adapter = self._of_shape(weights.shape).policy.adapter
         assert adapter is not None, "it has one"
         adapter.peft_config["default"].save_pretrained(str(folder))
         named = dict(zip(map(_saved_name, self._named(weights.shape)), weights.tensors, strict=True))
@@ -189,12 +188,13 @@ class Base:
 
     def _named(self, shape: Shape) -> dict[str, nn.Parameter]:
         """The trained weights of a shape by name, in the order of an adapter's tensors."""
-        return {n: p for n, p in self._adapted(shape).model.named_parameters() if p.requires_grad}
+        return {n: p for n, p in self._of_shape(shape).policy.model.named_parameters() if p.requires_grad}
 
-    def _adapted(self, shape: Shape) -> Policy:
-        if shape not in self._policies:
-            self._policies[shape] = self._with_adapter(shape)
-        return self._policies[shape]
+    def _of_shape(self, shape: Shape | None) -> LocalSampler:
+        if shape not in self._samplers:
+            policy = self.policy if shape is None else self._with_adapter(shape)
+            self._samplers[shape] = LocalSampler(policy, self.running)
+        return self._samplers[shape]
 
     def _with_adapter(self, shape: Shape) -> Policy:
         try:

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -29,8 +28,9 @@ from covey.tinker import requests as asked
 from covey.tinker.adapters import Adapter, Base, Shape, Weights
 from covey.tinker.checkpoints import KINDS, Kind, Record, Store, expiry
 from covey.tinker.passes import Draw, check_tokens, forward_backward
+from covey.tinker.registry import MOST_SNAPSHOTS, Client, Registry, Sampler
 from covey.tinker.wire import PROTOBUF, read_data, read_forward_backward
-from covey.tinker.worker import Result, Task, Worker
+from covey.tinker.worker import Result, Worker
 from covey_verify.errors import ConfigError, DataError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -39,70 +39,18 @@ AnyTurn = TypeVar("AnyTurn", bound=BaseModel)
 API = "/api/v1"
 POLL_SECONDS = 25.0
 """Seconds that a question for a result waits for it; the SDK gives up after 45 and asks again after ours."""
-MOST_RESULTS = 1024
-"""Finished results that are held for clients whose connection broke before they had them."""
-MOST_SNAPSHOTS = 8
-"""Unsaved samplers of a training client that are held, and samplers of checkpoints that stay in memory."""
-SILENCE = 3600.0
-"""Seconds without a heartbeat after which a session is dropped when another one begins."""
-
-
-@dataclass(eq=False)
-class Client:
-    """A training client: its adapter once that is made, and its requests that wait for their turn."""
-
-    id: str
-    metadata: dict[str, object] | None
-    adapter: Adapter | None = None
-    turn: int = 1
-    early: dict[int, Task] = field(default_factory=dict)
-    snapshots: deque[Sampler] = field(default_factory=deque)
-
-    @property
-    def trained(self) -> Adapter:
-        """The adapter. Raises DataError if making it failed."""
-        if self.adapter is None:
-            raise DataError(f"{self.id}: this training client could not be created")
-        return self.adapter
-
-
-@dataclass(eq=False)
-class Sampler:
-    """Weights to draw with: a snapshot, or a checkpoint that is loaded when it is used."""
-
-    load: Callable[[], Weights] | None = None
-    weights: Weights | None = None
-
-    def get(self) -> Weights:
-        """The weights. Raises DataError if they are gone or cannot be loaded."""
-        if self.weights is None and self.load is None:
-            raise DataError(
-                f"this sampler was released: a local Tinker holds the newest {MOST_SNAPSHOTS} unsaved ones of "
-                "a client; save_weights_for_sampler with a name lasts"
-            )
-        if self.weights is None and self.load is not None:
-            self.weights = self.load()
-        assert self.weights is not None, "loaded"
-        return self.weights
 
 
 class Tinker:
-    """The server's state. Adapters and weights of samplers belong to the worker's thread, the rest to the
-    event loop's.
-    """
+    """The routes, and what they share."""
 
     def __init__(self, base: Base, store: Store, token: str = "") -> None:
         self.base = base
         self.store = store
         self.token = token
-        self.worker = Worker(base)
-        self.sessions: dict[str, float] = {}
-        """When each session was last heard of."""
-        self.clients: dict[str, Client] = {}
-        self.samplers: dict[str, Sampler] = {}
+        self.registry = Registry(Worker(base))
         self.loaded: deque[Sampler] = deque()
         """Samplers whose checkpoints are in memory, the oldest first."""
-        self.tasks: dict[str, Task] = {}
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -154,7 +102,7 @@ class Tinker:
                 return _refused(error.status, str(error))
             except ValidationError as error:
                 return _refused(422, asked.sentence(error))
-            except (ConfigError, DataError) as error:
+            except (ConfigError, DataError, ValueError) as error:
                 return _refused(400, str(error))
 
         return answered
@@ -184,45 +132,41 @@ class Tinker:
         return JSONResponse({"supported_models": [{**served, "trainable": True, "sampleable": True}]})
 
     async def create_session(self, request: Request) -> Response:
-        """Begin a session; those that have long been silent end."""
+        """Begin a session."""
         await _read(request, asked.CreateSession)
-        for session, heard in list(self.sessions.items()):
-            if time.monotonic() - heard > SILENCE:
-                self._drop(session)
         session = f"covey-{secrets.token_hex(8)}"
-        self.sessions[session] = time.monotonic()
+        self.registry.begin(session)
         return JSONResponse({"type": "create_session", "session_id": session})
 
     async def heartbeat(self, request: Request) -> Response:
-        """Note that a session goes on."""
+        """Note that a session is alive."""
         session = (await _read(request, asked.Session)).session_id
-        self._check_session(session, 410)
-        self.sessions[session] = time.monotonic()
+        self.registry.check_session(session, 410)
+        self.registry.sessions[session] = time.monotonic()
         return JSONResponse({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
         """End a session: its training clients and samplers are released, its checkpoints stay."""
-        self._drop(request.path_params["session"])
+        self.registry.drop(request.path_params["session"])
         return JSONResponse({})
 
     async def create_model(self, request: Request) -> Response:
         """Make an adapter."""
         wanted = await _read(request, asked.CreateModel)
-        self._check_session(wanted.session_id)
         self._check_base(wanted.base_model)
         lora = wanted.lora_config
         shape = Shape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
-        client = self._new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
+        client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
 
         def make() -> Result:
             client.adapter = self.base.new_adapter(shape, lora.seed)
             return {"type": "create_model", "model_id": client.id}
 
-        return self._begun(f"{client.id}:0", make, client.id)
+        return self.registry.at_once(f"{client.id}:0", make, model_id=client.id)
 
     async def info(self, request: Request) -> Response:
         """Describe a training client."""
-        client = self._client((await _read(request, asked.OfModel)).model_id)
+        client = self.registry.client((await _read(request, asked.OfModel)).model_id)
         base = self.base
         arch = base.policy.model.config.model_type
         return JSONResponse(
@@ -239,8 +183,8 @@ class Tinker:
     async def forward_backward(self, request: Request) -> Response:
         """Compute a loss, and its gradient unless the request is for the forward pass only."""
         model_id, seq_id, fields = read_forward_backward(await body(request, PROTOBUF))
-        client = self._client(model_id)
-        return self._in_turn(
+        client = self.registry.client(model_id)
+        return self.registry.in_turn(
             client, seq_id, lambda: forward_backward(self.base, client.trained, read_data(fields))
         )
 
@@ -275,7 +219,7 @@ class Tinker:
                 client.snapshots.popleft().weights = None
             session = client.id.partition(":")[0]
             name = f"{session}:sample:{wanted.sampling_session_seq_id}"
-            self.samplers[name] = sampler
+            self.registry.samplers[name] = sampler
             return {"type": kind, "sampling_session_id": name}
 
         return await self._computed(request, asked.SaveForSampler, save)
@@ -286,14 +230,15 @@ class Tinker:
         wanted = asked.LoadWeights.model_validate_json(raw)
         if wanted.session_id is None or wanted.model_seq_id is None:
             return await self._computed(request, asked.LoadWeights, self._load, raw)
-        self._check_session(wanted.session_id)
-        client = self._new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
-        return self._begun(f"{client.id}:0", lambda: self._load(client, wanted), client.id)
+        client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
+        return self.registry.at_once(
+            f"{client.id}:0", partial(self._load, client, wanted), model_id=client.id
+        )
 
     async def create_sampler(self, request: Request) -> Response:
         """Name weights to draw with: those of a checkpoint, or the base model's."""
         wanted = await _read(request, asked.CreateSampler)
-        self._check_session(wanted.session_id)
+        self.registry.check_session(wanted.session_id)
         if wanted.base_model is not None:
             self._check_base(wanted.base_model)
         path = wanted.model_path
@@ -303,31 +248,31 @@ class Tinker:
             raise DataError("create_sampling_session: give a model_path or a base_model")
         name = f"{wanted.session_id}:sample:{wanted.sampling_session_seq_id}"
         if path is None:
-            self.samplers[name] = Sampler(weights=self.base.plain)
+            self.registry.samplers[name] = Sampler(weights=self.base.plain)
         else:
-            sampler = self.samplers[name] = Sampler()
+            sampler = self.registry.samplers[name] = Sampler()
             sampler.load = partial(self._load_sampler, sampler, path)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": name})
 
     async def sampler(self, request: Request) -> Response:
         """Describe a sampler."""
         name = request.path_params["sampler"]
-        self._sampler(name)
+        self.registry.sampler(name)
         return JSONResponse({"sampler_id": name, "base_model": self.base.name})
 
     async def sample(self, request: Request) -> Response:
         """Draw completions."""
         wanted = await _read(request, asked.Sample)
-        sampler = self._sampler(wanted.sampling_session_id)
+        sampler = self.registry.sampler(wanted.sampling_session_id)
         draw = _draw(self.base, wanted, sampler)
         request_id = f"{wanted.sampling_session_id}:{wanted.seq_id}"
         ids = [f"{request_id}:{i}" for i in range(wanted.num_samples)]
-        return self._begun(request_id, draw, sample_sequence_ids=ids)
+        return self.registry.at_once(request_id, draw, sample_sequence_ids=ids)
 
     async def retrieve(self, request: Request) -> Response:
         """Return a result, or 408 while there is none."""
         wanted = await _read(request, asked.Retrieve)
-        task = self.tasks.get(wanted.request_id)
+        task = self.registry.tasks.get(wanted.request_id)
         if task is None:
             raise Refusal(404, f"{wanted.request_id}: there is no such request, or its result was dropped")
         pending = asyncio.wrap_future(task.result)
@@ -358,7 +303,7 @@ class Tinker:
 
     async def runs(self, request: Request) -> Response:
         """List the training clients that have saved something, and those that are active."""
-        names = list(dict.fromkeys([*self.clients, *(r.model_id for r in self.store.records())]))
+        names = list(dict.fromkeys([*self.registry.clients, *(r.model_id for r in self.store.records())]))
         offset, limit = (int(request.query_params.get(k, d)) for k, d in (("offset", 0), ("limit", 20)))
         cursor = {"offset": offset, "limit": limit, "total_count": len(names)}
         listed = [self._run(name) for name in names[offset : offset + limit]]
@@ -370,7 +315,7 @@ class Tinker:
 
     def _run(self, name: str) -> dict[str, object]:
         records = self.store.records(name)
-        client = self.clients.get(name)
+        client = self.registry.clients.get(name)
         if client is None and not records:
             raise Refusal(404, f"{name}: there is no such training run")
         newest = {kind: next((r.listed() for r in records if r.kind == kind), None) for kind in KINDS}
@@ -441,66 +386,15 @@ class Tinker:
         """Do a training client's request in its turn. A body with a mistake takes its turn too: it fails."""
         raw = await body(request) if raw is None else raw
         turn = asked.Turn.model_validate_json(raw)
-        client = self._client(turn.model_id)
-        return self._in_turn(client, turn.seq_id, lambda: compute(client, schema.model_validate_json(raw)))
-
-    def _in_turn(self, client: Client, seq_id: int, compute: Callable[[], Result]) -> Response:
-        request_id = f"{client.id}:{seq_id}"
-        if request_id not in self.tasks:
-            if seq_id < client.turn:
-                raise Refusal(400, f"{request_id}: the result of this request was dropped")
-            client.early[seq_id] = self.tasks[request_id] = Task(compute)
-            # Parts of a batch are sent at the same time, and may arrive in any order.
-            while client.turn in client.early:
-                self.worker.put(client.early.pop(client.turn))
-                client.turn += 1
-        return _promised(request_id, client.id)
-
-    def _begun(
-        self, request_id: str, work: Callable[[], Result] | Draw, model_id: str | None = None, **more: object
-    ) -> Response:
-        """Queue work, unless this is the same request again."""
-        if request_id not in self.tasks:
-            self.tasks[request_id] = Task(work)
-            self.worker.put(self.tasks[request_id])
-        finished = [name for name, task in self.tasks.items() if task.result.done()]
-        for name in finished[: max(0, len(finished) - MOST_RESULTS)]:
-            del self.tasks[name]
-        return _promised(request_id, model_id, **more)
-
-    def _new_client(self, session: str, number: int, metadata: dict[str, object] | None) -> Client:
-        # The SDK derives the same id.
-        name = f"{session}:train:{number}"
-        return self.clients.setdefault(name, Client(name, metadata))
-
-    def _client(self, name: str) -> Client:
-        if name not in self.clients:
-            raise Refusal(
-                404, f"{name}: there is no such training client; it may have begun before this server"
-            )
-        return self.clients[name]
-
-    def _sampler(self, name: str) -> Sampler:
-        if name not in self.samplers:
-            raise Refusal(404, f"{name}: there is no such sampler; it may have begun before this server")
-        return self.samplers[name]
-
-    def _check_session(self, session: str, status: int = 404) -> None:
-        if session not in self.sessions:
-            raise Refusal(
-                status, f"{session}: there is no such session; it may have begun before this server"
-            )
+        client = self.registry.client(turn.model_id)
+        return self.registry.in_turn(
+            client, turn.seq_id, lambda: compute(client, schema.model_validate_json(raw))
+        )
 
     def _check_base(self, name: str) -> None:
         known = (self.base.name, self.base.source)
         if name not in known:
             raise DataError(f"base_model {name!r}: this server has {' alias '.join(dict.fromkeys(known))}")
-
-    def _drop(self, session: str) -> None:
-        self.sessions.pop(session, None)
-        for held in (self.clients, self.samplers, self.tasks):
-            for name in [n for n in held if n.startswith(f"{session}:")]:
-                del held[name]
 
 
 def _draw(base: Base, wanted: asked.Sample, sampler: Sampler) -> Draw:
@@ -509,11 +403,11 @@ def _draw(base: Base, wanted: asked.Sample, sampler: Sampler) -> Draw:
     prompt = np.array([t for chunk in wanted.prompt.chunks for t in chunk.tokens], dtype=np.int64)
     check_tokens(policy, "prompt", prompt)
     params = wanted.sampling_params
-    room = policy.context - len(prompt)
-    most = room if params.max_tokens is None else params.max_tokens
-    if not 0 < most <= room:
+    room = policy.context
+    most = room - len(prompt) if params.max_tokens is None else params.max_tokens
+    if not 0 < most <= room - len(prompt):
         raise DataError(
-            f"{len(prompt)} tokens of prompt and max_tokens {most} are more than the context of {policy.context}"
+            f"{len(prompt)} tokens of prompt and max_tokens {most} are more than the context of {room}"
         )
     if wanted.prompt_logprobs_last_n is not None and not wanted.prompt_logprobs:
         raise DataError("prompt_logprobs_last_n: set prompt_logprobs")
@@ -536,10 +430,6 @@ def _draw(base: Base, wanted: asked.Sample, sampler: Sampler) -> Draw:
 
 async def _read(request: Request, schema: type[AnyBody]) -> AnyBody:
     return schema.model_validate_json(await body(request))
-
-
-def _promised(request_id: str, model_id: str | None = None, **more: object) -> Response:
-    return JSONResponse({"request_id": request_id, "model_id": model_id, **more})
 
 
 def _refused(status: int, message: str) -> Response:

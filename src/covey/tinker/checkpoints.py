@@ -1,4 +1,4 @@
-"""Adapters on disk: `tinker://MODEL/weights/NAME` is the folder MODEL/weights/NAME below that of the server."""
+"""Adapters on disk: `tinker://MODEL/weights/NAME` is the folder MODEL/weights/NAME below the server's."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
-from covey.sampling.local import LocalSampler
 from covey.tinker.adapters import Adapter, Base, Weights
 from covey.tinker.losses import loss_of
 from covey.tinker.wire import Datum, ForwardBackward, write_forward_backward, write_samples
@@ -36,7 +35,7 @@ def forward_backward(base: Base, adapter: Adapter, wanted: ForwardBackward) -> b
     lacking = [k for k in loss.settings if k not in settings and any(k not in d for d in checked)]
     if lacking:
         raise DataError(f"loss_fn_config: {wanted.loss_fn} needs {' and '.join(lacking)}")
-    policy = base.mount(adapter.weights)
+    policy = base.mount(adapter.weights).policy
     outputs: list[dict[str, np.ndarray]] = []
     total = 0.0
     try:
@@ -162,7 +161,8 @@ class Draw:
 
 def sample(base: Base, draws: Sequence[Draw]) -> list[bytes]:
     """Answer requests that are ``alike``, in one pass."""
-    policy = base.mount(draws[0].weights())
+    sampler = base.mount(draws[0].weights())
+    policy = sampler.policy
     # Completions of the same prompt share it, whichever requests they belong to.
     owners: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
     for number, draw in enumerate(draws):
@@ -182,7 +182,7 @@ def sample(base: Base, draws: Sequence[Draw]) -> list[bytes]:
     own_ends = policy.end_ids
     policy.end_ids = list(draws[0].end_ids)
     try:
-        for done in LocalSampler(policy, base.running).sample(requests, params):
+        for done in sampler.sample(requests, params):
             number, i = together[done.request][done.sample]
             found[number][i] = done.completion
     finally:

@@ -30,13 +30,17 @@ def serve_tinker(
     def build(token: str) -> tuple[Starlette, str, str]:
         loaded = load_config(None, settings, {"model": model})
         config = loaded.config
+        if model == "tiny":
+            raise ConfigError(
+                "model: tiny has no tokenizer that a client can load; give a folder or a hub id"
+            )
         source = source_of(model, loaded.folder)
         store = Store(config.output / "tinker")
         policy = served_policy(loaded, run_behind(loaded))
         tokens = config.train.tokens_per_micro_batch
         base = Base(policy, name or source, source, tokens, config.rollout.max_running)
-        print(f"base_model and tokenizer: {base.name}")
-        print(f"checkpoints: {store.folder}", flush=True)
+        print(f"base_model {base.name}, tokenizer {base.source}")
+        print(f"checkpoints in {store.folder}", flush=True)
         return Tinker(base, store, token).app(), f"Tinker of {Path(model).name}", ""
 
     serve_app(host, port, build)
