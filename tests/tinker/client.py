@@ -92,7 +92,7 @@ class Session:
             "optimizer_config": {"type": "adamw"},
             "type": "create_model",
         }
-        return Trainer(self, self.result(call(self.url, "create_model", body))["model_id"])
+        return self._created("create_model", body)
 
     def resume(self, path: str, optimizer: bool = True) -> Trainer:
         """A new training client from a checkpoint."""
@@ -103,7 +103,10 @@ class Session:
             "optimizer": optimizer,
             "type": "load_weights",
         }
-        made = self.result(call(self.url, "load_weights", body))
+        return self._created("load_weights", body)
+
+    def _created(self, route: str, body: object) -> Trainer:
+        made = self.result(call(self.url, route, body))
         if "error" in made:
             raise Refused(0, made["error"])
         return Trainer(self, made["model_id"])
