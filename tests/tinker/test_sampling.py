@@ -1,4 +1,4 @@
-"""A local Tinker's completions are the sampler's own, its log-probs the model's, and it refuses what it lacks."""
+"""A local Tinker's completions are the sampler's own, its log-probs the model's; what it lacks it refuses."""
 
 from __future__ import annotations
 

@@ -83,7 +83,10 @@ def test_the_sdk_trains_samples_and_resumes(tinker: Any, policy: Policy, tmp_pat
             return -sum(x.sum() for x in logprobs), {"mine": 1.0}
 
         ours = client.forward_backward_custom([datum] * 5, custom).result()
-        assert (ours.metrics["mine"], ours.metrics["loss:sum"]) == (1.0, pytest.approx(found.metrics["loss:sum"]))
+        assert (ours.metrics["mine"], ours.metrics["loss:sum"]) == (
+            1.0,
+            pytest.approx(found.metrics["loss:sum"]),
+        )
         step = client.optim_step(types.AdamParams(learning_rate=0.1)).result()
         assert step.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
         params = types.SamplingParams(max_tokens=5, seed=2)

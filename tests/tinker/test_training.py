@@ -90,11 +90,24 @@ def folder_of(store: Path, path: str) -> Path:
     return store / path.removeprefix("tinker://")
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_losses_and_steps_are_those_of_torch_and_peft(policy: Policy, tmp_path: Path, loss: str) -> None:
-    plain = policy_of("llama").model
-    with serving(policy, tmp_path, tokens=8) as url:  # a datum at a time
-        client = Session(url).train()
+UNEMBED = {"train_attn": False, "train_mlp": False}
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize(
+    ("kind", "loss", "flags"),
+    [
+        *(("llama", loss, {}) for loss in LOSSES),
+        ("qwen2", "ppo", {}),  # whose output layer is its embedding
+        ("gpt2", "ppo", UNEMBED),  # which runs through its Hugging Face modules
+    ],
+)
+def test_losses_and_steps_are_those_of_torch_and_peft(
+    tmp_path: Path, kind: str, loss: str, flags: dict[str, bool]
+) -> None:
+    plain = policy_of(kind).model
+    with serving(policy_of(kind), tmp_path, tokens=8) as url:  # a datum at a time
+        client = Session(url).train(**flags)
         begin = client.do("save_weights", path="begin")["path"]
         peft = PeftModel.from_pretrained(plain, folder_of(tmp_path, begin), is_trainable=True)
         weights = [p for p in peft.parameters() if p.requires_grad]
@@ -123,6 +136,15 @@ def test_losses_and_steps_are_those_of_torch_and_peft(policy: Policy, tmp_path: 
     assert len(ours) == len(theirs)
     for name, weight in theirs.items():
         assert torch.allclose(ours[name.replace(".default", "")], weight, rtol=1e-3, atol=1e-4), name
+
+
+def test_an_adapter_changes_all_that_was_asked_for_or_is_refused(tmp_path: Path) -> None:
+    with serving(policy_of("gpt2"), tmp_path) as url:
+        with pytest.raises(Refused, match="gpt2 has no linear layers in attention and mlp to adapt"):
+            Session(url).train()
+        client = Session(url).train(**UNEMBED)
+        with pytest.raises(Refused, match="one target for each token here"):
+            client.backward([{"tokens": [5], "target_tokens": [[6, 7]], "weights": [[1.0, 1.0]]}])
 
 
 def test_a_forward_pass_adds_no_gradient(policy: Policy, tmp_path: Path) -> None:

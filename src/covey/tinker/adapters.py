@@ -103,7 +103,8 @@ class Adapter:
         self.adam.zero_grad()
         for name, value in moments.items():
             key, _, index = name.rpartition(".")
-            self.adam.state[self.parameters[int(index)]][key] = value
+            parameter = self.parameters[int(index)]
+            self.adam.state[parameter][key] = value if key == "step" else value.to(parameter.device)
         self.state = object()
 
     def moments(self) -> dict[str, Tensor]:
@@ -201,9 +202,14 @@ class Base:
             from peft import LoraConfig, get_peft_model
         except ImportError:
             raise ConfigError("adapters need peft: pip install 'covey[lora]'") from None
-        names = [n for n, part in self._linears.items() if getattr(shape, part)]
-        if not names:
+        wanted = [part for part in ("attention", "mlp", "unembed") if getattr(shape, part)]
+        if not wanted:
             raise DataError("lora_config: train at least one of train_attn, train_mlp and train_unembed")
+        lacking = [part for part in wanted if part not in self._linears.values()]
+        if lacking:
+            kind = self.policy.model.config.model_type
+            raise DataError(f"lora_config: {kind} has no linear layers in {' and '.join(lacking)} to adapt")
+        names = [n for n, part in self._linears.items() if part in wanted]
         # deepcopy takes whatever its memo has under an object's id for the copy: the weights are shared.
         kept = {id(p): p for p in self.policy.model.parameters()}
         model = copy.deepcopy(self.policy.model, kept)

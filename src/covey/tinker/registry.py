@@ -91,7 +91,8 @@ class Registry:
         """End a session and release all that it holds."""
         self.sessions.pop(session, None)
         for held in (self.clients, self.samplers, self.tasks):
-            for name in [n for n in held if n.startswith(f"{session}:")]:
+            # Copied first, in one step: the worker's thread adds samplers.
+            for name in [n for n in list(held) if n.startswith(f"{session}:")]:
                 del held[name]
 
     def new_client(self, session: str, number: int, metadata: dict[str, object] | None) -> Client:

@@ -44,16 +44,6 @@ class Session(Body):
     session_id: str
 
 
-class CreateSession(Body):
-    """Body of create_session."""
-
-    tags: list[str] = []
-    user_metadata: Metadata | None = None
-    sdk_version: str = ""
-    project_id: str | None = None
-    display_name: str | None = None
-
-
 class LoraConfig(Body):
     """Which adapter a training client gets."""
 
