@@ -10,7 +10,7 @@ import pytest
 from covey.cli import main
 from covey.models.policy import save_policy
 from tests.models.test_template import OPEN, policy_with, template
-from tests.train.test_runs import start, varied
+from tests.training.test_runs import start, varied
 
 BRACKETS = template("", "[THINK]", tags=("[THINK]", "[/THINK]"))
 ASKED = [{"role": "user", "content": "1+2="}]
@@ -111,7 +111,7 @@ def test_stress_cuts_thoughts_off_as_the_configs_template_writes_them(
 ) -> None:
     save_policy(policy_with(chat_template), folder / "model")
     (folder / "mine.py").write_text(ENDS_IN)
-    name = "correct inside reasoning that the prompt opens, cut off"
+    name = "correct inside reasoning that the prompt opens, truncated"
     assert main(["stress", "run.yaml", "mine.py:ends_in", "--json"]) == 1
     assert name in {f["attack"] for f in json.loads(capsys.readouterr().out)["accepted"]}
     assert main(["stress", "run.yaml", "--json"]) == 0  # math_answer

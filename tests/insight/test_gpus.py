@@ -10,7 +10,7 @@ import pytest
 from covey.cli import main
 from covey.config.load import load_config
 from covey.insight.forecast import Forecast, Workload
-from covey.insight.gpus import BACKWARD, GPUS, Subject, decode_seconds, forward_seconds, lines, on_gpus
+from covey.insight.gpus import BACKWARD, GPUS, Subject, decode_seconds, forward_seconds, gpu_lines, on_gpus
 from covey.learner.memory import Shape
 
 H100 = next(gpu for gpu in GPUS if gpu.name == "H100")
@@ -71,6 +71,6 @@ def test_lines_are_a_table() -> None:
     stage = load_config(values={"data": {"task": "sums"}})
     work = Workload.of(stage.config, stage.algorithm, dead=0.0, length=100.0)
     here = Forecast(5.0, 5.0, 0.0, 10, 0, 1e6, 0.0, {}, 0)
-    text = list(lines(on_gpus(Subject(QWEN3_4B, [100]), stage, work, here)))
+    text = list(gpu_lines(on_gpus(Subject(QWEN3_4B, [100]), stage, work, here)))
     assert text[1].split() == ["GPU", "memory,", "GB", "a", "step", "the", "run"]
     assert "does not fit" in text[-1]

@@ -13,7 +13,6 @@ from covey.objective import corrections, penalties, ratios
 from covey.objective.algorithms import PRESETS
 from covey.objective.bound import bind
 from covey.objective.diagnostics import (
-    agreement,
     correlations,
     gradient_coefficient,
     gradient_shares,
@@ -22,6 +21,7 @@ from covey.objective.diagnostics import (
     token_metrics,
     token_record,
     token_stats,
+    verdict_agreement,
 )
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
@@ -193,13 +193,13 @@ def test_a_reward_is_held_against_the_verdict_within_groups() -> None:
         replace(one, components={**one.components, "model": component([1, 0, 1])}),
         replace(other, components={**other.components, "model": component([-5, 5])}),
     ]
-    assert agreement(judged, "model") == pytest.approx((1 + 0.5 + 0) / 3)
-    assert agreement(judged[:1], "model") == pytest.approx(0.75)
+    assert verdict_agreement(judged, "model") == pytest.approx((1 + 0.5 + 0) / 3)
+    assert verdict_agreement(judged[:1], "model") == pytest.approx(0.75)
     metrics = group_metrics(judged)
     assert metrics["reward/model/agreement"] == pytest.approx(0.5)
     assert "reward/answer/agreement" not in metrics
     unsure = replace(one, components={**one.components, "model": component([nan, 0, 1])})
-    assert math.isnan(agreement([unsure], "model"))
+    assert math.isnan(verdict_agreement([unsure], "model"))
 
 
 def test_gradient_shares_by_pass_rate() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from covey.tasks import TASKS
 from covey.tasks.countdown import equations
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 from covey.tasks.ordering import choices
 from covey.tasks.sums import partial_sums
 
@@ -62,7 +62,7 @@ def test_equations_are_judged_one_by_one(steps: str, values: list[float]) -> Non
 
 
 @pytest.mark.parametrize("task", [t for t in TASKS.values() if t.steps], ids=lambda task: task.name)
-def test_every_worked_answer_of_a_task_has_correct_steps_only(task: Task) -> None:
+def test_every_worked_answer_of_a_task_has_correct_steps_only(task: GeneratedTask) -> None:
     (verifier,) = task.steps
     function, settings = next(iter(verifier.items())) if isinstance(verifier, dict) else (verifier, {})
     for seed in range(100):

@@ -9,7 +9,7 @@ from covey.cli.words import all_words, word, words
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
 from covey.config.methods import METHODS
-from covey.config.rows import Row, key_paths, schema_rows
+from covey.config.rows import SettingRow, key_paths, schema_rows
 from covey.config.unknown import explained
 from covey_verify.errors import ConfigError
 from covey_verify.usercode import load_function
@@ -46,14 +46,14 @@ def settings(name: str = "") -> list[Entry]:
     return entries
 
 
-def loss_rows() -> Iterator[Row]:
+def loss_rows() -> Iterator[SettingRow]:
     """Yield the settings of `loss` for each method that has any."""
     for name, method in METHODS.items():
         if method.loss is not None:
             yield from (row._replace(owner=name) for row in rows_of(method.loss, "loss"))
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: SettingRow) -> Entry:
     setting = row.setting
     return {
         "setting": row.key,
@@ -80,7 +80,7 @@ def _of_function(spec: str) -> Iterator[Entry]:
     yield from map(_entry, rows)
 
 
-def _of_trl(name: str, rows: list[Row]) -> Iterator[Entry]:
+def _of_trl(name: str, rows: list[SettingRow]) -> Iterator[Entry]:
     """Yield the entries for a name of TRL's: what to write instead, and its effect."""
     same = [row for row in rows if name in row.setting.trl_names]
     if name in trl.LOSS or not same:

@@ -6,20 +6,25 @@ is sampled: groups first, then an update, then what these groups leave open.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from covey.commands.pilot import Pilot, at_temperature, continued, read_otherwise, sampled, with_times
-from covey.config.load import Loaded
+from covey.commands.preview_sampling import (
+    Pilot,
+    at_temperature,
+    continued,
+    read_otherwise,
+    sampled,
+    with_times,
+)
+from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
-from covey.insight.answers import Wording
+from covey.insight.answers import PromptForm
 from covey.insight.gpus import Subject
-from covey.insight.outlook import GROUPS
 from covey.insight.preview import MANY_TRUNCATED, Preview
+from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
@@ -31,7 +36,7 @@ from covey.sampling.prompts import Prompted
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
-from covey.training.setup import set_up
+from covey.training.setup import scratch_run
 from covey_verify.errors import ConfigError
 
 SECONDS, LEAST = 60.0, 30.0
@@ -49,7 +54,7 @@ SLOW_SAMPLES, FEWEST_SAMPLES, MOST_SAMPLES = 4, 8, 16
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is sampled."""
+    """The amount of sampling."""
 
     samples: int | None = None
     """Completions of each problem; None: the group size, from 8 to 16, and fewer of a slow model."""
@@ -59,7 +64,7 @@ class Extent:
     """Further temperatures; None: ``TEMPERATURES`` where they may help."""
 
 
-def rl_stage(loaded: Loaded) -> Loaded:
+def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
     """Return the first stage that samples, with the model of the stage before if that has ended.
 
     Raises ConfigError if no stage samples.
@@ -81,24 +86,22 @@ def rl_stage(loaded: Loaded) -> Loaded:
     return replace(stages[place], config=config)
 
 
-def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
+def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
     """Sample some problems and time an update; after a stop keep what there is.
 
     Raises Stopped if no group was complete.
     """
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, caller_restored():
-        config = stage.config.model_copy(update={"output": Path(folder) / "preview", "tracker": None})
-        run = set_up(replace(stage, config=config), console, stop)
+    with caller_restored(), scratch_run(stage, console, stop) as run:
+        config = run.loaded.config
+        memory = (read_environment(config.output) or {})["memory"]
+        order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
+        problems = [run.train_set[i] for i in order]
+        pilot = Pilot(run, problems)
+        # The time of loading counts, so that the answer is there when it was promised.
+        budget = max(LEAST, SECONDS - (time.monotonic() - begun))
+        seconds = None if extent.groups else SAMPLING * budget
         try:
-            memory = (read_environment(config.output) or {})["memory"]
-            order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
-            problems = [run.train_set[i] for i in order]
-            pilot = Pilot(
-                stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample, console
-            )
-            budget = max(LEAST, SECONDS - (time.monotonic() - begun))
-            seconds = None if extent.groups else SAMPLING * budget
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):
                 found = Preview(
                     stage,
@@ -108,12 +111,11 @@ def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
                     subject=Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems]),
-                    wording=wording_of(run.learner.policy, stage, problems),
+                    wording=prompt_form(run.learner.policy, stage, problems),
                 )
                 return found if found.measured.stopped else _closely(pilot, extent, found, budget)
         finally:
             console.end()
-            run.journal.folder.close()
 
 
 def _samples(extent: Extent, size: int) -> range:
@@ -152,13 +154,13 @@ def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[f
     return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
 
 
-def wording_of(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> Wording:
+def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
     """Return how a run's prompts speak to its model, by those of some problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)
     added = policy.tokenizer.added_tokens_decoder
     specials = [token.content for n, token in added.items() if token.special and n not in policy.end_ids]
-    return Wording(
+    return PromptForm(
         problem.chat,
         bool(policy.tokenizer.chat_template),
         problem.thoughts,

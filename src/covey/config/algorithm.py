@@ -22,9 +22,9 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from covey.config.given import recorded_name
 from covey.config.layers import SHORT
-from covey.config.rows import Row
+from covey.config.python_objects import recorded_name
+from covey.config.rows import SettingRow
 from covey.config.unknown import near, suggestion
 from covey.config.usercode import uncalled
 from covey.objective import data
@@ -297,7 +297,7 @@ def _spelled(value: object) -> object:
 
 
 @cache
-def algorithm_rows() -> tuple[Row, ...]:
+def algorithm_rows() -> tuple[SettingRow, ...]:
     """Return rows for the axes of `algorithm` and for the settings of all functions and records on them."""
     return tuple(
         chain(
@@ -308,26 +308,26 @@ def algorithm_rows() -> tuple[Row, ...]:
     )
 
 
-def rows_of(function: Callable[..., object], place: str) -> Iterator[Row]:
+def rows_of(function: Callable[..., object], place: str) -> Iterator[SettingRow]:
     """Yield a row for each setting of a function, with its key at a place in the config."""
     for p in parameters_of(function).values():
-        yield Row(f"{place}.{p.name}", function.__name__, p.default, p.annotation)
+        yield SettingRow(f"{place}.{p.name}", function.__name__, p.default, p.annotation)
 
 
-def _axis_rows() -> Iterator[Row]:
+def _axis_rows() -> Iterator[SettingRow]:
     words = {"name": PRESETS, "dialect": DIALECTS, **{axis: _names(axis) for axis in AXES}}
     for key, setting in BESIDE_AXES.items():
-        yield Row(f"algorithm.{key}", "", "the preset's", Annotated[str, setting], tuple(words[key]))
+        yield SettingRow(f"algorithm.{key}", "", "the preset's", Annotated[str, setting], tuple(words[key]))
     for axis, annotation in axis_types().items():
-        yield Row(f"algorithm.{axis}", "", "the preset's", annotation, tuple(words.get(axis, ())))
+        yield SettingRow(f"algorithm.{axis}", "", "the preset's", annotation, tuple(words.get(axis, ())))
 
 
-def _record_rows(axis: str, record: type) -> Iterator[Row]:
+def _record_rows(axis: str, record: type) -> Iterator[SettingRow]:
     defaults = record()
     for p in inspect.signature(record, eval_str=True).parameters.values():
         value = getattr(defaults, p.name)
         default = value.name if isinstance(value, Bound) else value
-        yield Row(f"algorithm.{axis}.{p.name}", axis, default, p.annotation)
+        yield SettingRow(f"algorithm.{axis}.{p.name}", axis, default, p.annotation)
 
 
 def algorithm_keys() -> list[str]:

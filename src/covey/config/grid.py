@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.config.load import Loaded, resolved
+from covey.config.load import ResolvedConfig, resolved
 from covey.config.start import Start
 from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
@@ -25,20 +25,20 @@ OWN_KEYS = {
 }
 
 
-class Choice(NamedTuple):
+class SweepAxis(NamedTuple):
     """A setting and its values in a sweep, as written."""
 
     key: str
     values: tuple[str, ...]
 
 
-class Planned(NamedTuple):
+class PlannedRun(NamedTuple):
     """A planned run of a sweep."""
 
     cell: tuple[str, ...]
     seed: int
     start: Start
-    loaded: Loaded
+    loaded: ResolvedConfig
 
     @property
     def folder(self) -> Path:
@@ -46,9 +46,9 @@ class Planned(NamedTuple):
         return self.loaded.config.output
 
 
-def swept_settings(texts: Sequence[str]) -> list[Choice]:
+def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
     """Return the choices of texts of the form `key=value,value`. Raises ConfigError for any other text."""
-    choices = list[Choice]()
+    choices = list[SweepAxis]()
     for text in texts:
         key, equals, listed = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
@@ -63,7 +63,7 @@ def swept_settings(texts: Sequence[str]) -> list[Choice]:
             raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")
         if any(key == other.key for other in choices):
             raise ConfigError(f"--set {key} is given twice; give all its values at once, as {key}=1,2")
-        choices.append(Choice(key, values))
+        choices.append(SweepAxis(key, values))
     return choices
 
 
@@ -105,7 +105,7 @@ class Grid(NamedTuple):
 
     home: Path
     keys: tuple[str, ...]
-    runs: list[Planned]
+    runs: list[PlannedRun]
 
 
 def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
@@ -123,14 +123,14 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
             "launch.processes: a sweep runs in one process. Set --launch.processes 1 and do not use "
             "torchrun, or train each run by `covey train` with its own --output"
         )
-    runs = list[Planned]()
+    runs = list[PlannedRun]()
     folders = dict[str, Path]()  # a resolved config -> the folder of its run
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
         settings = [f"--{c.key}={value}" for c, value in zip(choices, cell, strict=True)]
         folder = base.output / _folder_name(choices, cell, seed)
         run = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
         loaded = run.load()
-        runs.append(Planned(cell, seed, run, loaded))
+        runs.append(PlannedRun(cell, seed, run, loaded))
         # Two spellings may mean the same run: compare all settings but the folder.
         resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
         identity = json.dumps(resolutions, default=str, sort_keys=True)
@@ -140,14 +140,15 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     return Grid(base.output, tuple(c.key for c in choices), runs)
 
 
-def _folder_name(choices: Sequence[Choice], cell: Sequence[str], seed: int) -> str:
+def _folder_name(choices: Sequence[SweepAxis], cell: Sequence[str], seed: int) -> str:
     """Return the settings as a folder's name, with only the last word of a key if that is unique."""
     ends = [c.key.rpartition(".")[2] for c in choices]
     keys = [c.key if ends.count(end) > 1 else end for c, end in zip(choices, ends, strict=True)]
     named = [(key, re.sub(r"[^\w.+-]+", "_", value)) for key, value in zip(keys, cell, strict=True)]
     name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
     # A name that lost characters or is too long gets a hash, so that it stays unique.
-    if any(value != slug for value, (_, slug) in zip(cell, named, strict=True)) or len(name) > LONGEST_NAME:
+    complete = list(cell) == [slug for _, slug in named]
+    if not complete or len(name) > LONGEST_NAME:
         digest = hashlib.sha256("\0".join(cell).encode()).hexdigest()[:8]
         name = f"{name[:LONGEST_NAME]},{digest},seed={seed}"
     return name

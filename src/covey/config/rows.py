@@ -16,22 +16,22 @@ from covey.objective.setting import Setting, setting_of
 SIGNS: Mapping[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """A setting of the config, of a function of the algorithm, or of a loss."""
 
     key: str
-    """Its dotted key, as in a config."""
+    """Dotted key, as in a config."""
     owner: str
     """The function or record that it belongs to; empty for a setting of the config itself."""
     default: object
     type: object
-    """Its annotation, with a Setting in its metadata."""
+    """Annotation, with a Setting in its metadata."""
     names: Sequence[str] = ()
     """The functions or presets that it may name."""
 
     @property
     def setting(self) -> Setting:
-        """Its description, empty for a setting of a user's function that has none."""
+        """The description, empty for a setting of a user's function that has none."""
         return setting_of(getattr(self.type, "__metadata__", ()))
 
     @property
@@ -69,10 +69,10 @@ def schema_fields() -> Mapping[str, FieldInfo]:
 
 
 @cache
-def schema_rows() -> tuple[Row, ...]:
+def schema_rows() -> tuple[SettingRow, ...]:
     """Return every setting of the config as a row; those of the algorithm are in ``config/algorithm.py``."""
     return tuple(
-        Row(key, "", field.default, Annotated[field.annotation, *field.metadata])
+        SettingRow(key, "", field.default, Annotated[field.annotation, *field.metadata])
         for key, field in schema_fields().items()
         if section_of(field) is None
     )

@@ -23,7 +23,7 @@ Fields: TypeAlias = Mapping[str, tuple[str, object]]
 
 
 @cache
-def table(name: str) -> Fields:
+def trl_table(name: str) -> Fields:
     """Return a table of `trl_fields`, in TRL's order."""
     lines = (TABLES / f"{name}.txt").read_text("utf-8").splitlines()
     rows = (line.partition(": ") for line in lines)
@@ -31,15 +31,15 @@ def table(name: str) -> Fields:
     return {field: (kind, ast.literal_eval(default)) for field, (kind, _, default) in parts}
 
 
-def fields_of(config: str) -> Fields:
+def trl_fields(config: str) -> Fields:
     """Return the fields of a trainer's config: those that all trainers share, and its own."""
-    return {**table("common"), **table(config)}
+    return {**trl_table("common"), **trl_table(config)}
 
 
-DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in fields_of("GRPOConfig").items()}
+DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in trl_fields("GRPOConfig").items()}
 """GRPOConfig's defaults."""
 OF_SCRIPTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
-CHECKED_IN = frozenset(DEFAULTS).union(*(table(name) for name in OF_SCRIPTS))
+CHECKED_IN = frozenset(DEFAULTS).union(*(trl_table(name) for name in OF_SCRIPTS))
 """All names of GRPOConfig, and of the configs that scripts have besides."""
 
 SAME: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
@@ -66,18 +66,13 @@ PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 
 TrlLoss: TypeAlias = Mapping[str, object]
 """TRL's names of the loss -> their values, as read from YAML."""
-LOSS: TrlLoss = {
-    name: DEFAULTS[name]
-    for name in (
-        *("loss_type", "beta", "epsilon"),
-        *("epsilon_high", "delta", "sapo_temperature_pos"),
-        *("sapo_temperature_neg", "vespo_k_pos", "vespo_lambda_pos"),
-        *("vespo_k_neg", "vespo_lambda_neg", "importance_sampling_level"),
-        *("scale_rewards", "multi_objective_aggregation", "use_bias_correction_kl"),
-        *("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
-        *("entropy_coef", "off_policy_mask_threshold"),
-    )
-}
+IN_LOSS = (
+    "loss_type", "beta", "epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg",
+    "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "importance_sampling_level",
+    "scale_rewards", "multi_objective_aggregation", "use_bias_correction_kl", "sync_ref_model",
+    "ref_model_sync_steps", "ref_model_mixup_alpha", "entropy_coef", "off_policy_mask_threshold",
+)  # fmt: skip
+LOSS: TrlLoss = {name: DEFAULTS[name] for name in IN_LOSS}
 """The names that together define TRL's loss, with TRL's defaults; ``config/trl_loss.py`` reads them."""
 
 
@@ -85,7 +80,7 @@ class Other(NamedTuple):
     """Advice on a name of TRL that is no setting here."""
 
     remark: str
-    """What to write instead, or why there is nothing to write."""
+    """The replacement, or the reason why there is none."""
     exists: bool = True
     """Whether covey has it in another form."""
     inert: bool = False
@@ -164,9 +159,9 @@ OTHERS: Mapping[str, Other] = {
         "lora_target_modules",
         "write lora: {targets: [q_proj, v_proj]}; the default is all linear layers",
     ),
-    **_instead("dataset_name", "write data.train, a file, or data.task"),
-    **_instead("dataset_train_split", "write data.train, a file"),
-    **_instead("dataset_test_split", "write data.test, a file"),
+    **_instead("dataset_name", "write data.train, a file or as hub:OWNER/NAME, or data.task"),
+    **_instead("dataset_train_split", "write data.train, as hub:OWNER/NAME?split=train"),
+    **_instead("dataset_test_split", "write data.test, as hub:OWNER/NAME?split=test"),
     **_instead("reward_model_name_or_path", "write it in rewards: see docs/rewards.md"),
     **_instead("use_vllm", "write rollout.sampler.url, the addresses of servers: [http://127.0.0.1:8000]"),
     **_instead("vllm_server_base_url", "write rollout.sampler.url, as [http://127.0.0.1:8000]"),
@@ -306,7 +301,7 @@ def advice_on(name: str) -> str:
     )
 
 
-def value_of(name: str, value: object) -> object:
+def covey_value(name: str, value: object) -> object:
     """Return covey's value for TRL's value of a name in ``SAME``. Raises ConfigError if there is none."""
     known = VALUES.get(name)
     if known is None or (isinstance(value, str) and value in known.values()):

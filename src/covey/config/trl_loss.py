@@ -13,21 +13,21 @@ from covey.objective.surrogates import cispo, clip, sapo, vespo
 from covey_verify.errors import ConfigError
 
 
-class Kind(NamedTuple):
+class LossParts(NamedTuple):
     """The parts of a loss_type of TRL."""
 
     surrogate: Callable[..., object]
     reduce: Callable[..., object]
 
 
-KINDS: Mapping[str, Kind] = {
-    "grpo": Kind(clip, sequence_mean),
-    "dr_grpo": Kind(clip, constant_length),
-    "dapo": Kind(clip, token_mean),
-    "luspo": Kind(clip, sequence_sum),
-    "cispo": Kind(cispo, token_mean),
-    "sapo": Kind(sapo, sequence_mean),
-    "vespo": Kind(vespo, token_mean),
+KINDS: Mapping[str, LossParts] = {
+    "grpo": LossParts(clip, sequence_mean),
+    "dr_grpo": LossParts(clip, constant_length),
+    "dapo": LossParts(clip, token_mean),
+    "luspo": LossParts(clip, sequence_sum),
+    "cispo": LossParts(cispo, token_mean),
+    "sapo": LossParts(sapo, sequence_mean),
+    "vespo": LossParts(vespo, token_mean),
 }
 SCALES: Mapping[str, dict[str, object]] = {
     "group": {"advantage": "group_zscore", "whiten": None},

@@ -1,4 +1,4 @@
-"""What the rewards of a run will meet: the form of the answers in samples of its own model.
+"""The form of the answers that the rewards of a run will meet, in samples of its own model.
 
 A verdict that pays none of them may still pay the same answers in another form (``readable``), which tells a
 verdict that cannot read from a model that cannot solve.
@@ -40,7 +40,7 @@ PLACES: Mapping[str, str] = {
     "first_line": "in the first line",
     "last_line": "in the last line",
 }
-"""Where an answer was found, in words."""
+"""The place of an answer in a completion, in words."""
 RULES = ("boxed", "answer_tag", "hash4", "last_number", "choice")
 
 
@@ -57,8 +57,8 @@ class Advice:
         return f"{self.finding}. Try: {self.remedy}"
 
 
-class Wording(NamedTuple):
-    """How prompts speak to the model."""
+class PromptForm(NamedTuple):
+    """The form in which the model gets its prompts."""
 
     chat: bool
     """Whether they go through a chat template."""
@@ -76,11 +76,11 @@ class Wording(NamedTuple):
     """The reader of the model's completions."""
 
 
-class Reading(NamedTuple):
+class AnswerVariant(NamedTuple):
     """A text made of a completion, with the same answer in another form."""
 
     place: str
-    """Where the answer was in the completion: a name in ``PLACES``."""
+    """The place of the answer in the completion: a name in ``PLACES``."""
     form: str
     """A rule in whose form it is now; empty if it is alone."""
     text: str
@@ -91,7 +91,7 @@ class Readings(NamedTuple):
 
     tried: int
     """Number of completions that were tried."""
-    found: Sequence[tuple[str, Reading]]
+    found: Sequence[tuple[str, AnswerVariant]]
     """A completion, and what the verdict pays."""
     by_chance: int
     """Number of completions of which it pays something for another problem."""
@@ -100,7 +100,7 @@ class Readings(NamedTuple):
     """Whether the verdict is a built-in reward with the setting `rule`."""
 
 
-def readable(text: str, marks: Thoughts) -> Iterator[Reading]:
+def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
     r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
 
     >>> found = list(readable("That makes 51.", Thoughts()))
@@ -112,10 +112,10 @@ def readable(text: str, marks: Thoughts) -> Iterator[Reading]:
         return
     places = dict(_places(text, answer.strip()))
     for place, part in places.items():
-        yield Reading(place, "", part)
+        yield AnswerVariant(place, "", part)
     for place in (p for p in RULES if p in places):
         for form in (f for f in RULES if f != place):
-            yield Reading(place, form, FORMS[form].format(places[place]))
+            yield AnswerVariant(place, form, FORMS[form].format(places[place]))
 
 
 def _places(text: str, answer: str) -> Iterator[tuple[str, str]]:
@@ -140,7 +140,7 @@ def _places(text: str, answer: str) -> Iterator[tuple[str, str]]:
 
 
 def habits(
-    groups: Sequence[Group], readings: Readings | None, wording: Wording | None, awaited: bool
+    groups: Sequence[Group], readings: Readings | None, wording: PromptForm | None, awaited: bool
 ) -> list[Advice]:
     """Return advice on the form of the answers, that which explains most rewards first.
 
@@ -188,7 +188,7 @@ def _form(readings: Readings | None) -> Advice | None:
     return Advice(finding, own + ask, quoted(text))
 
 
-def _thoughts(groups: Sequence[Group], wording: Wording) -> Advice | None:
+def _thoughts(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     """Advise if many completions end within their thoughts."""
     marks = wording.marks
     completions = [(g.problem, c) for g in groups for c in g.completions]
@@ -205,7 +205,7 @@ def _thoughts(groups: Sequence[Group], wording: Wording) -> Advice | None:
     return Advice(finding, remedy + off, quoted(inside[0].text))
 
 
-def _special(completions: Sequence[Completion], wording: Wording) -> Advice | None:
+def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice | None:
     """Advise if many truncated completions have written a special token that ends no completion."""
     cut = [c for c in completions if c.finish == "length"]
     written = Counter(name for c in cut for name in wording.specials if name in c.text)
@@ -217,7 +217,7 @@ def _special(completions: Sequence[Completion], wording: Wording) -> Advice | No
     return Advice(finding, f"rollout.stop: [{name!r}], or a tokenizer whose eos_token it is", quoted(example))
 
 
-def _next_turn(groups: Sequence[Group], wording: Wording) -> Advice | None:
+def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     """Advise if many truncated completions answer and then continue with the next prompt, as texts do."""
     if wording.chat:
         return None
@@ -236,7 +236,7 @@ def _next_turn(groups: Sequence[Group], wording: Wording) -> Advice | None:
     return Advice(finding, f'rollout.stop: ["\\n{label}"]', quoted(examples[label]))
 
 
-def _plain(completions: Sequence[Completion], wording: Wording, rate: float) -> Advice | None:
+def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) -> Advice | None:
     """Advise if prompts are plain texts, and completions show that the model only continues them."""
     cut = [c for c in completions if c.finish == "length"]
     endless = len(cut) > MANY * len(completions)

@@ -19,8 +19,8 @@ from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
-from covey.system.console import duration
 from covey.system.plot import table
+from covey.system.text import duration
 
 RECORD_NAME = "sweep.json"
 CHART_NAME = "sweep.svg"
@@ -71,7 +71,7 @@ class CellRow(NamedTuple):
     """Accuracy minus that of the first cell, over the seeds and problems that both have."""
 
 
-def rows_of(sweep: Sweep) -> list[CellRow]:
+def cell_rows(sweep: Sweep) -> list[CellRow]:
     """Return the results of every cell with a run that ended with held-out problems."""
     rows = list[CellRow]()
     first = dict[int, EndedRun]()
@@ -125,7 +125,7 @@ def changed_between(rows: Sequence[CellRow]) -> list[str]:
 
 def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
     """Return a sweep as JSON."""
-    rows = rows_of(sweep)
+    rows = cell_rows(sweep)
     return {
         "folder": str(sweep.home),
         "settings": list(sweep.keys),
@@ -147,7 +147,7 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
 
 def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     """Yield a sweep as a table for people, and its conclusions."""
-    rows = rows_of(sweep)
+    rows = cell_rows(sweep)
     if rows:
         head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
         yield from table([head, *map(_cells, rows)])
@@ -175,7 +175,7 @@ def _cells(row: CellRow) -> list[str]:
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
-    """Say which cell is best, and whether that is beyond chance.
+    """Name the best cell, and tell whether that is beyond chance.
 
     Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of its runs.
     """
@@ -233,7 +233,7 @@ def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
     """Write the results as JSON and the chart into the sweep's folder."""
     make_folder(sweep.home)
     write_file(sweep.home / RECORD_NAME, json.dumps(sweep_record(sweep, failed), indent=1) + "\n")
-    if rows := rows_of(sweep):
+    if rows := cell_rows(sweep):
         write_file(sweep.home / CHART_NAME, sweep_chart(sweep, rows))
 
 

@@ -1,4 +1,4 @@
-"""Forecast the same run on one GPU that is not available: seconds and memory from its data sheet.
+"""Forecast of the same run on one GPU that is not available: seconds and memory from its data sheet.
 
 Nothing here was measured with covey. Compute counts at the fraction of the peak that prime-rl reports for
 updates of 0.6B and 4B models on an H100, bandwidth at half of its peak. The result is a lower bound:
@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from covey.config.contradictions import updates_of
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.learner.memory import Shape, forecast, largest_step, planned
 from covey.system.plot import table
@@ -63,7 +63,7 @@ class Subject(NamedTuple):
         return sum(self.prompts) / len(self.prompts)
 
 
-class Row(NamedTuple):
+class GpuForecast(NamedTuple):
     """The forecast of a run on one GPU."""
 
     gpu: str
@@ -118,7 +118,7 @@ def decode_seconds(
     return read / (1e12 * gpu.terabytes * BANDWIDTH) + LAUNCH * steps * shape.layers
 
 
-def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> float:
+def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Workload) -> float:
     """Return the seconds of a training step."""
     rollout = stage.config.rollout
     train = stage.config.train
@@ -135,7 +135,7 @@ def step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> f
     return sampling * work.tokens / (work.completions * work.length) + update
 
 
-def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
+def memory_bytes(gpu: Gpu, subject: Subject, stage: ResolvedConfig) -> int:
     """Return the bytes at the peak of the run, with the largest micro-batch that fits."""
     config = stage.config
     shape = subject.shape
@@ -145,26 +145,26 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
     return sum(expect(*planned(expect, config, largest, gpu.gib << 30)).values())
 
 
-def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[Row]:
+def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forecast) -> list[GpuForecast]:
     """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     number = 4 if stage.config.dtype == "float32" else 2
     subject = subject._replace(shape=subject.shape._replace(number=number, exact=False))
     rows = []
     for gpu in GPUS:
-        step = step_seconds(gpu, subject, stage, work)
+        step = gpu_step_seconds(gpu, subject, stage, work)
         hours = here.hours * step / here.step
-        rows.append(Row(gpu.name, memory_bytes(gpu, subject, stage), gpu.gib << 30, step, hours))
+        rows.append(GpuForecast(gpu.name, memory_bytes(gpu, subject, stage), gpu.gib << 30, step, hours))
     return rows
 
 
-def lines(rows: Sequence[Row]) -> Iterator[str]:
+def gpu_lines(rows: Sequence[GpuForecast]) -> Iterator[str]:
     """Yield the table for people."""
     yield "on one GPU, computed from its data sheet: at least so long, and without the rewards"
     yield from table([["GPU", "memory, GB", "a step", "the run"], *map(_cells, rows)])
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: GpuForecast) -> list[str]:
     fits = "" if row.memory <= row.there else ": does not fit"
     memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
     return [row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)]

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.insight import gpus
-from covey.insight.answers import Readings, Wording
+from covey.insight.answers import PromptForm, Readings
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts
 from covey.objective.diagnostics import sampled_entropy
@@ -93,7 +93,7 @@ class Longer:
 class Preview:
     """The measurement and the conclusions from it."""
 
-    stage: Loaded
+    stage: ResolvedConfig
     measured: Measured
     memory: Mapping[str, int]
     there: int
@@ -107,11 +107,11 @@ class Preview:
     """The model and its prompts; without them there is no forecast for other devices."""
     longer: Longer | None = None
     readings: Readings | None = None
-    wording: Wording | None = None
+    wording: PromptForm | None = None
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """How often each reward occurred, by problem."""
+        """The number of times that each reward occurred, by problem."""
         return [reward_counts(g) for g in self.measured.groups]
 
     @cached_property
@@ -184,7 +184,7 @@ class Preview:
         dead = 0.0 if self.unfinished else self.dead(self.now).value
         return Workload.of(self.stage.config, self.stage.algorithm, dead, self.length)
 
-    def elsewhere(self) -> list[gpus.Row]:
+    def elsewhere(self) -> list[gpus.GpuForecast]:
         """Forecast the run on other GPUs; empty if the update was not timed or all completions are empty."""
         here = self.forecast()
         if self.subject is None or here is None or not self.lengths.any():

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from covey.models.wording import Wording, wording_of
+from covey.models.wording import ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import finite
+from covey.system.text import Say, finite
 from covey.tasks.source import load_problems
 from covey.types import Problem
 from covey_verify.errors import DataError
@@ -46,7 +46,7 @@ class RescoredGroup:
 
     @property
     def change(self) -> str:
-        """How the group changes, in a word."""
+        """The change of the group, in a word or two."""
         dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
@@ -63,9 +63,7 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
     return np.where(np.abs(centred) < 1e-12, 0.0, np.sign(centred))
 
 
-def rescore(
-    run: Path, rewards: Rewards, steps: int, say: Callable[[str], object] | None = None
-) -> list[RescoredGroup]:
+def rescore(run: Path, rewards: Rewards, steps: int, say: Say | None = None) -> list[RescoredGroup]:
     """Score the groups of the last ``steps`` logged steps again, with the columns of the run's data.
 
     ``say`` is called with the reason if the run's chat template is unknown. Raises DataError if a problem of
@@ -78,7 +76,7 @@ def rescore(
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
-    wording = wording_of(with_own_model(loaded, stage))
+    wording = model_texts_of(with_own_model(loaded, stage))
     if wording.note and say is not None:
         say(wording.note)
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
@@ -100,7 +98,7 @@ def rescore(
 
 
 def _problem_of(
-    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: Wording, place: str
+    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: ModelTexts, place: str
 ) -> Problem:
     """Return the problem of a group, with the note whether its prompt opens thoughts. Raises DataError."""
     row = log.rows[log.groups[number][0]]
@@ -161,8 +159,9 @@ def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
     counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
     old = np.concatenate([g.old for g in found])
     new = np.concatenate([g.new for g in found])
-    flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
-    text = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {_mean(old)} -> {_mean(new)}"]
+    flips = sum(g.flips for g in found)
+    text = [f"{len(found)} groups: {counts}"]
+    text.append(f"{flips} of {len(old)} completions change sign; mean reward {_mean(old)} -> {_mean(new)}")
     text += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
     return [*text, "", *_moved(run, found)]
 

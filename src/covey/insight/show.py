@@ -11,14 +11,14 @@ import numpy as np
 
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
-from covey.insight.usage import last_turn
+from covey.insight.sample_command import last_turn
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import duration
 from covey.system.opening import count_lines
 from covey.system.plot import Curve, bar, draw, table
+from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 
@@ -92,7 +92,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
 
 def findings(stage: Path) -> list[str]:
     """Return a run's findings in words; if it logged none, those that follow from its records."""
-    return list(finding_lines(stage, explain_run(stage)[-1]))
+    return list(finding_lines(stage, explain_run(stage).findings))
 
 
 def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:
@@ -237,7 +237,7 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
 
 
 def _completion(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"sample {row['sample']}: {facts_of(row)}"
+    yield f"sample {row['sample']}: {completion_line(row)}"
     for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
         yield from _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
     state = row.get("environment")
@@ -245,7 +245,7 @@ def _completion(row: Mapping[str, Any]) -> Iterator[str]:
         yield from _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
 
 
-def facts_of(row: Mapping[str, Any]) -> str:
+def completion_line(row: Mapping[str, Any]) -> str:
     """Return the facts of a logged completion in one line."""
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
     facts = f"{reward}, advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"

@@ -36,7 +36,7 @@ class ValueTargets(NamedTuple):
     """The data that a critic learns from, (N, L) each."""
 
     values: Tensor
-    """Its value of the text before each token, before the updates."""
+    """The critic's value of the text before each token, before the updates."""
     targets: Tensor
     returns: Tensor
     """The discounted return from each token on, which the values are compared with in the metrics."""
@@ -71,12 +71,19 @@ class Batch:
     old_distribution: OldDistribution | None = None
     ref_logprobs: Tensor | None = None
     """(N, L): log-probs under the reference, if the algorithm has a KL to it."""
-    critic: ValueTargets | None = None
+    value_targets: ValueTargets | None = None
     selected: Tensor | None = None
     """(N, L) bool: the tokens of an optimizer step that ``algorithm.select_tokens`` singles out."""
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def pulling(self, skips_idle: bool) -> Tensor:
+        """Return which completions have a gradient: (N,) bool.
+
+        One without a trained token has none; with ``skips_idle`` nor has one without an advantage at these.
+        """
+        return (self.advantages.bool() & self.mask if skips_idle else self.mask).any(-1)
 
     def select(self, rows: Sequence[int]) -> Batch:
         """Return the batch of some rows, in that order, padded to their longest completion."""
@@ -191,8 +198,8 @@ class MicroBatch:
     """(N,): trained tokens of each completion's group in the whole optimizer step."""
     numbers: Sequence[int] = ()
     """Numbers of its rows in the batch that it is part of, ascending."""
-    counts: bool = True
-    """False: a repetition, so that all processes compute equally many micro-batches."""
+    repeated: bool = False
+    """Whether it only repeats another one, so that all processes compute equally many micro-batches."""
 
     def loss_inputs(self, scores: TokenScores) -> LossInputs:
         """Return the (N, L) inputs of the loss, on the scores' device."""
@@ -236,29 +243,22 @@ def micro_batches(
     batch: Batch,
     token_budget: int,
     max_tokens: int,
-    skip_idle: bool = False,
+    computed: Tensor | None = None,
     whole_groups: bool = False,
     rank: int = 0,
     processes: int = 1,
-    trained_only: bool = False,
 ) -> Iterator[MicroBatch]:
     """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
-    single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
-    completions without advantage at any trained token, ``trained_only`` those of which no token is trained:
-    their gradient is exactly zero, the totals still count them.
+    single completion longer than the budget forms a piece of its own. ``computed`` (N,) bool: the completions
+    that are in pieces; None: all. The totals count the others too.
     ``whole_groups`` never splits a group, for losses over all of its completions. With several ``processes``
     the pieces are of about equal size, and each process gets every ``processes``-th of them.
     """
     totals = batch.totals(max_tokens)
     group_tokens = batch.group_tokens
-    busy = torch.ones(len(batch), dtype=torch.bool)
-    if skip_idle:
-        busy &= (batch.advantages.bool() & batch.mask).any(-1)
-    if trained_only:
-        busy &= batch.mask.any(-1)
-    rows = torch.nonzero(busy)[:, 0].tolist()
+    rows = range(len(batch)) if computed is None else torch.nonzero(computed)[:, 0].tolist()
     # Rows that may not be separated: a group, or else each row by itself.
     together: dict[int, list[int]] = {}
     for i in rows:
@@ -277,8 +277,8 @@ def micro_batches(
         pieces = evenly
     for number in range(rank, rounds * processes, processes):
         # Collective operations need all processes: one without a piece repeats the first, uncounted.
-        counts = number < len(pieces)
-        yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)
+        repeated = number >= len(pieces)
+        yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)
 
 
 def _pieces(batch: Batch, units: Sequence[list[int]], token_budget: int) -> list[list[int]]:
@@ -306,7 +306,7 @@ def _cost(batch: Batch, rows: Sequence[int]) -> int:
     return sum(len(batch.tokens[i]) for i in rows) + sum(map(len, new))
 
 
-def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, counts: bool) -> MicroBatch:
+def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, repeated: bool) -> MicroBatch:
     part = batch.select(rows)
     prompts: list[np.ndarray] = []
     completions: list[list[np.ndarray]] = []
@@ -317,7 +317,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
             completions.append([])
         completions[-1].append(tokens)
     mask = None if part.sampling_masks is None else SamplingMask.join(part.sampling_masks)
-    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, counts)
+    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, repeated)
 
 
 def given_batch(examples: Sequence[Prompted]) -> Batch:

@@ -10,8 +10,8 @@ import yaml
 
 
 @dataclass
-class Migrated:
-    """Settings of covey that stand for another trainer's."""
+class MigrationResult:
+    """Settings of covey that correspond to another trainer's."""
 
     theirs: dict[str, object]
     """The other trainer's settings that nobody has read yet."""
@@ -20,7 +20,7 @@ class Migrated:
     without: dict[str, str] = field(default_factory=dict)
     """Their setting, with its value -> why covey has no counterpart."""
     notes: list[str] = field(default_factory=list)
-    """What to look at before the first run."""
+    """Advice for the time before the first run."""
 
     def take(self, name: str, default: object = None) -> object:
         """Return one of their settings, which counts as read, or their default."""
@@ -40,7 +40,7 @@ class Migrated:
             if value is not None:
                 self.config[ours] = value
 
-    def finish(self, silent: Iterable[str], reasons: Mapping[str, str]) -> Migrated:
+    def finish(self, silent: Iterable[str], reasons: Mapping[str, str]) -> MigrationResult:
         """Name all settings that are left; patterns in ``silent`` are those of placement and logging."""
         for name, value in self.theirs.items():
             if any(fnmatch.fnmatch(name, pattern) for pattern in silent):
@@ -65,7 +65,7 @@ def nested(config: Mapping[str, object]) -> dict[str, object]:
     return root
 
 
-def as_yaml(migrated: Migrated, origin: str) -> str:
+def as_yaml(migrated: MigrationResult, origin: str) -> str:
     """Return the config as a file, with comments on what to look at and what is missing."""
     lines = [f"# From {origin}, by covey migrate."]
     lines += [f"# Look at: {note}" for note in migrated.notes]

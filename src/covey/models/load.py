@@ -9,22 +9,17 @@ from typing import TypeVar
 
 import torch
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import GivenModel
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
 from covey.models.gguf import folder_of_gguf
-from covey.models.given import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
+from covey.models.passed_models import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
@@ -37,7 +32,7 @@ transformers.utils.logging.disable_progress_bar()
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
+def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     """The policy that a config asks for, with the weights of its checkpoint if there is one.
 
     The tokenizer of `tiny` is trained on ``texts``. Raises ConfigError for an unknown model or one without
@@ -75,7 +70,9 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     return policy
 
 
-def _given_writer(given: GivenModel, loaded: Loaded) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _given_writer(
+    given: GivenModel, loaded: ResolvedConfig
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
     model, tokenizer = checked_model(given)
     if is_classifier(model):
@@ -97,7 +94,7 @@ def _recompute_layers(policy: Policy) -> None:
     policy.decoder.recompute = True
 
 
-def own_reference(loaded: Loaded) -> Policy | None:
+def own_reference(loaded: ResolvedConfig) -> Policy | None:
     """The reference that a run was given as an object, computing as its policy does; None if it has none."""
     given = loaded.config.model
     if not isinstance(given, GivenModel) or given.reference is None:
@@ -119,27 +116,6 @@ def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
     if config.precision == "bfloat16" or (config.precision == "auto" and can and rounding_pays()):
         policy.round_products()
     return policy
-
-
-def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
-    """The policy of a config without its weights: shapes and tokenizer. Raises the errors of load_policy."""
-    config = loaded.config
-    if isinstance(config.model, GivenModel) or config.model == "tiny":
-        return load_policy(loaded, texts)
-    source = source_of(config.model, loaded.folder)
-    cached = unreachable(source)
-    # On "meta" parameters have shapes but take no memory, so any size of model can be described.
-    try:
-        tokenizer = pretrained_tokenizer(source, local_files_only=cached)
-        shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
-            if config.longrope == "long":
-                turn_by_long_table(model)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(f"model: {config.model!r}: the config cannot be read: {reason[:300]}") from None
-    return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
 
 
 def source_of(name: str, folder: Path) -> str:

@@ -290,7 +290,7 @@ def _components(groups: Sequence[Group]) -> dict[str, float]:
         by_group = [g.components[name].values for g in groups]
         values[name] = np.concatenate(by_group)
         metrics |= _spread(f"reward/{name}", by_group)
-        agree = agreement(groups, name)
+        agree = verdict_agreement(groups, name)
         # A single reward, and the verdict itself, would only be compared with themselves.
         if len(components) > 1 and not first.verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
@@ -320,7 +320,7 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def agreement(groups: Sequence[Group], name: str) -> float:
+def verdict_agreement(groups: Sequence[Group], name: str) -> float:
     """Return the fraction of pairs (correct, incorrect) of a problem that a reward ranks in this order.
 
     Ties count half; NaN where there are no such pairs. At 0.5 the reward is unrelated to the verdict.

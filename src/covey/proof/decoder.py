@@ -25,7 +25,7 @@ def exactly(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.T
 
 
-def rounded(x: Tensor, weight: Tensor) -> Tensor:
+def coarse_product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T with both factors rounded to bfloat16, in the backward products too."""
     out = coarse(x) @ coarse(weight).T
     if out.requires_grad:

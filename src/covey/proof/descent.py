@@ -37,12 +37,12 @@ class ShadowConfig:
 
 
 @dataclass
-class Trainer:
+class ShadowTrainer:
     """The state of training: weights under training, AdamW's moments, the coefficients that move."""
 
     weights: NamedWeights
     reference: NamedWeights
-    critic: Trainer | None = None  # a network with a value head, or the head alone
+    critic: ShadowTrainer | None = None  # a network with a value head, or the head alone
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     first: NamedWeights = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Trainer:
 
 
 def gradient_step(
-    learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int
+    learners: Sequence[ShadowTrainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int
 ) -> list[float]:
     """Sum the gradients of parts of a loss, clip them and move the learners. Return the norms."""
     totals: list[NamedWeights] = [
@@ -73,7 +73,9 @@ def gradient_step(
 
 
 @torch.no_grad()
-def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int) -> None:
+def adamw(
+    trainer: ShadowTrainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int
+) -> None:
     """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
     train = setting.train
     trainer.applied += 1

@@ -22,7 +22,7 @@ NOT_YET = torch.zeros(0)
 
 
 @dataclass
-class Row:
+class ShadowRow:
     """One completion of a recorded run, with the values that the shadow computes for it."""
 
     prompt: list[int]
@@ -104,7 +104,7 @@ def sibling_zscores(values: Sequence[float], eps: float) -> list[float]:
     return scores
 
 
-def by_component(rows: Sequence[Row], score: Callable[[list[float]], list[float]]) -> list[float]:
+def by_component(rows: Sequence[ShadowRow], score: Callable[[list[float]], list[float]]) -> list[float]:
     """Score each reward function's values on their own, then sum them by weight."""
     totals = [0.0] * len(rows)
     for name, weight in rows[0].weights.items():
@@ -115,7 +115,7 @@ def by_component(rows: Sequence[Row], score: Callable[[list[float]], list[float]
     return totals
 
 
-def _length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
+def _length_weighted(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[float]:
     """r - sum |y| r / sum |y| over trained tokens. OPO."""
     lengths = [len(row.drawn) * row.trained for row in rows]
     baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / max(sum(lengths), 1)
@@ -130,7 +130,7 @@ def _mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
     return [(r - centre) / (centre + eps) if centre > 0 else 0.0 for r in rewards]
 
 
-def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
+def _process_zscore(rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Z-score each function's values, or all its step rewards, and add them by weight to their tokens."""
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
@@ -162,7 +162,7 @@ def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
     return options[how]
 
 
-def _prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:
+def _prefix_tree(rows: Sequence[ShadowRow], rewards: Sequence[float], outcome: float) -> list[Tensor]:
     """V(prefix with the token) - V(prefix before), V the mean reward of the completions sharing it."""
 
     def value(prefix: list[int]) -> float:
@@ -178,7 +178,7 @@ def _prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) 
     return advantages
 
 
-def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
+def _optimal_token_baseline(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[Tensor]:
     """r - sum_i r_i W_it / sum_i W_it, W the summed squared norm of the score of the tokens so far."""
     energies = []
     for row in rows:
@@ -198,7 +198,7 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
     return advantages
 
 
-def _segment_difference(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
+def _segment_difference(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[Tensor]:
     """Return for each token the gain of its segment: the value after it minus the value before it."""
     found = []
     for row, reward in zip(rows, rewards, strict=True):
@@ -209,14 +209,14 @@ def _segment_difference(rows: Sequence[Row], rewards: Sequence[float]) -> list[T
     return found
 
 
-def _length_penalized(rows: Sequence[Row], rewards: Sequence[float], weight: float) -> list[float]:
+def _length_penalized(rows: Sequence[ShadowRow], rewards: Sequence[float], weight: float) -> list[float]:
     """r - weight * mean(r) * |y| / max |y|, centred."""
     lengths = [len(row.drawn) * row.trained for row in rows]
     short = [r - weight * mean(rewards) * n / max(*lengths, 1) for r, n in zip(rewards, lengths, strict=True)]
     return [s - mean(short) for s in short]
 
 
-def _greedy_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
+def _greedy_baseline(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[float]:
     """r - the greedy completion's reward; 0 where that could not be scored. ReMax."""
     baselines = [row.greedy or 0.0 for row in rows]
     return [0.0 if math.isnan(b) else r - b for r, b in zip(rewards, baselines, strict=True)]
@@ -234,7 +234,7 @@ def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
     return [g / (spread + eps) if spread else 0.0 for g in gains]
 
 
-def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
+def _process_leave_one_out(rows: Sequence[ShadowRow], gamma: float) -> list[Tensor]:
     """Sum over functions the rewards minus those of the other completions, discounted by step. PRIME."""
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
@@ -253,7 +253,7 @@ def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
     return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
 
 
-def gae_of_row(row: Row, gamma: float, lam: float) -> Tensor:
+def gae_of_row(row: ShadowRow, gamma: float, lam: float) -> Tensor:
     """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), V = 0 after the end."""
     following = torch.cat([row.values[1:], torch.zeros(1, dtype=torch.float64)])
     errors = row.token_rewards + gamma * following - row.values
@@ -268,14 +268,14 @@ def discounted(rewards: Tensor, gamma: float) -> Tensor:
     return torch.stack([(rewards[t:] * powers[: size - t]).sum() for t in range(size)])
 
 
-def _lambda(row: Row, s: AxisSettings) -> float:
+def _lambda(row: ShadowRow, s: AxisSettings) -> float:
     """Return VAPO's lambda, which depends on the length, or the configured one."""
     adaptive = s["length_adaptive"]
     return max(0.0, 1 - 1 / (adaptive * len(row.drawn))) if adaptive else float(s["lam"])
 
 
 def advantages(
-    name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
+    name: str, rows: Sequence[ShadowRow], rewards: Sequence[float], s: AxisSettings
 ) -> Sequence[float | Tensor]:
     """Return one group's advantages under the estimator ``name``. Raises KeyError for an unknown one."""
     size = len(rows)
@@ -308,7 +308,7 @@ def advantages(
     return table[name]()
 
 
-def whitened(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
+def whitened(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Normalize the advantages over the trained completions of the whole batch."""
     own = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.proof.formulas import AxisSettings, Row
+from covey.proof.formulas import AxisSettings, ShadowRow
 
 FAR = 20.0
 """Bound on log-ratios, as the documentation of the ratios says."""
 
 
-def value_loss_of_row(values: Tensor, row: Row, clip: float | None) -> Tensor:
+def value_loss_of_row(values: Tensor, row: ShadowRow, clip: float | None) -> Tensor:
     """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
     near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
     return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
 
 
-def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+def ratio(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return pi / pi_old, at the level of the axis."""
     moved = (logprobs - row.old).clamp(-FAR, FAR)
     if name == "on_policy":
@@ -43,7 +43,7 @@ def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     raise KeyError(name)
 
 
-def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return the loss of each token before weights. Detached factors are weights on log pi."""
     advantage = row.advantage
     up = row.advantage > 0
@@ -73,7 +73,7 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSetting
     return _divergence_mask(name, logprobs, row, s)
 
 
-def _divergence_mask(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+def _divergence_mask(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """DPPO: no loss for a token whose probability has moved too far in the direction of its advantage."""
     now = logprobs.detach().exp()
     before = row.old.exp()
@@ -90,7 +90,7 @@ def _divergence_mask(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> 
     return -torch.where(outward, 0.0, weight) * row.advantage * logprobs
 
 
-def _group_classification(logprobs: Tensor, row: Row, tau: float) -> Tensor:
+def _group_classification(logprobs: Tensor, row: ShadowRow, tau: float) -> Tensor:
     """log(1 + sum of e^(-+ mean log-ratio / tau)) of each class of the group, the others held fixed. REAL."""
     own = (logprobs - row.old).clamp(-FAR, FAR).mean()
     sign = float(row.advantage.sum().sign())
@@ -109,7 +109,7 @@ def divergence(name: str, d: Tensor) -> Tensor:
     return table[name]
 
 
-def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+def correction(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return the importance correction for the mismatch of sampler and trainer. Detached."""
     gap = (row.old - row.sampled).clamp(-FAR, FAR)
     level = gap.sum().expand_as(gap).clamp(-FAR, FAR) if s.get("level") == "sequence" else gap
@@ -129,7 +129,7 @@ def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
     raise KeyError(name)
 
 
-def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+def multiplier(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return factors on the policy term of each token. Detached."""
     if name == "selected_only":
         return row.selected.double()
@@ -142,7 +142,7 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
     raise KeyError(name)
 
 
-def _future_influence(moved: Tensor, row: Row, s: AxisSettings) -> Tensor:
+def _future_influence(moved: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return e to a decayed sum of the log-ratios of each token and of later ones, within bounds."""
     decay = 0.5 ** (1 / s["half_life"])
     running = 0.0
@@ -160,7 +160,7 @@ def _future_influence(moved: Tensor, row: Row, s: AxisSettings) -> Tensor:
     return influence
 
 
-def selected_tokens(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
+def selected_tokens(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Return which tokens of an optimizer step are selected, from values at its beginning."""
     if name == "top_entropy":
         return _largest([row.old_entropy for row in rows], None, s["share"])
@@ -187,7 +187,9 @@ def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: fl
     return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]
 
 
-def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: AxisSettings) -> float:
+def token_weight(
+    name: str, row: ShadowRow, step: Sequence[ShadowRow], max_tokens: int, s: AxisSettings
+) -> float:
     """Return the weight of one token of this completion in the loss of the optimizer step."""
     trained = [r for r in step if r.trained]
     count = len(step) if s.get("rows") == "all" else len(trained)

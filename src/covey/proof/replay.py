@@ -1,4 +1,4 @@
-"""Repeat a recorded run in the shadow trainer, to test that its record follows from the formulas."""
+"""The repetition of a recorded run in the shadow trainer: its record must follow from the formulas."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from covey.proof import shadow
 from covey.proof.agreement import Agreement, StepFigures, agreement, saved, with_twin
-from covey.proof.decoder import NamedWeights, copied, exactly, rounded
-from covey.proof.descent import ShadowConfig, Trainer
-from covey.proof.formulas import AxisSettings, Row
+from covey.proof.decoder import NamedWeights, coarse_product, copied, exactly
+from covey.proof.descent import ShadowConfig, ShadowTrainer
+from covey.proof.formulas import AxisSettings, ShadowRow
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts
@@ -53,13 +53,13 @@ def replay(
         yield replace(agreement(number, own, written, known, start), apart=apart)
 
 
-def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> Trainer:
+def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> ShadowTrainer:
     start = copied(model)
     # Without its adapters a model is the one they were put into.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl = setting.algorithm["kl"]
     bonus = setting.algorithm["entropy"]
-    trainer = Trainer(model, reference, _critic(setting, start, folder))
+    trainer = ShadowTrainer(model, reference, _critic(setting, start, folder))
     trainer.kl_coef = kl["coef"] if kl else 0.0
     trainer.entropy_coef = bonus["coef"] if bonus else 0.0
     return trainer
@@ -69,7 +69,7 @@ Past = dict[int, NamedWeights]
 """Version -> the weights by which completions of the present step may have been sampled."""
 
 
-def _remember(past: Past, trainer: Trainer, staleness: int) -> None:
+def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
     """Keep the weights at the start of a step, and those of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
         # The optimizer updates weights in place; a copy is needed only if they are asked for later.
@@ -80,7 +80,9 @@ def _remember(past: Past, trainer: Trainer, staleness: int) -> None:
         del past[version]
 
 
-def _repeated(folder: Path, trainer: Trainer, past: Past, setting: ShadowConfig, number: int) -> StepFigures:
+def _repeated(
+    folder: Path, trainer: ShadowTrainer, past: Past, setting: ShadowConfig, number: int
+) -> StepFigures:
     """Repeat a step with a shadow, which moves its weights."""
     recorded, sampled = read_rows(folder, number)
     coefficient = trainer.kl_coef
@@ -102,7 +104,7 @@ def _repeated(folder: Path, trainer: Trainer, past: Past, setting: ShadowConfig,
     return StepFigures(drawn, [row.advantage for row in done.rows], norm, coefficient, trainer.weights)
 
 
-def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> Trainer | None:
+def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> ShadowTrainer | None:
     """Return the first critic: a head of zeros on a copy of the policy's weights, or the head alone."""
     axis = setting.algorithm["critic"]
     if not axis:
@@ -113,7 +115,7 @@ def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> Trainer
     body = {name: w.clone() for name, w in start.items() if own and name != "lm_head.weight"}
     width = len(start["model.norm.weight"])
     head = {"value.weight": torch.zeros(width).double(), "value.bias": torch.zeros(()).double()}
-    return Trainer({name: w.requires_grad_() for name, w in {**body, **head}.items()}, {})
+    return ShadowTrainer({name: w.requires_grad_() for name, w in {**body, **head}.items()}, {})
 
 
 def read_setting(folder: Path, architecture: AxisSettings) -> ShadowConfig:
@@ -135,13 +137,15 @@ def read_setting(folder: Path, architecture: AxisSettings) -> ShadowConfig:
         rollout["group_size"],
         config["seed"],
         rounded=config["dtype"] == "bfloat16",
-        product=rounded if record.get("rounds_products") else exactly,
+        product=coarse_product if record.get("rounds_products") else exactly,
         known=record.get("known_tokens"),
         staleness=rollout["staleness"],
     )
 
 
-def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, np.ndarray | None]], int]:
+def read_rows(
+    folder: Path, number: int
+) -> tuple[list[tuple[ShadowRow, torch.Tensor, np.ndarray | None]], int]:
     """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""
     log = read_rollouts(folder, number)
     rows = []
@@ -151,7 +155,7 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, 
             mask = log.completion(place).sampling_mask
             # Indices of sampled tokens; tool answers between them are read but not trained.
             drawn = np.flatnonzero(own.get("sampled", np.ones(len(own["tokens"]))))
-            row = Row(
+            row = ShadowRow(
                 prompt=log.prompts[line["group"]].tolist(),
                 tokens=own["tokens"].tolist(),
                 drawn=drawn.tolist(),

@@ -1,4 +1,4 @@
-"""Repeat a recorded run over given examples in the naive trainer, and compare it with the record."""
+"""The repetition of a run over given examples in the naive trainer, compared with the record."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.models.policy import Policy
 from covey.proof.agreement import Agreement, saved, weights_apart, with_twin
 from covey.proof.decoder import NamedWeights, copied
-from covey.proof.descent import Trainer
+from covey.proof.descent import ShadowTrainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
-from covey.proof.shadow_given import Answer, Example, Lessons, step
+from covey.proof.shadow_given import Lessons, ShadowAnswer, ShadowExample, given_step
 from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
@@ -35,16 +35,16 @@ def replay_given(
     """Repeat a stage that learns from given examples, as ``covey.proof.replay.replay`` does for RL."""
     setting = read_setting(folder, architecture)
     start = copied(model)
-    trainers = [Trainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]
+    trainers = [ShadowTrainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
-        norm, values = step(trainers[0], setting, lessons, number)
+        norm, values = given_step(trainers[0], setting, lessons, number)
         own = trainers[0].weights
         kept = saved(folder, number, setting.train["steps"], own)
         comparison = _compared(number, norm, record["optimizer/grad_norm"], values, record)
         gap, course = weights_apart(own, kept, start)
         apart = None
         for other in trainers[1:]:
-            its_norm, its = step(other, setting, lessons, number)
+            its_norm, its = given_step(other, setting, lessons, number)
             nearby = _compared(number, norm, its_norm, values, its)
             apart = replace(nearby, course=weights_apart(own, other.weights, start)[1])
         yield replace(comparison, weights=gap, course=course, apart=apart)
@@ -57,7 +57,7 @@ def _compared(
     return Agreement(number, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
-def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
+def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
     config = loaded.config
     stage = loaded.run
@@ -77,10 +77,10 @@ def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
     return Lessons(config.method, settings, learned, held_out, policy.context)
 
 
-def _example(prompted: Prompted) -> Example:
+def _example(prompted: Prompted) -> ShadowExample:
     answers = [_answer(answer) for answer in prompted.answers]
-    return Example(prompted.tokens.tolist(), answers, prompted.labels[0] > 0.5)
+    return ShadowExample(prompted.tokens.tolist(), answers, prompted.labels[0] > 0.5)
 
 
-def _answer(answer: GivenAnswer) -> Answer:
-    return Answer(answer.tokens.tolist(), answer.trained.nonzero()[0].tolist())
+def _answer(answer: GivenAnswer) -> ShadowAnswer:
+    return ShadowAnswer(answer.tokens.tolist(), answer.trained.nonzero()[0].tolist())

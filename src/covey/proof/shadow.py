@@ -17,8 +17,8 @@ from torch import Tensor
 
 from covey.proof import formulas, losses
 from covey.proof.decoder import NamedWeights, coarse, logits, states
-from covey.proof.descent import ShadowConfig, Trainer, gradient_step
-from covey.proof.formulas import Row
+from covey.proof.descent import ShadowConfig, ShadowTrainer, gradient_step
+from covey.proof.formulas import ShadowRow
 from covey.proof.streams import splitmix_uniforms, stream_key
 
 UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
@@ -29,7 +29,7 @@ UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
 class StepOutcome:
     """The results of a step, for comparison with the record."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ShadowRow]
     logprobs: Sequence[Tensor]
     """Log-probs of the recorded tokens, under the weights at the start of the step."""
     norms: list[float]  # of each update's gradient, before clipping
@@ -45,7 +45,7 @@ def computed_weights(weights: NamedWeights, setting: ShadowConfig) -> NamedWeigh
     return {name: coarse(w) for name, w in weights.items()} if setting.rounded else weights
 
 
-def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
+def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -> Tensor:
     """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     read = [*row.prompt, *row.tokens[:-1]]
     every = logits(computed_weights(weights, setting), setting.model, read, setting.product)
@@ -59,7 +59,7 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tens
     return scaled.log_softmax(-1)
 
 
-def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) -> Tensor:
+def critic_values(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow, pull: float) -> Tensor:
     """V of what was read before each token, under the critic. (T,)."""
     assert trainer.critic is not None
     head = trainer.critic.weights
@@ -73,7 +73,7 @@ def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) ->
     return read @ head["value.weight"] + head["value.bias"]
 
 
-def picked(log_pi: Tensor, row: Row) -> Tensor:
+def picked(log_pi: Tensor, row: ShadowRow) -> Tensor:
     """Return the log-probs of the sampled tokens. (T, V) -> (T,)."""
     return log_pi.gather(1, torch.tensor(row.tokens)[row.drawn, None])[:, 0]
 
@@ -86,7 +86,9 @@ def entropy(log_pi: Tensor) -> Tensor:
 # --- one step: rewards -> advantages -> updates ---------------------------------------------------
 
 
-def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> StepOutcome:
+def step(
+    trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequence[ShadowRow], number: int
+) -> StepOutcome:
     """Repeat training step ``number`` on its recorded completions; moves ``trainer``."""
     with torch.no_grad():
         freeze_inputs(trainer, setting, rows, number)
@@ -101,7 +103,7 @@ def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
     waits = bool(critic) and number < critic["warmup"]
     start = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
     for at, minibatch in enumerate(update_parts(setting, rows, number), start):
-        select_tokens(setting, minibatch)
+        mark_selected(setting, minibatch)
         unmoved = at == start and setting.algorithm["old"] == "trainer"
         if not waits:
             update_policy(trainer, setting, minibatch, at, unmoved, done)
@@ -110,7 +112,9 @@ def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
     return done
 
 
-def freeze_inputs(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> None:
+def freeze_inputs(
+    trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequence[ShadowRow], number: int
+) -> None:
     """Compute the frozen inputs of the formulas: log-probs of the old policy and of the reference."""
     longest = max((len(row.tokens) for row in rows), default=0)
     noise = torch.from_numpy(
@@ -129,10 +133,10 @@ def freeze_inputs(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], 
         elif setting.algorithm["kl"]:
             row.reference = picked(distribution(trainer.reference, setting, row), row)
         if trainer.critic is not None:
-            row.values = values_of(trainer, setting, row, 0.0)
+            row.values = critic_values(trainer, setting, row, 0.0)
 
 
-def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]) -> None:
+def give_advantages(trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequence[ShadowRow]) -> None:
     """Compute one advantage per token: KL in the reward, then the estimator of groups, then of the batch."""
     axes = setting.algorithm
     for group in {row.group for row in rows}:
@@ -155,7 +159,7 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
             row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
 
 
-def estimate_group(trainer: Trainer, setting: ShadowConfig, judged: Sequence[Row]) -> None:
+def estimate_group(trainer: ShadowTrainer, setting: ShadowConfig, judged: Sequence[ShadowRow]) -> None:
     """Give the judged completions of one group the advantages of the estimator, (T,) each."""
     rewards = []
     for row in judged:
@@ -169,7 +173,7 @@ def estimate_group(trainer: Trainer, setting: ShadowConfig, judged: Sequence[Row
         row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
 
 
-def response_cost(trainer: Trainer, setting: ShadowConfig, row: Row) -> float:
+def response_cost(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow) -> float:
     """Return the cost of a KL in the reward that is computed for the whole completion; else 0."""
     kl = setting.algorithm["kl"]
     if not kl or kl["place"] != "reward" or kl["level"] != "response":
@@ -178,7 +182,7 @@ def response_cost(trainer: Trainer, setting: ShadowConfig, row: Row) -> float:
     return trainer.kl_coef * float(clamped(losses.divergence(kl["estimator"]["name"], whole), kl["bound"]))
 
 
-def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
+def set_targets(setting: ShadowConfig, trained: Sequence[ShadowRow]) -> None:
     """Set the critic's targets: its values plus GAE with its own lambda and the advantages' discount."""
     gamma = setting.algorithm["advantage"].get("gamma", 1.0)
     critic = setting.algorithm["critic"]
@@ -186,7 +190,7 @@ def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
         row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
 
 
-def set_token_rewards(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
+def set_token_rewards(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow) -> None:
     """Set the reward of each token: steps at their ends, the rest at the last token, minus a KL by token."""
     kl = setting.algorithm["kl"]
     row.token_rewards, row.kl_costs = torch.zeros(2, len(row.drawn), dtype=torch.float64)
@@ -204,12 +208,12 @@ def set_token_rewards(trainer: Trainer, setting: ShadowConfig, row: Row) -> None
         row.token_rewards = row.token_rewards - trainer.kl_coef * row.kl_costs
 
 
-def old_logprobs(setting: ShadowConfig, row: Row) -> Tensor:
+def old_logprobs(setting: ShadowConfig, row: ShadowRow) -> Tensor:
     """Return the old log-probs: the sampler's record, or the trainer's own."""
     return row.sampled if setting.algorithm["old"] == "sampler" else row.old
 
 
-def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Iterator[list[Row]]:
+def update_parts(setting: ShadowConfig, rows: Sequence[ShadowRow], number: int) -> Iterator[list[ShadowRow]]:
     """Yield one minibatch per update: whole groups in the keyed order of the step, in nearly equal parts."""
     groups = sorted({row.group for row in rows})
     for epoch in range(setting.train["inner_epochs"]):
@@ -220,7 +224,7 @@ def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Ite
                 yield [row for place in part for row in rows if row.group == groups[place]]
 
 
-def select_tokens(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
+def mark_selected(setting: ShadowConfig, minibatch: Sequence[ShadowRow]) -> None:
     """Mark the selected tokens of an update, if the algorithm selects any."""
     axis = setting.algorithm["select_tokens"]
     trained = [row for row in minibatch if row.trained]
@@ -230,10 +234,10 @@ def select_tokens(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
 
 
 def row_loss(
-    trainer: Trainer,
+    trainer: ShadowTrainer,
     setting: ShadowConfig,
-    row: Row,
-    minibatch: Sequence[Row],
+    row: ShadowRow,
+    minibatch: Sequence[ShadowRow],
     unmoved: bool,
     done: StepOutcome,
 ) -> Tensor:
@@ -253,7 +257,7 @@ def row_loss(
         value = value + trainer.kl_coef * kl_cost(trainer, setting, row, log_pi, logprobs, rho)
     if axes["entropy"]:
         value = value - trainer.entropy_coef * entropy(log_pi)
-    loss = token_weight(setting, row, minibatch) * value.sum()
+    loss = row_weight(setting, row, minibatch) * value.sum()
     if axes["nll"] and row.correct:
         tokens = sum(len(r.drawn) for r in minibatch if r.trained and r.correct)
         loss = loss - axes["nll"] * logprobs.sum() / tokens
@@ -263,7 +267,7 @@ def row_loss(
 
 
 def policy_term(
-    setting: ShadowConfig, row: Row, minibatch: Sequence[Row], logprobs: Tensor, rho: Tensor
+    setting: ShadowConfig, row: ShadowRow, minibatch: Sequence[ShadowRow], logprobs: Tensor, rho: Tensor
 ) -> Tensor:
     """Return the surrogate of each token, times the corrections and the weights of tokens. (T,)."""
     axes = setting.algorithm
@@ -271,8 +275,8 @@ def policy_term(
     if axes["surrogate"]["name"] == "group_classification":
         # This loss is the same at every token of the group, this row's and its siblings'.
         siblings = [r for r in minibatch if r.trained and r.group == row.group]
-        whole = sum(token_weight(setting, r, minibatch) * len(r.drawn) for r in siblings)
-        value = value * whole / (token_weight(setting, row, minibatch) * len(row.drawn))
+        whole = sum(row_weight(setting, r, minibatch) * len(r.drawn) for r in siblings)
+        value = value * whole / (row_weight(setting, row, minibatch) * len(row.drawn))
     for factor in axes["correction"]:
         value = value * losses.correction(factor["name"], logprobs, row, factor)
     for factor in axes["token_weights"]:
@@ -280,24 +284,29 @@ def policy_term(
     return value
 
 
-def token_weight(setting: ShadowConfig, row: Row, minibatch: Sequence[Row]) -> float:
+def row_weight(setting: ShadowConfig, row: ShadowRow, minibatch: Sequence[ShadowRow]) -> float:
     """Return the weight of each token of a completion in the loss of an update."""
     reduce = setting.algorithm["reduce"]
     return losses.token_weight(reduce["name"], row, minibatch, setting.max_tokens, reduce)
 
 
 def value_loss_part(
-    trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], pull: float
+    trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow, minibatch: Sequence[ShadowRow], pull: float
 ) -> Tensor:
     """Return a completion's part of the critic's loss, a mean over the tokens of an update."""
     each = losses.value_loss_of_row(
-        values_of(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
+        critic_values(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
     )
     return each.sum() / sum(len(r.drawn) for r in minibatch if r.trained)
 
 
 def kl_cost(
-    trainer: Trainer, setting: ShadowConfig, row: Row, log_pi: Tensor, logprobs: Tensor, rho: Tensor
+    trainer: ShadowTrainer,
+    setting: ShadowConfig,
+    row: ShadowRow,
+    log_pi: Tensor,
+    logprobs: Tensor,
+    rho: Tensor,
 ) -> Tensor:
     """Return the KL to the reference at each token, with the gradient that the config chooses."""
     kl = setting.algorithm["kl"]
@@ -324,9 +333,9 @@ def clamped(value: Tensor, bound: float | None) -> Tensor:
 
 
 def update_policy(
-    trainer: Trainer,
+    trainer: ShadowTrainer,
     setting: ShadowConfig,
-    minibatch: Sequence[Row],
+    minibatch: Sequence[ShadowRow],
     at: int,
     unmoved: bool,
     done: StepOutcome,
@@ -349,7 +358,9 @@ def update_policy(
 
 
 @torch.no_grad()
-def set_siblings(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], unmoved: bool) -> None:
+def set_siblings(
+    trainer: ShadowTrainer, setting: ShadowConfig, minibatch: Sequence[ShadowRow], unmoved: bool
+) -> None:
     """Note for each completion the sign of advantage and the mean log-ratio of its trained siblings."""
     moved: dict[int, tuple[float, float]] = {}
     for row in (row for row in minibatch if row.trained):
@@ -361,7 +372,9 @@ def set_siblings(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Ro
         row.siblings = [moved[id(r)] for r in others]
 
 
-def update_critic(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int) -> None:
+def update_critic(
+    trainer: ShadowTrainer, setting: ShadowConfig, minibatch: Sequence[ShadowRow], at: int
+) -> None:
     """Make one update of the critic alone; none without a trained completion."""
     assert trainer.critic is not None
     trained = [row for row in minibatch if row.trained]
@@ -370,7 +383,9 @@ def update_critic(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[R
         gradient_step([trainer.critic], setting, parts, at)
 
 
-def update_coefficients(trainer: Trainer, setting: ShadowConfig, done: StepOutcome, groups: int) -> None:
+def update_coefficients(
+    trainer: ShadowTrainer, setting: ShadowConfig, done: StepOutcome, groups: int
+) -> None:
     """Update the coefficients and the reference after a step that sampled ``groups`` groups."""
     kl = setting.algorithm["kl"]
     bonus = setting.algorithm["entropy"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.proof import losses
 from covey.proof.decoder import NamedWeights, logits
-from covey.proof.descent import ShadowConfig, Trainer, gradient_step
+from covey.proof.descent import ShadowConfig, ShadowTrainer, gradient_step
 from covey.proof.formulas import AxisSettings
 from covey.proof.losses import AnswerScore
 from covey.proof.shadow import computed_weights
@@ -30,7 +30,7 @@ StepMetrics = defaultdict[str, float]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShadowAnswer:
     """An answer as tokens."""
 
     tokens: Sequence[int]
@@ -39,11 +39,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Example:
+class ShadowExample:
     """A prompt with an answer, or with a chosen and a rejected one."""
 
     prompt: Sequence[int]
-    answers: Sequence[Answer]
+    answers: Sequence[ShadowAnswer]
     good: bool = True
     """The judgement of an answer that is judged alone."""
 
@@ -54,15 +54,17 @@ class Lessons:
 
     method: str
     loss: AxisSettings
-    examples: Sequence[Example]
-    measured: Sequence[Example]
-    """Held out: they are not trained on, but their answers may be set beside others' prompts."""
+    examples: Sequence[ShadowExample]
+    measured: Sequence[ShadowExample]
+    """Held out: they are not trained on, but their answers may be paired with other prompts."""
     context: int
     """Tokens that the model reads."""
 
 
-def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int) -> tuple[float, StepMetrics]:
-    """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
+def given_step(
+    trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, number: int
+) -> tuple[float, StepMetrics]:
+    """Repeat training step ``number`` with ``trainer``; return the gradient's norm and the metrics."""
     size = setting.train["batch_size"]
     metrics = StepMetrics(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
@@ -85,7 +87,7 @@ def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
 
 
 def shares(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
+    trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
     """Yield each example's part of a step's loss; its metrics are added to ``metrics``."""
     batch = [lessons.examples[row] for row in rows]
@@ -100,7 +102,9 @@ def shares(
         yield part
 
 
-def imitated(trainer: Trainer, setting: ShadowConfig, batch: Sequence[Example]) -> Iterator[Tensor]:
+def imitated(
+    trainer: ShadowTrainer, setting: ShadowConfig, batch: Sequence[ShadowExample]
+) -> Iterator[Tensor]:
     """Yield -log pi of the answers' tokens, as a mean over all tokens of a step."""
     count = sum(len(answer.trained) for example in batch for answer in example.answers)
     for example in batch:
@@ -109,7 +113,11 @@ def imitated(trainer: Trainer, setting: ShadowConfig, batch: Sequence[Example]) 
 
 
 def compared(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, batch: Sequence[Example], metrics: StepMetrics
+    trainer: ShadowTrainer,
+    setting: ShadowConfig,
+    lessons: Lessons,
+    batch: Sequence[ShadowExample],
+    metrics: StepMetrics,
 ) -> Iterator[Tensor]:
     """Yield the losses of pairs, as a mean. ORPO also imitates chosen answers with prompts, per token."""
     tokens = sum(len(e.prompt) - 1 + len(e.answers[0].trained) for e in batch)
@@ -131,7 +139,7 @@ def implied(lessons: Lessons, answer: AnswerScore) -> Tensor:
 
 
 def judged_alone(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
+    trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
     """Yield the losses of single answers, as a mean, against the KL estimate from mismatched answers."""
     with torch.no_grad():
@@ -146,7 +154,7 @@ def judged_alone(
         yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
 
 
-def elsewhere(lessons: Lessons, row: int) -> Example:
+def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
     """Return a prompt with the answer to the nearest different prompt before it, cyclically.
 
     The answer is truncated to the context.
@@ -157,11 +165,15 @@ def elsewhere(lessons: Lessons, row: int) -> Example:
     before = [every[row - back] for back in range(1, len(every))]
     other = next((e for e in before if list(e.prompt) != list(prompt)), every[row - 1]).answers[0]
     room = max(1, lessons.context - len(prompt))
-    return Example(prompt, [Answer(other.tokens[:room], [p for p in other.trained if p < room])])
+    return ShadowExample(prompt, [ShadowAnswer(other.tokens[:room], [p for p in other.trained if p < room])])
 
 
 def judged(
-    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, example: Example, answer: Answer
+    trainer: ShadowTrainer,
+    setting: ShadowConfig,
+    lessons: Lessons,
+    example: ShadowExample,
+    answer: ShadowAnswer,
 ) -> AnswerScore:
     """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
@@ -173,7 +185,11 @@ def judged(
 
 
 def logprobs(
-    weights: NamedWeights, setting: ShadowConfig, example: Example, answer: Answer, with_prompt: bool = False
+    weights: NamedWeights,
+    setting: ShadowConfig,
+    example: ShadowExample,
+    answer: ShadowAnswer,
+    with_prompt: bool = False,
 ) -> Tensor:
     """Return log-probs of an answer's trained tokens, with the prompt also of its tokens but the first."""
     whole = [*example.prompt, *answer.tokens]

@@ -14,7 +14,7 @@ from covey.rng import key, permutation
 from covey.tasks.difficulty import Difficulty, allocate
 
 
-class Choice(NamedTuple):
+class ProblemTurn(NamedTuple):
     """A problem to sample."""
 
     problem: int
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 class ProblemRound:
     """The problems of one round of sampling."""
 
-    choices: list[Choice]
+    choices: list[ProblemTurn]
     passed: int
     """Places that the cursor moves: these problems, and retired ones that were skipped."""
 
@@ -60,8 +60,8 @@ class Chooser:
             stream = key(self.seed, "frontier", step, used)
             excluded = {*seen, *map(int, np.flatnonzero(retired))}
             drawn = difficulty.choose(stream, wanted, without=list(excluded))
-            return ProblemRound([Choice(problem, step) for problem in drawn], len(drawn))
-        choices: list[Choice] = []
+            return ProblemRound([ProblemTurn(problem, step) for problem in drawn], len(drawn))
+        choices: list[ProblemTurn] = []
         passed = 0
         while len(choices) < wanted:
             choice = self.at(cursor + used + passed)
@@ -71,12 +71,12 @@ class Chooser:
                 choices.append(choice)
         return ProblemRound(choices, passed)
 
-    def at(self, ticket: int) -> Choice:
+    def at(self, ticket: int) -> ProblemTurn:
         """Return the problem at this place of the data, epoch after epoch."""
         epoch, place = divmod(ticket, self.problems)
-        return Choice(int(self._order(epoch)[place]), epoch)
+        return ProblemTurn(int(self._order(epoch)[place]), epoch)
 
-    def sizes(self, choices: Sequence[Choice], difficulty: Difficulty) -> list[int]:
+    def sizes(self, choices: Sequence[ProblemTurn], difficulty: Difficulty) -> list[int]:
         """Return how many completions to sample of each problem."""
         size = self.rollout.group_size
         if not self.rollout.adapt_group_size:

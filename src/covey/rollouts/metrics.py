@@ -26,7 +26,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
 
 
-def kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
+def drawable_tokens(groups: Sequence[Group]) -> dict[str, float]:
     """Return how many tokens could be drawn on average, if top_p or top_k excluded some."""
     masked = [
         (c.sampling_mask, c.drawn) for g in groups for c in g.completions if c.sampling_mask is not None

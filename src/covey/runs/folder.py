@@ -1,4 +1,4 @@
-"""Read and write a run's folder: configuration, metric streams, rollout log, checkpoints, final model.
+"""A run's folder, read and written: configuration, metric streams, rollout log, checkpoints, final model.
 
 config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl events.jsonl findings.jsonl
 rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
@@ -23,9 +23,9 @@ from covey.errors import CheckpointError, FolderBusy
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.best import Best, best_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
-from covey.system.integrity import damage, read_record, sealed_line, unsealed_line
+from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
 from covey.system.opening import naming, read_below, stream_bytes
-from covey.system.processes import first
+from covey.system.processes import is_rank_zero
 from covey.types import Group
 from covey_verify.errors import ConfigError
 
@@ -75,7 +75,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.writes = first()
+        self.writes = is_rank_zero()
         if not self.writes:
             return
         folders = (path, path / "rollouts", path / "checkpoints")
@@ -324,7 +324,7 @@ def ended_otherwise(folder: Path, name: str) -> str:
     """
     if not (folder / RESULT).is_file():
         return ""
-    result = read_record(folder / RESULT, dict[str, object], "Put it back, or remove it")
+    result = read_sealed(folder / RESULT, dict[str, object], "Put it back, or remove it")
     written = result.get(WRITTEN)
     size, expected = written.get(name, (0, None)) if isinstance(written, dict) else (0, None)
     if expected is None:

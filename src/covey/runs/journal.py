@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -95,15 +96,25 @@ class Journal:
         """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
         advantages = by_completion(batch, batch.advantages)
         values = {}
-        if batch.critic is not None:
-            values["values"] = np.concatenate(by_completion(batch, batch.critic.values))
-        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
+        if batch.value_targets is not None:
+            values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
+        self.sampled(step, rollout, advantages, {**values, **seen})
+        self.clock.count("update", int(batch.mask.sum()) * epochs)
+        return self.log(step, metrics)
+
+    def sampled(
+        self,
+        step: int,
+        rollout: RolloutBatch,
+        advantages: Sequence[np.ndarray],
+        seen: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        """Log a step's completions, and the time and tokens that they took."""
+        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, seen)
         self.clock.add("reward", rollout.scoring.waited)
         if rollout.tool_seconds is not None:
             self.clock.add("tools", rollout.tool_seconds)
         self.clock.count("rollout", sum(c.length for g in rollout.all_groups for c in g.completions))
-        self.clock.count("update", int(batch.mask.sum()) * epochs)
-        return self.log(step, metrics)
 
     def skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
         """Save a batch whose gradient is not finite, so that somebody can look into it."""
@@ -114,8 +125,8 @@ class Journal:
         parts = {**vars(batch)}
         if batch.old_distribution is not None:
             parts |= {f"old_{name}": v for name, v in batch.old_distribution._asdict().items()}
-        if batch.critic is not None:
-            parts |= batch.critic._asdict()
+        if batch.value_targets is not None:
+            parts |= batch.value_targets._asdict()
         tensors = {name: v.clone() for name, v in parts.items() if isinstance(v, Tensor)}
         for i, (prompt, tokens) in enumerate(zip(batch.prompts, batch.tokens, strict=True)):
             tensors |= {f"prompt.{i}": torch.tensor(prompt), f"tokens.{i}": torch.tensor(tokens)}

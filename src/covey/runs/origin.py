@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from covey.config.load import Loaded, resolved
+from covey.config.load import ResolvedConfig, resolved
+from covey.config.python_objects import strings_in
 from covey.config.start import Start, read_start
 from covey.errors import START
-from covey.models.kernels.kept import cache_folder, cache_places, keep_file, own_file
 from covey.runs.atomic import write_file
+from covey.system.cache import cache_folder, cache_places, keep_file, own_file
 from covey.system.opening import RECORD_BYTES, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
@@ -72,7 +73,7 @@ def start_of(
     return start
 
 
-def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool = True) -> None:
+def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm: bool = True) -> None:
     """Raise ConfigError, unless ``trust``, if somebody else's record names code or an address.
 
     ``loaded`` was read by names only: nothing has been imported. Pass ``algorithm`` False if the functions of
@@ -93,25 +94,13 @@ def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool =
     )
 
 
-def _texts_of(loaded: Loaded, algorithm: bool) -> Iterator[str]:
+def _texts_of(loaded: ResolvedConfig, algorithm: bool) -> Iterator[str]:
     """Yield the names and values of a config that may be code or an address."""
     for stage in loaded.stages():
         values = resolved(stage)
         # Only these sections can name a function or a server; the others hold numbers and paths.
         places = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
-        yield from _texts([values.get(place) for place in places])
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield str(name)
-            yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
+        yield from strings_in([values.get(place) for place in places])
 
 
 def _shown(spec: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Read a run by its folder, without its lock: its config, its records and its newest model."""
+"""The reader of a run by its folder, without its lock: its config, its records and its newest model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from covey.config.algorithm import own_code
-from covey.config.load import Loaded, load_config, moved
+from covey.config.load import ResolvedConfig, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import MAX_BYTES, parse_yaml
 from covey.errors import RECORD, CheckpointError, GuardStop
 from covey.runs.folder import RESULT, latest_checkpoint
 from covey.runs.origin import is_own, refuse_others_code
-from covey.system.integrity import read_record, unsealed_text
+from covey.system.integrity import read_sealed, unsealed_text
 from covey.system.opening import RECORD_BYTES, load_json, read_below
+from covey.system.text import Say
 from covey_verify.errors import ConfigError, CoveyError
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ def load_run(
     values: Mapping[str, object] | None = None,
     trust: bool = False,
     names_only: bool = True,
-) -> Loaded:
+) -> ResolvedConfig:
     """Return the config of a run, or of a pipeline's last stage, with the model it ended with.
 
     Until it has ended, that is the newest checkpoint. Overrides and values win, also for `model`. With
@@ -58,7 +59,7 @@ def load_run(
     return loaded if whole else replace(loaded, checkpoint=arrived)
 
 
-def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str], None]) -> T:
+def with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
     """Return the result of ``work`` on a run's model.
 
     A run that is training removes older checkpoints. If the one in use disappears before it is read, the work
@@ -76,7 +77,7 @@ def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str]
         loaded = _with_model(loaded, arrived)
 
 
-def _removed(loaded: Loaded) -> Path | None:
+def _removed(loaded: ResolvedConfig) -> Path | None:
     """Return the checkpoint whose weights were to be read, if it no longer exists."""
     meant = loaded.checkpoint or loaded.config.model
     if loaded.run is None or not isinstance(meant, str | Path):
@@ -102,14 +103,14 @@ def _is_whole(arrived: Path) -> bool:
     return _has_ended(arrived) or (arrived / "config.json").is_file()
 
 
-def _with_model(loaded: Loaded, arrived: Path) -> Loaded:
+def _with_model(loaded: ResolvedConfig, arrived: Path) -> ResolvedConfig:
     if not _is_whole(arrived):
         return replace(loaded, checkpoint=arrived)
     config = loaded.config.model_copy(update={"model": str(arrived)})
     return replace(loaded, config=config, checkpoint=None)
 
 
-def with_own_model(loaded: Loaded, stage: Path) -> Loaded:
+def with_own_model(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """Return a run's config with its newest model, if that is a complete one."""
     arrived = _arrived_at(stage)
     return loaded if arrived is None or not _is_whole(arrived) else _with_model(loaded, arrived)
@@ -120,7 +121,7 @@ def load_recorded(
     overrides: Sequence[str] = (),
     values: Mapping[str, object] | None = None,
     trust: bool = False,
-) -> Loaded:
+) -> ResolvedConfig:
     """Return the config a run was started with, to compute with: the code that it names may be imported.
 
     Raises ConfigError if there is no run, and, without ``trust``, if somebody else's run names code.
@@ -133,7 +134,7 @@ def load_recorded(
 
 def look_at(
     folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
-) -> Loaded:
+) -> ResolvedConfig:
     """Return the config a run was started with, for reading only. Raises ConfigError if there is no run.
 
     Functions of the algorithm stay names, and nothing that the config names is imported or opened.
@@ -143,7 +144,7 @@ def look_at(
 
 def _recorded(
     folder: Path, overrides: Sequence[str], values: Mapping[str, object] | None, names_only: bool
-) -> Loaded:
+) -> ResolvedConfig:
     recorded = recorded_settings(folder)
     if recorded is None:
         raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
@@ -268,7 +269,7 @@ def read_environment(output: Path) -> dict[str, Any] | None:
     path = output / "env.json"
     if not path.exists():
         return None
-    return read_record(
+    return read_sealed(
         path, dict[str, Any], "Put the file back, or remove it to continue without a comparison"
     )
 
@@ -298,7 +299,7 @@ def read_ending(stage: Path) -> str:
         record = load_json(read_below(home, RECORD, RECORD_BYTES))
         if record["exit_code"] == GuardStop.code:  # the same steps would lead to the same end
             return f"stopped by a guard: {record['error']}"
-        return f"{record['error']}. Continue with: {record['go_on']}"
+        return f"{record['error']}. Continue with: {record['resume_command']}"
     except (ValueError, KeyError, TypeError):
         return f"{home / RECORD} is damaged: why the run ended cannot be read"
     except CheckpointError as error:
@@ -318,4 +319,4 @@ def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
 
 def _end(stage: Path) -> dict[str, Any]:
     path = stage / RESULT
-    return read_record(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}
+    return read_sealed(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}

@@ -21,7 +21,7 @@ from covey.runs.folder import (
 from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.references import REFERENCE, read_sums
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.integrity import damage, read_record
+from covey.system.integrity import damage, read_sealed
 from covey.system.opening import read_below, stream_bytes
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import CoveyError
@@ -36,7 +36,7 @@ class FileState:
     """The state of one file, of the rollout log of one step, or of a folder with a model."""
 
     file: str
-    """Its name in the folder that was looked at."""
+    """Path in the folder that was checked."""
     state: State
     why: str = ""
 
@@ -93,7 +93,7 @@ def _checked(run: Path, name: str, check: Callable[[], object]) -> FileState:
 
 
 def _record(run: Path, name: str) -> FileState:
-    return _checked(run, name, lambda: read_record(run / name, dict[str, object], "Put it back"))
+    return _checked(run, name, lambda: read_sealed(run / name, dict[str, object], "Put it back"))
 
 
 def _arrays(run: Path, step: int) -> Callable[[], object]:
@@ -133,7 +133,7 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
     newest, _ = latest_checkpoint(run)
     if newest is None:
         return {}
-    logged = read_record(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logged"]["streams"]
+    logged = read_sealed(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logged"]["streams"]
     known = logged if isinstance(logged, dict) else {}
     return {name: (int(size), str(digest)) for name, (size, digest) in known.items()}
 

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.models.alive import alive_bytes
 from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.models.kernels.recorded import Recording
+from covey.models.live_memory import alive_bytes
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
@@ -52,13 +52,15 @@ class CacheEngine:
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
-            self.step = GraphStep(self.step, recorder, slots, rounded(longest + max_tokens), policy.device)
+            self.step = GraphStep(
+                self.step, recorder, slots, cache_length(longest + max_tokens), policy.device
+            )
         # One entry per running slot: the number of its request, and how many tokens its cache holds.
         self.owners: list[int] = []
         self.lengths: list[int] = []
         # First logits (V,) of prompts that still have completions to start.
         self.logits: dict[int, Tensor] = {}
-        self.before_layer: Callable[[], None] = lambda: None
+        self.on_layer: Callable[[], None] = lambda: None
         """Called before each layer of a prefill, which may take long; it may raise to stop."""
 
     @property
@@ -73,7 +75,7 @@ class CacheEngine:
         return self.slots - running
 
     def admit(self, requests: Sequence[int]) -> Tensor:
-        """Start one completion of each request in the next slots. -> first logits (n, V)."""
+        """Start one completion of each request in the next slots. Return the first logits (n, V)."""
         # A request occurs once per completion, next to its siblings; its prompt is prefilled once.
         new = [r for r in dict.fromkeys(requests) if r not in self.logits]
         for chunk in self._chunks(new):
@@ -88,7 +90,7 @@ class CacheEngine:
         return first
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Append a token (B,) to every running slot. -> next logits (B, V)."""
+        """Append a token (B,) to every running slot. Return the next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
         # ``checked`` refuses a length at which sampling and training would rotate by different angles.
         logits = self.step(tokens, self.decoder.rotary.checked(max(self.lengths)))
@@ -132,7 +134,7 @@ class CacheEngine:
         layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
-            self.before_layer()
+            self.on_layer()
             q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
             return attentions[heads.window](q, k, v, heads).flatten(1)
@@ -147,7 +149,7 @@ class CacheEngine:
 
 
 def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]:
-    """Pack prompts, what they all begin with only once. -> the row, and the places of each one's tokens."""
+    """Pack prompts, with their common start only once. Return the row and the places of each one's tokens."""
     shared = common_start(prompts)
     # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token is
     # never read, so each rest gets one more.
@@ -176,7 +178,7 @@ def common_start(prompts: Sequence[np.ndarray]) -> int:
     return count if count * (len(prompts) - 1) >= LEAST_SAVED else 0
 
 
-def rounded(count: int) -> int:
+def cache_length(count: int) -> int:
     """Return the length of a cache for ``count`` tokens."""
     # Negating twice makes the floor division round up.
     return -(-count // ROUNDING) * ROUNDING
@@ -200,7 +202,7 @@ class _TorchCache:
     def __init__(self, decoder: Decoder, slots: int, _pages: int, longest: int, max_tokens: int) -> None:
         heads = decoder.heads
         weight = decoder.embed.weight
-        kv_length = rounded(longest + max_tokens)
+        kv_length = cache_length(longest + max_tokens)
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys = weight.new_zeros(shape)
@@ -294,8 +296,8 @@ class _CompiledCache:
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
         heads = decoder.heads
         weight = decoder.embed.weight
-        p = rounded(max(longest, 1))
-        s = rounded(max_tokens)
+        p = cache_length(max(longest, 1))
+        s = cache_length(max_tokens)
         layers = len(decoder.layers)
         k = heads.keys
         e = heads.width

@@ -34,7 +34,7 @@ class Misbehaved(Exception):
     """Raised for a reply that does not answer its request."""
 
 
-class Answer(NamedTuple):
+class ServerOutput(NamedTuple):
     """A completion as a server gave it."""
 
     tokens: list[int]
@@ -56,7 +56,7 @@ class Dialect:
     """Path of the route that samples."""
     body: Callable[[Request, SamplingParams, str, Sequence[int]], Body]
     """Request, parameters, the server's name of the model, ids that end a completion -> body."""
-    read: Callable[[object], list[Answer]]
+    read: Callable[[object], list[ServerOutput]]
     """Reply -> completions. Raises ValidationError."""
     load: Callable[[AskServer, str, int], None]
     """Take the weights of a folder as a version. Raises Misbehaved."""
@@ -102,11 +102,11 @@ def _covey_stamp(reply: object) -> object:
     return _Stamp.model_validate(reply)
 
 
-def _read_choices(reply: object) -> list[Answer]:
+def _read_choices(reply: object) -> list[ServerOutput]:
     # Servers may list completions as they end; ``index`` says which random stream each belongs to.
     choices = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
     return [
-        Answer(c.token_ids, c.logprobs.token_logprobs, c.finish_reason, _mask_of(c.sampling_mask))
+        ServerOutput(c.token_ids, c.logprobs.token_logprobs, c.finish_reason, _mask_of(c.sampling_mask))
         for c in choices
     ]
 
@@ -278,9 +278,9 @@ def _sglang_ids(reply: object) -> list[object]:
     return [meta.id for meta in _generated(reply)]
 
 
-def _read_generated(reply: object) -> list[Answer]:
+def _read_generated(reply: object) -> list[ServerOutput]:
     return [
-        Answer(
+        ServerOutput(
             [token for _, token, _ in meta.output_token_logprobs],
             [logprob for logprob, _, _ in meta.output_token_logprobs],
             meta.finish_reason.type,
@@ -347,7 +347,7 @@ def answers(
     params: SamplingParams,
     vocabulary: int,
     ends: Sequence[int],
-) -> list[Answer]:
+) -> list[ServerOutput]:
     """Return the completions of a reply, each checked to be possible. Raises Misbehaved."""
     try:
         replies = dialect.read(reply)
@@ -379,7 +379,7 @@ def check_question(dialect: Dialect, reply: object, question: str) -> None:
         raise Misbehaved("its reply belongs to another request: is there a proxy or a cache in between?")
 
 
-def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
+def _check(one: ServerOutput, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
     count = len(one.tokens)
     if not 1 <= count <= params.max_tokens or len(one.logprobs) != count:
         raise Misbehaved(

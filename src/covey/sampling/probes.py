@@ -16,9 +16,9 @@ from torch import Tensor
 from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
-from covey.sampling.dialects import Answer
+from covey.sampling.dialects import ServerOutput
 
-AskFor = Callable[[Request, SamplingParams], Sequence[Answer]]
+AskFor = Callable[[Request, SamplingParams], Sequence[ServerOutput]]
 """Completions of a request, from the server that is probed."""
 PROBE_TOKENS = 32
 """Most tokens of a probe."""
@@ -72,7 +72,7 @@ def alters_draws(
     stream: Callable[..., int],
     known: bool,
 ) -> str:
-    """Say how a server draws from another distribution than it reports; empty: no difference was found.
+    """Return how a server's draws differ from the distribution that it reports; empty if they do not.
 
     ``rounding`` in nats. A server whose frequencies were compared since it started (``known``) is asked for
     one greedy completion only: its command line alters draws, and new weights do not change that.

@@ -28,7 +28,14 @@ from covey.config.sampling import Servers
 from covey.models.policy import Policy, copy_trained
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
-from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
+from covey.sampling.dialects import (
+    Misbehaved,
+    ServerOutput,
+    answers,
+    check_question,
+    new_question,
+    recognize,
+)
 from covey.sampling.probes import alters_draws, mean_difference, nearest, sample_probes
 from covey.sampling.readings import check_stop, unread
 from covey.sampling.servers import (
@@ -44,7 +51,8 @@ from covey.sampling.servers import (
     same_complaint,
     timed_out,
 )
-from covey.system.processes import by_first
+from covey.system.processes import on_rank_zero
+from covey.system.text import Say
 from covey.types import Completion, Provenance
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask, reason_of
@@ -101,7 +109,7 @@ class RemoteSampler:
         self.temperature = temperature
         self.max_running = max_running
         self.version = 0
-        self.say: Callable[[str], None] = lambda _: None
+        self.say: Say = lambda _: None
         """Called with a sentence on each event of a server."""
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while no result arrives; may raise to stop."""
@@ -117,7 +125,7 @@ class RemoteSampler:
 
         All processes ask this together: only rank 0 knows.
         """
-        return by_first(self._first_exact) and not self.lags
+        return on_rank_zero(self._first_exact) and not self.lags
 
     def _first_exact(self) -> bool:
         if self._exact is None:
@@ -184,7 +192,7 @@ class RemoteSampler:
             self._noted_unread = True
             self.say(note)
 
-    def _completion(self, begun: Completion | None, one: Answer, version: int, url: str) -> Completion:
+    def _completion(self, begun: Completion | None, one: ServerOutput, version: int, url: str) -> Completion:
         """Return a completion with the segment that was added to it."""
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
@@ -265,7 +273,7 @@ class RemoteSampler:
                 work.changed.wait(1.0)
             return None
 
-    def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
+    def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[ServerOutput]:
         """Ask a server for a piece, or for a segment of it."""
         request = work.requests[piece.request]
         begun = piece.prefix
@@ -278,7 +286,7 @@ class RemoteSampler:
         temperature = 0.0 if request.greedy else work.params.temperature
         return self._ask_for(server, rest, replace(work.params, max_tokens=room, temperature=temperature))
 
-    def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
+    def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[ServerOutput]:
         """Ask a server for a group. One that is busy is asked again, until the time of a request is over."""
         assert server.dialect is not None, "it has answered"
         until = time.monotonic() + self.settings.timeout
@@ -415,7 +423,7 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _fault(self, server: RemoteServer) -> str:
-        """Say how a server's log-probs or draws differ from the policy's; empty: not at all."""
+        """Return how a server's log-probs or draws differ from the policy's; empty if they do not."""
         server.stamp = None  # the first reply says what is to be proven
         ask = partial(self._ask_for, server)
         stream = partial(key, self.version, server.url)

@@ -78,7 +78,7 @@ def unsealed_text(content: bytes) -> bytes:
     return text
 
 
-def read_record(path: Path, schema: type[T], remedy: str) -> T:
+def read_sealed(path: Path, schema: type[T], remedy: str) -> T:
     """Read a record that ``sealed`` has written, as ``schema``.
 
     Raises CheckpointError naming the file if it is not as it was written.
@@ -107,12 +107,12 @@ def manifest_of(folder: Path) -> str:
 
 
 def damage(folder: Path, required: Collection[str] = ()) -> str | None:
-    """Say how a folder differs from its manifest, naming the file; None if it is as it was written.
+    """Return how a folder differs from its manifest, with the file's name; None if it does not.
 
     ``required`` files must be among those that the manifest lists. Pages for people may be edited.
     """
     try:
-        files = read_record(folder / MANIFEST, dict[str, dict[str, dict[str, object]]], "")["files"]
+        files = read_sealed(folder / MANIFEST, dict[str, dict[str, dict[str, object]]], "")["files"]
     except (CheckpointError, KeyError):
         return f"{folder / MANIFEST} is missing or damaged"
     for name in required:

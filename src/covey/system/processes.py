@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from covey.errors import BeginAgain, GuardStop, PeersLost, Stopped
+from covey.errors import GuardStop, PeersLost, RestartRequired, Stopped
 from covey_verify.errors import ConfigError, CoveyError, RewardError
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def rank() -> int:
     return _here.rank
 
 
-def size() -> int:
+def world_size() -> int:
     """Return how many processes train together."""
     return _here.size
 
 
-def first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is rank 0, which alone prints and writes."""
     return _here.rank == 0
 
@@ -81,11 +81,11 @@ def started_together() -> bool:
 def said_by_another(error: CoveyError) -> bool:
     """Whether this process may leave an error unsaid, because rank 0 reports it or it was reported before."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
-    return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, BeginAgain)
+    return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, RestartRequired)
 
 
 @contextmanager
-def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
+def joined(minutes: float, device: str) -> Iterator[None]:
     """Join the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: no limit.
 
     Raises PeersLost if one has ended, or does not answer.
@@ -184,7 +184,7 @@ def gather(value: T) -> list[T]:
     return cast("list[T]", found)
 
 
-def add(values: Tensor) -> Tensor:
+def all_reduce_sum(values: Tensor) -> Tensor:
     """Add up a tensor (on the CPU) over all processes, in place."""
     if _here.size > 1:
         import torch.distributed as dist
@@ -193,15 +193,15 @@ def add(values: Tensor) -> Tensor:
     return values
 
 
-def together(work: Callable[[], T]) -> T:
-    """Do ``work`` in every process. -> the result here. If any raises, all raise the lowest rank's error."""
+def run_on_all(work: Callable[[], T]) -> T:
+    """Run ``work`` on every rank and return this rank's result. All ranks raise the lowest rank's error."""
     kept: list[T] = []
-    shared(lambda: kept.append(work()))
+    gather_from_all(lambda: kept.append(work()))
     return kept[0]
 
 
-def shared(work: Callable[[], T]) -> list[T]:
-    """Do ``work`` in every process. -> all results, in the order of ranks. Raises as ``together``."""
+def gather_from_all(work: Callable[[], T]) -> list[T]:
+    """Run ``work`` on every rank and return all results, by rank. Raises as ``run_on_all``."""
     if _here.size == 1:
         return [work()]
     outcome: tuple[T | None, Exception | None]
@@ -220,9 +220,9 @@ def shared(work: Callable[[], T]) -> list[T]:
     return [cast("T", value) for value, _ in outcomes]
 
 
-def by_first(work: Callable[[], T]) -> T:
-    """Do ``work`` in rank 0 only. -> its result, in every process. Raises as ``together``."""
-    return shared(work if first() else lambda: cast("T", None))[0]
+def on_rank_zero(work: Callable[[], T]) -> T:
+    """Run ``work`` on rank 0 only and return its result on every rank. Raises as ``run_on_all``."""
+    return gather_from_all(work if is_rank_zero() else lambda: cast("T", None))[0]
 
 
 def is_joint(error: BaseException) -> bool:
@@ -230,13 +230,13 @@ def is_joint(error: BaseException) -> bool:
     return _here.size == 1 or getattr(error, "joint", False)
 
 
-def mine(count: int) -> range:
+def rank_slice(count: int) -> range:
     """Return the numbers below ``count`` that this process takes."""
     return range(_here.rank, count, _here.size)
 
 
 def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
-    """Merge the results of all processes' ``mine`` in the order of the numbers."""
+    """Merge the results of all processes' ``rank_slice`` in the order of the numbers."""
     longest = max(map(len, parts), default=0)
     return [part[n] for n in range(longest) for part in parts if n < len(part)]
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from covey.tasks.countdown import COUNTDOWN
 from covey.tasks.facts import FACTS
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 from covey.tasks.ordering import ORDERING
 from covey.tasks.products import PRODUCTS
 from covey.tasks.sums import LAST_DIGIT, MIXED_DIGITS, MODULO_7, SUMS
 
-TASKS: Mapping[str, Task] = {
+TASKS: Mapping[str, GeneratedTask] = {
     t.name: t for t in (LAST_DIGIT, MODULO_7, MIXED_DIGITS, SUMS, ORDERING, COUNTDOWN, PRODUCTS, FACTS)
 }
 """The built-in tasks by name."""

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 from covey_verify.contract import reward
 from covey_verify.extract import tagged
 from covey_verify.mathematics.steps import calculated, score_steps
@@ -79,7 +79,7 @@ def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) ->
     return score_steps([m.span() for m in steps], scores, token_ends, "min")
 
 
-COUNTDOWN = Task(
+COUNTDOWN = GeneratedTask(
     "countdown",
     "reach a target with three numbers and + - *; any correct expression counts",
     countdown,

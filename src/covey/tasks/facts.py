@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 from covey_verify.contract import reward
 from covey_verify.extract import TextOrMessages, code_block, text_of
 from covey_verify.types import Score
@@ -78,7 +78,7 @@ def _same(pair: tuple[str, object], fact: tuple[str, object]) -> bool:
     return pair == fact and type(pair[1]) is type(fact[1])
 
 
-FACTS = Task(
+FACTS = GeneratedTask(
     "facts",
     "write the facts of a sentence as JSON with exact keys; for chat models",
     facts,

@@ -19,19 +19,19 @@ TEST_SHARE = 8
 
 
 @dataclass(frozen=True)
-class Task:
+class GeneratedTask:
     """A generator of problems: rows with `prompt`, `answer` and a worked `completion`."""
 
     name: str
     summary: str
     generate: Callable[[random.Random], dict[str, object]]
     rewards: tuple[object, ...]
-    """Its rewards, unless the config names others."""
+    """Rewards, unless the config names others."""
     steps: tuple[object, ...]
     """Rewards of the steps of its reasoning, if the algorithm credits steps."""
 
 
-def problems(task: Task, split: Split, size: int) -> list[Problem]:
+def problems(task: GeneratedTask, split: Split, size: int) -> list[Problem]:
     """Return the first ``size`` different problems of a split.
 
     Raises DataError if the task has fewer.
@@ -45,7 +45,7 @@ def problems(task: Task, split: Split, size: int) -> list[Problem]:
     return result
 
 
-def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
+def _distinct(task: GeneratedTask, split: Split, attempts: int) -> Iterator[Problem]:
     seen: set[str] = set()
     rng = random.Random(key("task", task.name, split))
     for _ in range(attempts):

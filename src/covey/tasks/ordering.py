@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 from covey_verify.contract import reward
 from covey_verify.mathematics.steps import score_steps
 from covey_verify.types import Score
@@ -47,7 +47,7 @@ def choices(completion: str, prompt: str, token_ends: list[int]) -> Score:
     return score_steps([m.span() for m in steps], scores, token_ends, "min")
 
 
-ORDERING = Task(
+ORDERING = GeneratedTask(
     "ordering",
     "sort five digits, one choice at a time",
     ordering,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 
 
 def called(first: int, second: int) -> list[dict[str, str]]:
@@ -36,7 +36,7 @@ def multiplication(rng: random.Random) -> dict[str, object]:
     }
 
 
-PRODUCTS = Task(
+PRODUCTS = GeneratedTask(
     "products",
     "chat: multiply two numbers, with the tool `calculate` (rollout.tools)",
     multiplication,

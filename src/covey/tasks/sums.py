@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from covey.tasks.generated import Task
+from covey.tasks.generated import GeneratedTask
 from covey_verify.contract import reward
 from covey_verify.mathematics.steps import score_steps
 from covey_verify.types import Score
@@ -113,25 +113,25 @@ STYLES = (
     "{total}",
 )
 REWARDS = ({"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
-LAST_DIGIT = Task(
+LAST_DIGIT = GeneratedTask(
     "last_digit",
     "add four digits, keep the last digit of every partial sum",
     last_digit,
     REWARDS,
     ({partial_sums: {"modulus": 10}},),
 )
-MODULO_7 = Task(
+MODULO_7 = GeneratedTask(
     "modulo_7",
     "add five numbers modulo 7, partial sums written out",
     modulo_7,
     REWARDS,
     ({partial_sums: {"modulus": 7}},),
 )
-MIXED_DIGITS = Task(
+MIXED_DIGITS = GeneratedTask(
     "mixed_digits",
     "last_digit with solutions of many kinds: worked or not, tagged or not, in two languages",
     mixed_digits,
     REWARDS,
     (),
 )
-SUMS = Task("sums", "add four numbers, partial sums written out", sums, REWARDS, (partial_sums,))
+SUMS = GeneratedTask("sums", "add four numbers, partial sums written out", sums, REWARDS, (partial_sums,))

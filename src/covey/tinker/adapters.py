@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from covey.errors import CheckpointError
 from covey.models.policy import Policy, weights_hash
-from covey.models.written import check_written
+from covey.models.readback import check_written
 from covey.sampling.local import LocalSampler
 from covey.tinker.requests import AdamParams
 from covey_verify.errors import ConfigError, DataError

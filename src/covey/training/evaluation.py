@@ -17,7 +17,7 @@ from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.rollouts.groups import Progress, score_all
-from covey.rollouts.learned import identity_of, is_learned
+from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
@@ -71,7 +71,7 @@ def _identity(reward: Reward) -> str:
     # Where the config lies does not change what the reward measures.
     settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
     if is_learned(reward):
-        settings["model"] = identity_of(reward)
+        settings["model"] = weights_identity(reward)
     folder = Path(reward.home[1]) if reward.home else Path()
     return _hash([reward.name, settings, code_of(reward.function, folder)])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, by_completion
 from covey.learner.schedule import learning_rate
@@ -27,8 +27,9 @@ from covey.objective.diagnostics import (
 from covey.objective.signs import gradient_signs, group_signs
 from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
-from covey.system.console import Example
+from covey.system.console import PanelCompletion
 from covey.types import Group
+from covey_verify.extract import last_text
 
 OFF_CENTRE = "advantages do not sum to zero"
 
@@ -37,6 +38,8 @@ OFF_CENTRE = "advantages do not sum to zero"
 class StepUpdates:
     """The results of a training step's optimizer steps."""
 
+    before: int
+    """Optimizer steps before this step."""
     stats: list[TokenStats] = field(default_factory=list)
     """Statistics of the policy's micro-batches."""
     norms: list[float] = field(default_factory=list)
@@ -50,7 +53,7 @@ def step_metrics(
     rollout: RolloutBatch,
     batch: Batch,
     done: StepUpdates,
-    loaded: Loaded,
+    loaded: ResolvedConfig,
     coefficients: Coefficients,
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
@@ -58,7 +61,7 @@ def step_metrics(
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups = rollout.all_groups
     advantages = by_completion(batch, batch.advantages)
-    critic = batch.critic
+    critic = batch.value_targets
     # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]
     metrics = {
@@ -71,7 +74,7 @@ def step_metrics(
         **(value_metrics(critic.values, critic.returns, batch.mask) if critic is not None else {}),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
-        "update/coverage": covered(batch, groups, algorithm.skips_idle),
+        "update/coverage": update_coverage(batch, groups, algorithm.skips_idle),
         "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
         "optimizer/updates": float(len(done.norms)),
         "optimizer/skipped": float(len(done.norms) - len(applied)),
@@ -93,7 +96,7 @@ def report_step(
     batch: Batch,
     done: StepUpdates,
     metrics: Mapping[str, float],
-    loaded: Loaded,
+    loaded: ResolvedConfig,
 ) -> None:
     """Log a step and show it on the console."""
     _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
@@ -123,26 +126,22 @@ def _note_off_centre(
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
 
 
-def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
+def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Return the fraction of sampled tokens that went through the update, and so into its metrics."""
-    # (N,): completions that were computed; see ``skip_idle`` in batching.
-    busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
     tokens = sum(c.length for g in groups for c in g.completions)
-    return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
+    return float((batch.mask & batch.pulling(skips_idle)[:, None]).sum()) / max(tokens, 1)
 
 
-def extremes(groups: Sequence[Group]) -> tuple[str, Example, Example] | None:
+def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelCompletion] | None:
     """Return prompt, best and worst completion of the group whose rewards differ the most."""
     known = [g for g in groups if g.scorable.any()]
     if not known:
         return None
     group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
-    given = group.problem.prompt
-    prompt = given if isinstance(given, str) else str(given[-1]["content"])
     best = int(np.nanargmax(group.rewards))
     worst = int(np.nanargmin(group.rewards))
-    shown = [Example(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
-    return prompt, shown[0], shown[1]
+    shown = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
+    return last_text(group.problem.prompt), shown[0], shown[1]
 
 
 WORRYING: Mapping[str, tuple[str, float, float]] = {

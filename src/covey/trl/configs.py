@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from covey.config.trl import Fields, fields_of, table
+from covey.config.trl import Fields, trl_fields, trl_table
 from covey.trl.meanings import MEANINGS, Refused, refusal
 
 OLDER: Fields = {
@@ -29,7 +29,7 @@ PARSED = ("model_init_kwargs", "chat_template_kwargs", "generation_kwargs", "acc
 
 
 class Arguments:
-    """What all configs of trainers have besides their fields."""
+    """The attributes that all configs of trainers have besides their fields."""
 
     output_dir: str
 
@@ -86,7 +86,7 @@ class Arguments:
 
 def all_fields(config: str) -> Fields:
     """Return the fields of a config, and those of older versions."""
-    return {**fields_of(config), **OLDER}
+    return {**trl_fields(config), **OLDER}
 
 
 def _field(default: object) -> Any:
@@ -113,5 +113,5 @@ SFTConfig = _made("SFTConfig", all_fields("SFTConfig"))
 DPOConfig = _made("DPOConfig", all_fields("DPOConfig"))
 KTOConfig = _made("KTOConfig", all_fields("KTOConfig"))
 RewardConfig = _made("RewardConfig", all_fields("RewardConfig"))
-ScriptArguments = _made("ScriptArguments", table("ScriptArguments"), object)
-ModelConfig = _made("ModelConfig", table("ModelConfig"), object)
+ScriptArguments = _made("ScriptArguments", trl_table("ScriptArguments"), object)
+ModelConfig = _made("ModelConfig", trl_table("ModelConfig"), object)

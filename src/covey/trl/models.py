@@ -24,11 +24,8 @@ DTYPES: Mapping[str, torch.dtype | None] = {
     "bfloat16": torch.bfloat16,
 }
 INERT = {
-    *("attn_implementation", "use_cache", "device_map"),
-    "revision",
-    "trust_remote_code",
-    "quantization_config",
-}
+    "attn_implementation", "use_cache", "device_map", "revision", "trust_remote_code", "quantization_config",
+}  # fmt: skip
 """Keys of model_init_kwargs besides dtype; the last three only with their defaults."""
 TOKENIZER = "a tokenizer of transformers"
 
@@ -47,7 +44,7 @@ def writer(
     return _module(model), _tokenizer(tokenizer or _own_tokenizer(model))
 
 
-def judge(
+def reward_model_of(
     model: object, tokenizer: object, options: Mapping[str, Any] | None = None
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return a model with one number per text and its tokenizer. Raises Refused for another number.

@@ -12,13 +12,15 @@ from torch import nn
 from covey.rewards.contract import Reward
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
-from covey.trl.models import judge
+from covey.trl.models import reward_model_of
 
 PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing about what is correct."""
 
 
-def rewards_of(functions: object, tokenizers: object, args: Arguments) -> list[dict[Any, dict[str, object]]]:
+def reward_entries(
+    functions: object, tokenizers: object, args: Arguments
+) -> list[dict[Any, dict[str, object]]]:
     """Return covey's entries of `rewards` for functions and reward models, each with its weight."""
     every = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not every or functions is None:
@@ -48,7 +50,7 @@ def rewards_of(functions: object, tokenizers: object, args: Arguments) -> list[d
 def _callable(function: object, tokenizer: object) -> tuple[Callable[..., object], str]:
     """Return a reward function and its name; a reward model becomes a function."""
     if isinstance(function, str | Path | nn.Module):
-        model, words = judge(function, tokenizer)
+        model, words = reward_model_of(function, tokenizer)
         source = str(getattr(model.config, "_name_or_path", "") or "reward_model")
         return ModelReward(model.eval(), words), source.rpartition("/")[2]
     if not callable(function):

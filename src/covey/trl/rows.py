@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from covey.config.given import MOST_STREAMED
+from covey.config.python_objects import MOST_STREAMED
 from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
 from covey.tasks.sampled import SAMPLED, sampled_column
@@ -61,7 +61,7 @@ def in_order(rows: Sequence[Row], seed: int, places: int) -> list[Row]:
     return placed
 
 
-class Reader:
+class RowReader:
     """Reads rows by a tokenizer, with a config's settings of rows."""
 
     def __init__(self, tokenizer: Any, args: Arguments) -> None:
@@ -156,7 +156,7 @@ def _template(path: str) -> str:
     return str(pretrained_tokenizer(path, local_files_only=unreachable(path)).chat_template)
 
 
-def language_row(reader: Reader, row: Row) -> Row:
+def language_row(reader: RowReader, row: Row) -> Row:
     """Return an SFT row's ids and labels: a text, a conversation, a prompt with its completion, or ids."""
     args = reader.args
     if "input_ids" in row:
@@ -186,7 +186,7 @@ def language_row(reader: Reader, row: Row) -> Row:
     return _all_trained(reader.ids(reader.ended(text)))
 
 
-def _assistants(reader: Reader, before: Sequence[Any], messages: Sequence[Any], row: Row) -> Row:
+def _assistants(reader: RowReader, before: Sequence[Any], messages: Sequence[Any], row: Row) -> Row:
     """Return a conversation in which the assistant's messages after ``before`` are trained.
 
     A message lies between what the template renders before it and with it. Raises Refused if the template
@@ -244,14 +244,14 @@ def _kept(args: Arguments) -> slice:
     return slice(-most, None) if getattr(args, "truncation_mode", "") == "keep_end" else slice(0, most)
 
 
-def preference_row(reader: Reader, row: Row) -> Row:
+def preference_row(reader: RowReader, row: Row) -> Row:
     """Return the ids of a pair; a prompt that both conversations repeat is taken from them."""
-    row = with_prompt(row)
+    row = split_pair(row)
     before, (chosen, rejected) = reader.answers(row["prompt"], [row["chosen"], row["rejected"]], row)
     return {"prompt_ids": before, "chosen_ids": chosen, "rejected_ids": rejected}
 
 
-def with_prompt(row: Row) -> Row:
+def split_pair(row: Row) -> Row:
     """Return a pair with its prompt apart from the answers."""
     chosen, rejected = (row.get(name) for name in ("chosen", "rejected"))
     if chosen is None or rejected is None:
@@ -281,7 +281,7 @@ def cut_preference(row: Row, args: Arguments) -> Row | None:
     return cut if cut["chosen_ids"] and cut["rejected_ids"] and cut["prompt_ids"] else None
 
 
-def judged_row(reader: Reader, row: Row) -> Row:
+def judged_row(reader: RowReader, row: Row) -> Row:
     """Return the ids of an answer that was judged alone."""
     if not {"prompt", "completion", "label"} <= set(row):
         raise Refused(
@@ -298,7 +298,7 @@ def cut_judged(row: Row, args: Arguments) -> Row | None:
     return cut if cut["completion_ids"] else None
 
 
-def scored_row(reader: Reader, row: Row) -> Row:
+def scored_row(reader: RowReader, row: Row) -> Row:
     """Return the ids of two whole conversations, the chosen and the rejected one."""
     if row.get("margin") is not None:
         raise Refused(
@@ -360,7 +360,7 @@ def scored_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
 Tokens = Callable[[Row], tuple[list[int], dict[str, AnswerTokens]]]
 
 
-def covey_row(reader: Reader, row: Row, tokens_of: Tokens) -> Row:
+def covey_row(reader: RowReader, row: Row, tokens_of: Tokens) -> Row:
     """Return a row with recorded tokens, which covey trains on as they are."""
     prompt, answers = tokens_of(row)
     decode = reader.tokenizer.decode

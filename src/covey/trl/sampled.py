@@ -10,7 +10,7 @@ from covey.config.usercode import spec_of
 from covey.trl.configs import Arguments, GRPOConfig, RLOOConfig
 from covey.trl.meanings import Refused
 from covey.trl.models import writer
-from covey.trl.rewards import mark_verdict, rewards_of
+from covey.trl.rewards import mark_verdict, reward_entries
 from covey.trl.rows import Row, listed
 from covey.trl.trainer import BASES, LOGGER, Trainer, frozen_copy
 from covey_verify.usercode import name_of
@@ -62,12 +62,13 @@ class GRPOTrainer(Trainer):
         own = self._config_of(args)
         if train_dataset is None:
             train_dataset = self._empty_prompts(own)
-        self.rewards = rewards_of(reward_funcs, reward_processing_classes, own)
+        self.rewards = reward_entries(reward_funcs, reward_processing_classes, own)
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         words = reward_processing_classes
         several = isinstance(words, list | tuple)
         self.reward_processing_classes = list(words) if several else [words] * len(self.rewards)
         super().__init__(model, own, train_dataset=train_dataset, **given)
+        # With adapters the reference is the model without them.
         if own.beta and not hasattr(self.model, "get_base_model"):
             self.ref_model = self.reference = frozen_copy(self.model)
         if getattr(own, "importance_sampling_level", "") == "sequence" and own.loss_type != "grpo":
@@ -88,6 +89,7 @@ class GRPOTrainer(Trainer):
         return rows
 
     def _data(self, rows: Sequence[Row]) -> list[Row]:
+        # A table has every column in every row, None where a row had no value.
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def _source(self, rows: Sequence[Row]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from covey.config.trl import LOSS, value_of
+from covey.config.trl import LOSS, covey_value
 from covey.config.trl_loss import algorithm_of
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
@@ -47,7 +47,7 @@ class Schedule:
 
     def every(self, strategy: object, value: object) -> int:
         """Return after how many batches something happens that TRL counts in optimizer steps; 0: never."""
-        strategy = plain(strategy)
+        strategy = enum_value(strategy)
         if strategy == "epoch":
             return max(1, round(self.epoch))
         if strategy == "no" or not isinstance(value, int | float) or value <= 0:
@@ -56,7 +56,7 @@ class Schedule:
         return max(1, math.ceil(value * self.steps if value < 1 else value / self.updates))
 
 
-def plain(value: object) -> object:
+def enum_value(value: object) -> object:
     """Return an enum's value."""
     return getattr(value, "value", value)
 
@@ -103,17 +103,17 @@ def sampled_schedule(args: Arguments, rows: int) -> Schedule:
     return Schedule(steps, prompts, updates, max(per_epoch, 1))
 
 
-def shared(args: Arguments, schedule: Schedule) -> dict[str, object]:
+def shared_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return the settings that all trainers have. Raises Refused."""
-    words = {name: plain(getattr(args, name)) for name in ("lr_scheduler_type", "optim")}
+    words = {name: enum_value(getattr(args, name)) for name in ("lr_scheduler_type", "optim")}
     saves = schedule.every(args.save_strategy, args.save_steps)
     settings: dict[str, object] = {
         "output": args.output_dir,
         "seed": args.seed,
         "train.steps": schedule.steps,
         "train.lr": args.learning_rate,
-        "train.schedule": value_of("lr_scheduler_type", words["lr_scheduler_type"]),
-        "train.optimizer": value_of("optim", words["optim"]),
+        "train.schedule": covey_value("lr_scheduler_type", words["lr_scheduler_type"]),
+        "train.optimizer": covey_value("optim", words["optim"]),
         "train.betas": [args.adam_beta1, args.adam_beta2],
         "train.weight_decay": args.weight_decay,
         "train.grad_clip": args.max_grad_norm or NO_CLIP,
@@ -150,7 +150,7 @@ def sampling(args: Arguments, schedule: Schedule) -> dict[str, object]:
             "nothing else"
         )
     settings: dict[str, object] = {
-        **shared(args, schedule),
+        **shared_settings(args, schedule),
         "rollout.prompts_per_step": schedule.rows,
         "rollout.group_size": args.num_generations,
         "rollout.max_tokens": args.max_completion_length,
@@ -230,7 +230,7 @@ def _correction(args: Arguments) -> dict[str, object] | None:
 def given_rows(args: Arguments, schedule: Schedule, method: str, **loss: float) -> dict[str, object]:
     """Return the settings of a trainer of given rows."""
     return {
-        **shared(args, schedule),
+        **shared_settings(args, schedule),
         "method": method,
         "train.batch_size": schedule.rows,
         "data.held_out": 0.0,
@@ -268,7 +268,7 @@ def reward_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     return given_rows(args, schedule, "reward_model", center=args.center_rewards_coefficient or 0.0)
 
 
-def notes_on(args: Arguments, schedule: Schedule) -> list[str]:
+def config_notes(args: Arguments, schedule: Schedule) -> list[str]:
     """Return notes about what a config says and a run does otherwise."""
     notes = args.notes()
     if getattr(args, "use_vllm", False) and not args.vllm_server_base_url:
@@ -276,7 +276,7 @@ def notes_on(args: Arguments, schedule: Schedule) -> list[str]:
             "use_vllm=True without vllm_server_base_url: covey samples with its own engine in this process"
         )
     counted = {"max_steps": args.max_steps}
-    if plain(args.save_strategy) == "steps":
+    if enum_value(args.save_strategy) == "steps":
         counted["save_steps"] = args.save_steps
     for name, steps in counted.items():
         if steps >= 1 and steps % schedule.updates and name in args.given():

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 import covey
 from covey.config.load import load_config, resolved_yaml
 from covey.insight.pages import server, tokens
-from covey.insight.pages.records import Runs, group_page, listed_runs, run_page, run_state, step_page
+from covey.insight.pages.records import Runs, listed_runs, run_page, run_state
 from covey.insight.pages.server import STATIC
-from covey.insight.pages.thinning import MOST, Curve
+from covey.insight.pages.steps import group_page, step_page
+from covey.insight.pages.thinning import MOST, ThinnedCurve
 from covey.insight.show import show_step
 from covey.runs.origin import write_own
 from tests.conftest import full_tokenizer
@@ -240,7 +241,7 @@ def test_a_page_that_is_opened_again_reads_only_what_is_new(tmp_path: Path) -> N
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 2500), parts=st.integers(1, 5))
 def test_a_curve_has_the_extremes_of_its_stream(seed: int, count: int, parts: int) -> None:
     values = np.random.default_rng(seed).normal(size=count).tolist()
-    curve = Curve()
+    curve = ThinnedCurve()
     records = [{"step": step, "x": value} for step, value in enumerate(values)]
     for part in np.array_split(np.arange(len(records)), parts):
         curve.add(records[i] for i in part)

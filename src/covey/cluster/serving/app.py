@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from covey.cluster.serving.guard import Refusal, admit, body
-from covey.cluster.serving.shared import Answer, SharedModel, TooBusy, new_instance
+from covey.cluster.serving.shared import SampleAnswer, SharedModel, TooBusy, new_instance
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.tasks.examples import messages_of
@@ -237,7 +237,7 @@ class Service:
                 400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
             )
 
-    async def _answered(self, wanted: CompletionRequest, encode: Callable[[], Sequence[int]]) -> Answer:
+    async def _answered(self, wanted: CompletionRequest, encode: Callable[[], Sequence[int]]) -> SampleAnswer:
         if wanted.model not in ("", self.name):
             raise Refusal(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
         # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.
@@ -263,7 +263,11 @@ class Service:
         return Request(np.array(tokens, dtype=np.int64), keys, wanted.prefix_tokens)
 
     def _reply(
-        self, kind: str, wanted: CompletionRequest, answered: Answer, choices: Sequence[Mapping[str, object]]
+        self,
+        kind: str,
+        wanted: CompletionRequest,
+        answered: SampleAnswer,
+        choices: Sequence[Mapping[str, object]],
     ) -> JSONResponse:
         size = len(answered.prompt)
         count = sum(len(c.tokens) for c in answered.completions)

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
-from covey.config.load import Loaded, load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
@@ -52,7 +52,7 @@ def serve_app(host: str, port: int, build: Callable[[str], tuple[Starlette, str,
     if not token and host not in LOOPBACK:
         raise ConfigError(
             f"--host {host}: others can reach this server, so it needs a token: set {TOKEN} to a long random "
-            "text, for the server and for whoever asks it"
+            "text, for the server and its clients"
         )
     # Before the model is loaded, so that an address that is taken is reported at once.
     with listen(host, port) as listener:
@@ -82,7 +82,7 @@ def service_of(
     return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
 
 
-def served_policy(loaded: Loaded, run: Path | None) -> Policy:
+def served_policy(loaded: ResolvedConfig, run: Path | None) -> Policy:
     """Load a config's model; this process computes as ``run`` did from now on. Raises ConfigError."""
     torch.set_num_threads(loaded.config.threads or available_threads())
     follow_run(run)

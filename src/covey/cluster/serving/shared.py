@@ -33,7 +33,7 @@ class TooBusy(CoveyError):
     """Raised when more is waiting than the server may hold."""
 
 
-class Answer(NamedTuple):
+class SampleAnswer(NamedTuple):
     """The answer to a request."""
 
     version: int
@@ -53,7 +53,7 @@ class _QueuedRequest:
     count: int
     """Number of completions."""
     params: SamplingParams
-    answer: Future[Answer] = field(default_factory=Future)
+    answer: Future[SampleAnswer] = field(default_factory=Future)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class SharedModel:
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    def ask(self, request: Callable[[], Request], count: int, params: SamplingParams) -> Future[Answer]:
+    def ask(self, request: Callable[[], Request], count: int, params: SamplingParams) -> Future[SampleAnswer]:
         """Queue a request of ``count`` completions; it is made in the model's thread. Raises TooBusy."""
         with self._lock:
             if self._waiting + count > self._most:
@@ -161,7 +161,7 @@ class SharedModel:
                 # A caller is answered once its own completions are there, while others are still sampled.
                 if len(mine) == asked.count:
                     in_order = [mine[i] for i in range(len(mine))]
-                    asked.answer.set_result(Answer(self.version, request.prompt, in_order))
+                    asked.answer.set_result(SampleAnswer(self.version, request.prompt, in_order))
         # Of the sampler, out of memory say: all that are not answered get it, and the thread lives on.
         except Exception as error:
             for asked, _ in open_:
@@ -170,7 +170,7 @@ class SharedModel:
 
 
 def _made(asked: _QueuedRequest) -> Request | None:
-    """Make a request. -> None if its caller has gone, or if it cannot be made and the caller was told why."""
+    """Make a request; None if its caller has gone, or if it cannot be made and the caller was told why."""
     # False: the caller has cancelled. From here on the future cannot be cancelled any more.
     if not asked.answer.set_running_or_notify_cancel():
         return None

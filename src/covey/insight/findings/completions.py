@@ -1,4 +1,4 @@
-"""Score how clearly a completion shows a finding, and find the token that shows it."""
+"""Scores of how clearly a completion shows a finding, and the token that shows it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def long_incorrect(group: Group, i: int) -> float:
     return 0.0 if group.correct[i] else float(len(group.completions[i].tokens))
 
 
-def mixed(group: Group, i: int) -> float:
+def mixed_scripts(group: Group, i: int) -> float:
     """Return 1 for a completion that mixes scripts."""
     return float(mixes_scripts(group.completions[i].text))
 

@@ -1,4 +1,4 @@
-"""`covey report`: write the page of a run, or of a pipeline's stages, as one file that asks nobody."""
+"""`covey report`: the page of a run, or of a pipeline's stages, as one file that sends no requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from itertools import zip_longest
 from pathlib import Path
 
 from covey.insight.pages.document import address, document
-from covey.insight.pages.records import group_of, run_page, step_of
+from covey.insight.pages.records import run_page
+from covey.insight.pages.steps import group_of, logged_step
 from covey.insight.pages.thinning import Record
-from covey.insight.pages.tokens import tokens_of
+from covey.insight.pages.tokens import logged_completion
 from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.console import finite
+from covey.system.text import finite
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
@@ -31,7 +32,7 @@ DIGITS = 6
 """Significant digits of a number in a report."""
 REFUSAL = "This report does not hold that page. `covey ui` shows it from the run's folder."
 Answer = tuple[str, Record, Record]
-"""What is asked for (`step`, `group`, `tokens`), the query besides the run, and the page."""
+"""The kind of page (`step`, `group`, `tokens`), the query besides the run, and the page."""
 
 
 def write_report(run: Path, output: Path) -> None:
@@ -91,7 +92,7 @@ class _Completions:
     def __init__(self, folder: Path, steps: Sequence[int]) -> None:
         self.folder = folder
         self.logs = {step: read_rollouts(folder, step) for step in steps}
-        self.listed = {step: step_of(folder, step, log) for step, log in self.logs.items()}
+        self.listed = {step: logged_step(folder, step, log) for step, log in self.logs.items()}
         self.orders = {step: [g["group"] for g in page["groups"]] for step, page in self.listed.items()}
         """Step -> its groups, the most telling first."""
         self.samples = dict[tuple[int, int], list[int]]()
@@ -118,7 +119,7 @@ class _Completions:
     def tokens(self, step: int, group: int, sample: int) -> Answer:
         """Return the page of a completion token by token."""
         query = {"step": step, "group": group, "sample": sample}
-        return "tokens", query, tokens_of(self.folder, self.logs[step], group, sample)
+        return "tokens", query, logged_completion(self.folder, self.logs[step], group, sample)
 
 
 def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:

@@ -116,7 +116,7 @@ def reward_model(
     answers = (judge.words.removed(text_of(c)) for c in completions)
     texts = [conversation_ids(judge.tokenizer, p, a) for p, a in zip(prompts, answers, strict=True)]
     return [
-        unread(judge, ids) if row is None else Score(float(row)) if row.isfinite() else broken(row)
+        unread_score(judge, ids) if row is None else Score(float(row)) if row.isfinite() else broken(row)
         for ids, row in zip(texts, judge.outputs(texts), strict=True)
     ]
 
@@ -152,7 +152,7 @@ def process_reward_model(
         read, judge.outputs([ids for ids, _ in read]), spans, token_ends, strict=True
     ):
         if row is None:
-            scores.append(unread(judge, ids))
+            scores.append(unread_score(judge, ids))
             continue
         # (steps, outputs): at the last token of each step's separator.
         logits = row[places]
@@ -162,7 +162,7 @@ def process_reward_model(
     return scores
 
 
-def unread(judge: RewardModel, ids: Sequence[int]) -> Score:
+def unread_score(judge: RewardModel, ids: Sequence[int]) -> Score:
     """Return the score of a text that does not fit the context."""
     return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {judge.context}")
 

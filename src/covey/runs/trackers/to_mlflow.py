@@ -1,4 +1,4 @@
-"""Track a run in MLflow: files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
+"""Tracking in MLflow: files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlflow
 
-from covey.runs.trackers import Tracker, identity_of, title_of
+from covey.runs.trackers import Tracker, run_identity, title_of
 
 LONGEST = 250
 """Largest number of characters of a name."""
@@ -36,7 +36,7 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Track
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or (place / "mlruns").as_uri())
     mlflow.set_experiment("covey")
     name = f"{title_of(run)} from {first}" if first else title_of(run)
-    mlflow.start_run(run_name=name, tags={"covey.identity": identity_of(run)})
+    mlflow.start_run(run_name=name, tags={"covey.identity": run_identity(run)})
     parameters = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
     # MLflow refuses larger calls.
     for start in range(0, len(parameters), PER_CALL):

@@ -1,4 +1,4 @@
-"""Track a run in Trackio's local database, shown by `trackio show`; uploads only with TRACKIO_SPACE_ID."""
+"""Tracking in Trackio's local database, shown by `trackio show`; uploads only with TRACKIO_SPACE_ID."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trackio
 
-from covey.runs.trackers import Tracker, identity_of, title_of
+from covey.runs.trackers import Tracker, run_identity, title_of
 
 
 def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - it knows
@@ -17,7 +17,7 @@ def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Trac
         vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None
     trackio.init(
         project="covey",
-        name=f"{title_of(run)} {identity_of(run)[:8]}",
+        name=f"{title_of(run)} {run_identity(run)[:8]}",
         config=dict(settings),
         auto_log_cpu=False,
         auto_log_gpu=False,

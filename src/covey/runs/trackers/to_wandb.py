@@ -1,4 +1,4 @@
-"""Track a run in Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
+"""Tracking in Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wandb
 
-from covey.runs.trackers import Tracker, identity_of, title_of
+from covey.runs.trackers import Tracker, run_identity, title_of
 
 
 def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - it knows
@@ -16,7 +16,7 @@ def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> Tracke
     wandb.init(
         project=os.environ.get("WANDB_PROJECT", "covey"),
         name=title_of(run),
-        id=identity_of(run),
+        id=run_identity(run),
         dir=str(run),
         mode=os.environ.get("WANDB_MODE", "offline"),
         resume="allow",

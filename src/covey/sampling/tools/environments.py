@@ -48,7 +48,7 @@ NO_AGE = 1e8
 """Seconds: a process is ended by the call that it does not answer, not by its age."""
 
 
-class Ending(NamedTuple):
+class FinalState(NamedTuple):
     """The final state of a completion's environment."""
 
     state: dict[str, object] | None
@@ -140,7 +140,7 @@ class Episode:
         return call
 
     def call(self, method: str, given: Mapping[str, object], seconds: float) -> Outcome:
-        """Call a method. -> its result, or how it failed. The first call makes and resets the object."""
+        """Call a method and return its result or failure. The first call makes and resets the object."""
         with self.lock:
             if self.over is None and self.child is None:
                 # Also for the state, which an empty ``method`` asks for (see ``child``).
@@ -156,7 +156,7 @@ class Episode:
         finally:
             self.close()
 
-    def end(self, batch: Waiting | None = None) -> Ending:
+    def end(self, batch: Waiting | None = None) -> FinalState:
         """Ask for the final state and end the process. It has one second if its ``batch`` may wait no longer.
 
         If `get_reward` raises after the model has called a method, those calls may have caused it, so only
@@ -169,13 +169,13 @@ class Episode:
         finally:
             self.close()
         if outcome.kind != "error":
-            return Ending(outcome.value if outcome.kind == "ok" else None)
+            return FinalState(outcome.value if outcome.kind == "ok" else None)
         words = f"{self._name}: get_reward raised {outcome.text[:300]} on problem {self.problem.id}"
         if not self.called:
             raise RewardError(words)
         # The model's calls may have caused it: no reward for this completion, and the run continues.
         self.among.warn(words)
-        return Ending(None, words)
+        return FinalState(None, words)
 
     def close(self) -> None:
         """End its process, whatever it does; no other is started."""
@@ -192,7 +192,7 @@ class Episode:
         return self.among.environment.spec
 
     def _reset(self) -> str | None:
-        """Make the object and reset it. -> the result of `reset`."""
+        """Make the object, and return the result of its `reset`."""
         environment = self.among.environment
         server = self.among.host(self)
         self.child = self.stack.enter_context(server.child("serve", self.among.limits))

@@ -20,7 +20,7 @@ from covey.models.policy import Policy
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
 from covey.sampling.tools.allowance import Waiting
-from covey.sampling.tools.environments import Ending, Episode
+from covey.sampling.tools.environments import Episode, FinalState
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
 from covey.sampling.tools.reader import calls_in_text, turn_reader
 from covey.sampling.tools.running import Toolbox
@@ -256,7 +256,7 @@ def _as_they_ended(
     finished: Iterator[Sampled], episodes: Mapping[Owner, Episode], waiting: Waiting
 ) -> Iterator[Sampled]:
     """Yield completions with the final state of their environments, asked for while others are sampled."""
-    ending: deque[tuple[Sampled, Call[Ending]]] = deque()
+    ending: deque[tuple[Sampled, Call[FinalState]]] = deque()
     for one in finished:
         episode = episodes[one.request, one.sample]
         ending.append((one, episode.submit(partial(episode.end, waiting))))
@@ -269,7 +269,7 @@ def _as_they_ended(
         yield _with_end(sampled, call)
 
 
-def _with_end(sampled: Sampled, call: Call[Ending]) -> Sampled:
+def _with_end(sampled: Sampled, call: Call[FinalState]) -> Sampled:
     end = call.result()
     completion = sampled.completion
     transcript = replace(completion.transcript, environment=end.state, fault=end.fault)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import COLLECTS
 from covey.config.unread import reads
 from covey.models.policy import Policy
@@ -15,6 +15,7 @@ from covey.sampling.tools.inserted import answer_tokens
 from covey.sampling.tools.readable import prove_readable
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.turns import TurnSampler
+from covey.system.text import Say
 from covey.tasks.gym import PREFIX
 from covey.tasks.source import Source
 from covey.types import Problem
@@ -26,7 +27,7 @@ PROBE = "42"
 """A result that has to occur in what the template inserts."""
 
 
-def toolbox_of(loaded: Loaded) -> Toolbox | None:
+def toolbox_of(loaded: ResolvedConfig) -> Toolbox | None:
     """Return the tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
     config = loaded.config
     if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
@@ -50,9 +51,7 @@ def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object]
     return None if episode is None else episode.end().state
 
 
-def with_schemas(
-    source: Source, toolbox: Toolbox | None, say: Callable[[str], object] = lambda _: None
-) -> Source:
+def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: None) -> Source:
     """Add the tools' schemas to the problems' chats; a row that has `tools` of its own keeps them.
 
     The text that an environment's `reset` returns is added to the prompts. Raises DataError if a tool asks
@@ -125,7 +124,9 @@ def _refuse_taken(problems: Sequence[Problem]) -> None:
             )
 
 
-def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl") -> Iterator[str]:
+def unexplained_tools(
+    policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl"
+) -> Iterator[str]:
     """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
     if toolbox is None:
         return

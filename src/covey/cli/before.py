@@ -1,0 +1,195 @@
+"""The commands before a run: preview, check, new, recommend, migrate, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from covey.cli.groups import BEFORE
+from covey.cli.options import (
+    Json,
+    Settings,
+    Trust,
+    app,
+    load,
+    print_result,
+    tell,
+)
+from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(name="preview", group=BEFORE)
+def command_preview(
+    config: Path,
+    *settings: Settings,
+    groups: int = 0,
+    samples: int = 0,
+    temperature: list[float] | None = None,
+    as_json: Json = False,
+) -> int:
+    """Estimate whether a run can learn, the best group size, and the cost. Trains nothing.
+
+    Ctrl-C shows the results so far. Exit code 1 if every group is dead, 130 after Ctrl-C.
+
+    :param config: A YAML file.
+    :param groups: Number of problems to sample; 0: as many as about a minute allows.
+    :param samples: Completions of each problem; 0: the group size, from 8 to 16, and fewer for a slow model.
+    :param temperature: Sample the same problems at this temperature too; may be repeated. By default .7 and
+        1 are tried if the config's temperature gives few live groups or few correct answers.
+    """
+    if config.is_dir():
+        raise ConfigError(
+            f"{config} is a run, but `covey preview` takes a YAML file; to look at the run use `covey show`"
+        )
+    if groups < 0 or groups == 1 or samples < 0 or samples == 1:
+        raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
+    if wrong := [t for t in temperature or () if not 0 < t <= 100]:
+        raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
+    loaded = load(config, settings, as_json)
+    tell(as_json, [f"previewing {config}: loading ..."])
+    from covey.commands.preview import Extent, preview, rl_stage
+    from covey.insight.preview_report import lines, record
+    from covey.system.console import RunConsole
+    from covey.system.signals import StopSignal
+
+    noted = len(loaded.notes)
+    stage = rl_stage(loaded)
+    tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
+    extent = Extent(samples or None, groups or None, temperature)
+    found = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
+    print_result(as_json, record(found), lines(found))
+    return 130 if found.measured.stopped else int(found.word == "no")
+
+
+@app.command(name="check", group=BEFORE)
+def command_check(
+    config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
+) -> int:
+    """Check that a training step is correct on your model and data, or describe a chat template.
+
+    For the folder of a run, a second trainer also repeats the first recorded steps (of each stage), in
+    float64, one completion or example at a time.
+
+    :param config: A YAML file, or the folder of a run, with the same model as for `covey eval`; or the folder
+        of a model, whose chat template is tried on made-up conversations without loading weights.
+    :param steps: Number of steps of a run to repeat.
+    """
+    gguf = config.suffix.lower() == ".gguf"
+    if gguf or (config / "tokenizer_config.json").is_file():
+        from covey.models.gguf import folder_of_gguf
+        from covey.proof.check_template import check_template
+
+        report = check_template(folder_of_gguf(config) if gguf else config)
+        print_result(as_json, report.record(), report.lines())
+        return 0
+    loaded = load(config, settings, as_json, trained=True, trust=trust, names_only=False)
+    tell(as_json, [f"checking {config}: loading ..."])
+    from covey.proof.check import check as measure
+    from covey.proof.check_run import check_run
+    from covey.system.console import RunConsole
+
+    console = RunConsole(quiet=as_json)
+    findings = check_run(config, steps, console, trust) if config.is_dir() else []
+    if loaded.config.method == "rl" or not findings:
+        findings += measure(loaded, console)
+    lines = (f"{'ok  ' if f.holds else 'FAIL'} {f.claim}: {f.evidence}" for f in findings)
+    print_result(as_json, [vars(f) for f in findings], lines)
+    return 0 if all(f.holds for f in findings) else 1
+
+
+@app.command(name="new", group=BEFORE)
+def command_new(folder: Path, *, model: str = "", as_json: Json = False) -> int:
+    """Write an example task to adapt: problems, a reward with tests, and a config. It trains as it is.
+
+    :param folder: A folder that does not exist yet, or is empty.
+    :param model: Hub id, folder or GGUF file for the config, in place of SmolLM2-135M-Instruct.
+    """
+    from covey.commands.new_task import FILES, write_task
+    from covey.insight.sample_command import shell_word
+
+    write_task(folder, model)
+    lines = [
+        f"{folder} has {', '.join(FILES)}",
+        f"next    cd {shell_word(str(folder))} && python rows.py && covey train run.yaml",
+        "read    README.md says what each file is for, and what to change",
+    ]
+    print_result(as_json, {"folder": str(folder), "files": list(FILES)}, lines)
+    return 0
+
+
+@app.command(name="recommend", group=BEFORE)
+def command_recommend(
+    *,
+    verifier: bool = False,
+    pairs: int = 0,
+    judged: int = 0,
+    steps: bool = False,
+    worked: int = 0,
+    budget: Literal["tight", "ample"] = "tight",
+    parameters: float = 0.0,
+    memory: float = 0.0,
+    as_json: Json = False,
+) -> int:
+    """Recommend a training method for your data, with its memory and a config to start from.
+
+    :param verifier: A program can say whether an answer is correct.
+    :param pairs: Pairs of answers, one preferred.
+    :param judged: Answers judged good or bad, each alone.
+    :param steps: Single steps of answers are labelled, or a program can judge them.
+    :param worked: Worked answers to imitate.
+    :param budget: The budget for computing: ample allows a reward model and a critic.
+    :param parameters: Parameters of the model, in billions.
+    :param memory: Memory of the device, in GB.
+    """
+    from covey.insight.recommendation import Resources, recommend
+
+    print_result(
+        as_json, *recommend(Resources(worked, pairs, judged, verifier, steps, budget), parameters, memory)
+    )
+    return 0
+
+
+@app.command(name="migrate", group=BEFORE)
+def command_migrate(
+    file: Path,
+    *,
+    from_: Annotated[Literal["trl", "verl", "axolotl"] | None, Parameter(name="--from")] = None,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("run.yaml"),
+    as_json: Json = False,
+) -> int:
+    """Translate a config of TRL, verl or axolotl, and list the settings without a counterpart.
+
+    :param file: A YAML file, or the shell script that starts verl with settings as key=value.
+    :param from_: The trainer that the file is for; by default it is recognized by its settings.
+    :param output: The file to write; an existing file is never overwritten.
+    """
+    from covey.commands.migrate import migrate
+    from covey.runs.atomic import write_file
+
+    if output.exists():
+        raise ConfigError(f"{output} is there already; choose another --output")
+    text, migrated = migrate(file, from_)
+    write_file(output, text)
+    lines = [f"config  {output}: {len(migrated.config)} settings"]
+    lines += [f"look at {note}" for note in migrated.notes]
+    lines += [f"without a counterpart: {setting} ({why})" for setting, why in migrated.without.items()]
+    value = {"config": str(output), "notes": migrated.notes, "without": migrated.without}
+    print_result(as_json, value, lines)
+    return 0
+
+
+@app.command(name="doctor", group=BEFORE)
+def command_doctor(*, as_json: Json = False) -> int:
+    """Show what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
+    if covey cannot run here.
+    """
+    from covey.commands.doctor import examine
+
+    found = examine()
+    print_result(as_json, [d._asdict() for d in found], map(str, found))
+    return int(any(d.verdict == "FAIL" for d in found))

@@ -1,0 +1,205 @@
+"""Objects given from Python in place of names in a file: a model with its tokenizer, rows, functions.
+
+The record of a run has a text for each object; to resume the run, the object has to be given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from pydantic import GetPydanticSchema
+from pydantic_core import core_schema
+
+from covey.config.usercode import spec_of
+from covey_verify.errors import ConfigError
+from covey_verify.usercode import name_of
+
+OBJECT = "an object in Python: "
+"""Prefix in a recorded config of the name of an object that no file can hold."""
+
+
+class Given:
+    """An object given from Python; its text is its entry in a record."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return OBJECT + self.name
+
+    __repr__ = __str__
+
+
+class GivenModel(Given):
+    """A transformers model, or peft's wrapper of one, with its tokenizer; it is trained in place.
+
+    ``reference`` is the frozen model that preferences are compared with; None: the model as the run begins.
+    """
+
+    def __init__(self, model: object, tokenizer: object, reference: Any = None) -> None:
+        super().__init__(name_of(model))
+        self.model, self.tokenizer, self.reference = model, tokenizer, reference
+        self.source = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
+        """The folder or hub id that it was loaded from, or ""."""
+
+
+class GivenRows(Given):
+    """Rows of data as a sequence, because an iterator can be read only once."""
+
+    def __init__(self, key: str, rows: Iterable[object]) -> None:
+        self.rows = _as_sequence(key, rows)
+        self.key = key
+        super().__init__(f"{len(self.rows)} rows")
+
+
+MOST_STREAMED = 1_000_000
+"""Largest number of rows that are read from an iterator, which may be endless."""
+
+
+def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
+    """Return rows as a sequence, also those of a pandas or polars table. Raises ConfigError for too many."""
+    if isinstance(rows, Sequence):
+        return rows
+    if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
+        return list(rows.to_dicts())
+    if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
+        return list(rows.to_dict(orient="records"))
+    if hasattr(rows, "__len__"):
+        return list(rows)
+    items = list(islice(rows, MOST_STREAMED + 1))
+    if len(items) > MOST_STREAMED:
+        raise ConfigError(
+            f"{key}: the iterator has more than {MOST_STREAMED:,} rows and may be endless. Give a list, or "
+            "write the rows to a file"
+        )
+    return items
+
+
+def or_given(kind: object) -> GetPydanticSchema:
+    """Return an annotation that lets a field of type ``kind`` also hold a Given object."""
+
+    def pass_given(value: object, check: core_schema.ValidatorFunctionWrapHandler) -> object:
+        return value if isinstance(value, Given) else check(value)
+
+    return GetPydanticSchema(
+        # A Given passes unchecked, and anything else is validated as ``kind``.
+        lambda _, schema: core_schema.no_info_wrap_validator_function(
+            pass_given, schema(kind), serialization=core_schema.to_string_ser_schema()
+        )
+    )
+
+
+def with_given(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return Python's settings with models (and tokenizers) and data as Given objects.
+
+    The settings of `stages` are converted too. Raises ConfigError for a model without a tokenizer or the
+    reverse.
+    """
+    settings = dict(settings)
+    model = settings.get("model")
+    tokenizer = settings.pop("tokenizer", None)
+    # A value of another plain type (a number, a list) is a mistake, which the schema reports.
+    is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
+    if is_object and tokenizer is None and not isinstance(model, Given):
+        raise ConfigError(
+            f"model: {name_of(model)} needs its tokenizer: covey.train(model=..., tokenizer=...)"
+        )
+    if tokenizer is not None and not is_object:
+        raise ConfigError(
+            "tokenizer: only a model given as an object needs one; a folder or hub id has its own"
+        )
+    if is_object and not isinstance(model, Given):
+        settings["model"] = GivenModel(model, tokenizer)
+    elif isinstance(model, Path):
+        settings["model"] = str(model)
+    if "data" in settings:
+        settings["data"] = _data(settings["data"])
+    stages = settings.get("stages")
+    if isinstance(stages, list | tuple):
+        settings["stages"] = [with_given(s) if isinstance(s, Mapping) else s for s in stages]
+    return settings
+
+
+def _data(data: object) -> object:
+    if _are_rows(data):
+        return {"train": GivenRows("data.train", data)}
+    if not isinstance(data, Mapping):
+        return data
+    for key in ("train", "test"):
+        value = data.get(key)
+        if isinstance(value, Mapping):
+            splits = ", ".join(repr(name) for name in value) or "nothing"
+            raise ConfigError(f"data.{key}: this is a mapping of tables ({splits}); give one of them")
+    return {
+        key: GivenRows(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
+        for key, value in data.items()
+    }
+
+
+def _are_rows(value: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Given)
+
+
+def plain(value: object, folder: Path) -> object:
+    """Return a value from Python in a form that a file can hold; functions by their name from ``folder``.
+
+    Anything else becomes a text that ``refuse_lost`` refuses by name.
+    """
+    if isinstance(value, Mapping):
+        return {plain(k, folder): plain(v, folder) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v, folder) for v in value]
+    if isinstance(value, Path | Given):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    return recorded_name(value, folder)
+
+
+def recorded_name(function: object, folder: Path) -> str:
+    """Return a function's name in a record: where it is found, or an object that has to be given again."""
+    return spec_of(function, folder) or f"{OBJECT}{name_of(function)}"
+
+
+AGAIN: Mapping[str, str] = {
+    "model": "model=..., tokenizer=...",
+    "data": 'data={"train": [...], "test": [...]}',
+    "algorithm": "algorithm={...}",
+    "stages": "stages=[...]",
+}
+"""Setting -> how it is given from Python; any other is a list of functions."""
+
+
+def refuse_lost(raw: Mapping[str, object]) -> None:
+    """Raise ConfigError if a recorded config names something that only Python had."""
+    lost = {
+        k: [t.removeprefix(OBJECT) for t in strings_in(v) if t.startswith(OBJECT)] for k, v in raw.items()
+    }
+    lost = {key: names for key, names in lost.items() if names}
+    if lost:
+        run = str(raw.get("output", ""))
+        again = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
+        raise ConfigError(
+            "\n".join(
+                f"{key}: `{names[0]}` was a Python object, which the run's record cannot hold"
+                for key, names in lost.items()
+            )
+            + f"\nGive it again from Python: covey.resume({run!r}, {again}) or "
+            + f"covey.evaluate({run!r}, {again})"
+            + ". A function in a .py file need not be given again" * bool(lost.keys() - {"model", "data"})
+        )
+
+
+def strings_in(value: object) -> Iterator[str]:
+    """Yield all strings of a value, those in its lists and mappings too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.items() if isinstance(value, Mapping) else value:
+            yield from strings_in(item)

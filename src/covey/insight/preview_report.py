@@ -1,0 +1,183 @@
+"""A preview as JSON and as lines for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from covey.insight import gpus
+from covey.insight.advice import advice
+from covey.insight.forecast import seconds_text
+from covey.insight.preview import Preview
+from covey.insight.verdict import ends
+from covey.objective.diagnostics import sampled_entropy, score_metrics
+from covey.objective.texts import answers_inside
+from covey.runs.rollouts import or_null
+
+SIZES_TOLD = (2, 4, 8, 16, 32, 64)
+BAR = 40
+"""Characters of the longest bar."""
+BUCKETS = ("0 %", "below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %", "100 %")
+GROUPS = 32
+"""Problems that are sampled if there is time."""
+
+
+def record(preview: Preview) -> dict[str, object]:
+    """Return the preview as JSON."""
+    measured = preview.measured
+    groups = measured.groups
+    forecast = preview.forecast()
+    sizes = _sizes(preview)
+    temperatures = {}
+    for temperature in preview.others:
+        rate, dead, _ = preview.at(temperature)
+        temperatures[f"{temperature:g}"] = {"pass@1": ends(rate), "dead": ends(dead)}
+    longer = preview.longer
+    return {
+        "can_learn": preview.word,
+        "groups": len(groups),
+        "stopped": measured.stopped,
+        "completions": len(preview.lengths),
+        "max_tokens": measured.limit or preview.stage.config.rollout.max_tokens,
+        "pass_rates": {g.problem.id: g.pass_rate for g in groups},
+        "pass@1": ends(preview.pass_rate()),
+        "dead": {str(size): ends(preview.dead(size)) for size in sizes},
+        "price_of_a_live_group": {str(size): _price(preview, size) for size in sizes},
+        "temperatures": temperatures,
+        "truncated": float(preview.truncated.mean()),
+        "continued": None if longer is None else {"max_tokens": longer.limit, **longer.outcome()},
+        "length": {"mean": float(preview.lengths.mean()), **_quantiles(preview)},
+        "duplicates": preview.copies,
+        "entropy": or_null(sampled_entropy(groups)),
+        "answers": answers_inside(groups),
+        "rewards": {
+            "seconds": dict(measured.reward_seconds),
+            "waited": measured.scoring.waited,
+            **score_metrics(groups, measured.scoring.logged),
+        },
+        "tokens_per_second": preview.speed,
+        "forecast": forecast.record() if forecast else None,
+        "gpus": [row.record() for row in preview.elsewhere()],
+        "memory": dict(preview.memory),
+        "advice": [vars(a) for a in advice(preview)],
+    }
+
+
+def lines(preview: Preview) -> Iterator[str]:
+    """Yield lines for people."""
+    yield from _extent(preview)
+    size = preview.now
+    if preview.unfinished:
+        yield "can it learn? unknown: a completion that has not ended has no reward that means anything"
+    else:
+        yield f"can it learn? {preview.word}: {preview.dead(size)} of the groups of {size} would be dead"
+        yield ""
+        groups = preview.measured.groups
+        yield f"pass rate {preview.pass_rate()}, by problem:"
+        yield from _histogram(np.array([g.pass_rate for g in groups]))
+        yield ""
+        yield from _by_size(preview)
+    yield ""
+    for temperature in preview.others:
+        rate, dead, rest = preview.at(temperature)
+        count = len(preview.others[temperature])
+        yield (
+            f"at temperature {temperature:g}, {count} problems: pass rate {rate}, dead groups {dead}, {rest}"
+        )
+    yield from _texts(preview)
+    if forecast := preview.forecast():
+        yield from forecast.lines()
+    if rows := preview.elsewhere():
+        yield from gpus.gpu_lines(rows)
+    for one in advice(preview):
+        yield f"- {one}"
+        if one.sample:
+            yield f"    {one.sample}"
+
+
+def _extent(preview: Preview) -> Iterator[str]:
+    """Yield how much was sampled, and why no more."""
+    measured = preview.measured
+    count = len(measured.groups)
+    said = f"{count} problems, {len(preview.lengths)} completions"
+    if measured.stopped:
+        said += f", stopped before all {measured.asked}"
+    yield said
+    if measured.limit is not None:
+        yield (
+            f"sampled to {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens, which is what "
+            f"about a minute allows at {preview.speed:,.0f} tokens/s"
+        )
+        return
+    most = min(GROUPS, preview.problems)
+    if measured.by_time and count < most:
+        yield (
+            f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and few problems leave wide "
+            f"intervals: --groups {most} samples for {seconds_text(measured.seconds / count * most)}"
+        )
+
+
+def _sizes(preview: Preview) -> list[int]:
+    return sorted({*SIZES_TOLD, preview.now})
+
+
+def _by_size(preview: Preview) -> Iterator[str]:
+    yield "group size   dead groups        completions for a live group"
+    drawn = min(len(g.completions) for g in preview.measured.groups)
+    for size in _sizes(preview):
+        price = _price(preview, size)
+        here = " <- rollout.group_size" if size == preview.now else ""
+        beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
+        yield f"{size:>10}   {preview.dead(size)!s:<18} {f'{price:.0f}' if price else '-':>5}{here}{beyond}"
+
+
+def _texts(preview: Preview) -> Iterator[str]:
+    groups = preview.measured.groups
+    ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
+    yield (
+        f"{preview.truncated.mean():.0%} truncated; tokens of those that ended: {ended or 'none did'}; "
+        f"{preview.copies:.0%} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
+        f"{preview.speed:,.0f} tokens/s"
+    )
+    if inside := answers_inside(groups):
+        stands = [f"{inside[f'text/reference{where}']:.0%}" for where in ("", "_elsewhere")]
+        yield f"{stands[0]} of the completions contain the reference answer, {stands[1]} another problem's"
+    yield from _rewards(preview)
+
+
+def _rewards(preview: Preview) -> Iterator[str]:
+    """Yield a line for each reward function: its mean, its failures, its time."""
+    groups = preview.measured.groups
+    for name in groups[0].components:
+        parts = [g.components[name] for g in groups]
+        values = np.concatenate([part.values for part in parts])
+        known = values[~np.isnan(values)]
+        statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
+        other = "".join(f", {n / len(values):.0%} {status}" for status, n in statuses.most_common())
+        seconds = preview.measured.reward_seconds.get(name)
+        took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""
+        mean = f"mean {known.mean():.3f}" if len(known) else "never given"
+        yield f"{name}: {mean}{other}{took}"
+
+
+def _quantiles(preview: Preview) -> dict[str, float]:
+    ended = preview.ended
+    levels = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {k: float(np.quantile(ended, q)) for k, q in levels.items()} if len(ended) else {}
+
+
+def _price(preview: Preview, size: int) -> float | None:
+    """Return completions sampled per live group, resampling included; None if no group is live."""
+    live = 1 - preview.dead(size).value
+    return size / live if live > 0.001 else None
+
+
+def _histogram(rates: np.ndarray) -> Iterator[str]:
+    # Bucket 0 is exactly 0 %, bucket 5 exactly 100 %, and 1 to 4 are the quarters between.
+    place = np.where(rates <= 0, 0, np.where(rates >= 1, 5, 1 + np.minimum((4 * rates).astype(int), 3)))
+    counts = np.bincount(place, minlength=len(BUCKETS))
+    for name, count in zip(BUCKETS, counts, strict=True):
+        bar = "█" * round(BAR * count / counts.max())
+        yield f"{name:>12} {bar or ('▏' if count else '')} {count or ''}".rstrip()

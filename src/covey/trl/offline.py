@@ -1,0 +1,211 @@
+"""Trainers of given rows: SFT, DPO, KTO and reward models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import EvalPrediction, PreTrainedTokenizerBase
+
+from covey.trl import rows
+from covey.trl.configs import Arguments, DPOConfig, KTOConfig, RewardConfig, SFTConfig
+from covey.trl.meanings import Refused
+from covey.trl.models import reward_model_of, writer
+from covey.trl.rows import Row, RowReader, covey_row, like, listed
+from covey.trl.settings import Schedule
+from covey.trl.trainer import BASES, Trainer, frozen_copy
+
+
+class RowForm(NamedTuple):
+    """The form of a trainer's rows, and the functions that read them."""
+
+    read: Callable[[RowReader, Row], Row]
+    cut: Callable[[Row, Arguments], Row | None]
+    """Returns a row of at most the config's length; None if nothing of it can be trained."""
+    tokens_of: rows.Tokens
+    prepared_by: str
+    """A column that only prepared rows have; '' if reading a prepared row again changes nothing."""
+
+
+class GivenTrainer(Trainer):
+    """A trainer that learns from given rows: they are read, truncated to the config's length, kept as ids."""
+
+    form: ClassVar[RowForm]
+
+    def _load(self, model: Any, tokenizer: Any, given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+        made, words = writer(
+            model, tokenizer, self.args, lambda: _texts(listed(given, "train_dataset", 1000))
+        )
+        if getattr(self.args, "pad_token", None):
+            words.pad_token = self.args.pad_token
+        self.reader = RowReader(words, self.args)
+        return made, words
+
+    def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
+        every = [self._read(row) for row in listed(given, what, most)]
+        cut = [self.form.cut(row, self.args) for row in every]
+        kept = [row for row in cut if row is not None]
+        if every and not kept:
+            raise Refused(f"{what}: no row has a trained token within max_length {self.args.max_length}")
+        return like(given, kept)
+
+    def _read(self, row: Row) -> Row:
+        return row if self.form.prepared_by in row else self.form.read(self.reader, row)
+
+    def _data(self, prepared: Sequence[Row]) -> list[Row]:
+        return [covey_row(self.reader, row, self.form.tokens_of) for row in prepared]
+
+
+def _texts(given: Sequence[Row]) -> Iterator[str]:
+    """Yield the texts of rows."""
+    for row in given:
+        for value in row.values():
+            yield from (str(m.get("content", m)) if isinstance(m, dict) else str(m) for m in _items(value))
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+class SFTTrainer(GivenTrainer):
+    """TRL's SFTTrainer: imitates texts, conversations or completions."""
+
+    config = SFTConfig
+    names = BASES
+    form = RowForm(rows.language_row, rows.cut_language, rows.language_tokens, "")
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any = None,
+        *,
+        formatting_func: Any = None,
+        compute_metrics: Any = None,
+        **given: Any,
+    ) -> None:
+        self.formatting_func = formatting_func
+        self.compute_metrics = compute_metrics
+        super().__init__(model, args, **given)
+
+    def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
+        if (getattr(given, "format", None) or {}).get("type") == "custom":
+            raise Refused(
+                f"{what}: Dataset.with_transform() is applied whenever a row is read, but rows are read once "
+                "here, with skip_prepare_dataset too. Use map(), which gives trainer-ready rows"
+            )
+        return super()._prepared(given, what, most)
+
+    def _read(self, row: Row) -> Row:
+        ready = (self.args.dataset_kwargs or {}).get("skip_prepare_dataset")
+        masked = {"assistant_masks", "completion_mask"} & set(row)
+        if ready and masked and row.get("labels") is None:
+            raise Refused(
+                f"train_dataset: with skip_prepare_dataset {', '.join(sorted(masked))} is not read. Add a "
+                "'labels' column"
+            )
+        if self.formatting_func is not None:
+            row = {self.args.dataset_text_field: self.formatting_func(row)}
+        return super()._read(row)
+
+    def _schedule(self, prepared: Sequence[Row]) -> Schedule:
+        tokens = sum(len(row.get("input_ids", ())) for row in prepared)
+        if not (self.args.packing and self.args.max_length and tokens):
+            return super()._schedule(prepared)
+        # As many packed sequences of max_length as the tokens fill; a step has the rows of its sequences.
+        packed = math.ceil(tokens / self.args.max_length)
+        schedule = super()._schedule([{}] * packed)
+        return replace(schedule, rows=max(1, round(schedule.rows * len(prepared) / packed)))
+
+    def _measure(self, prepared: Sequence[Row]) -> dict[str, float]:
+        found = super()._measure(prepared)
+        if self.compute_metrics is not None:
+            found |= self.compute_metrics(self._predictions(prepared))
+        return found
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        # What a user's function returns keeps its names.
+        own = {n: v for n, v in metrics.items() if "/" not in n} if self.compute_metrics is not None else {}
+        return {**own, **super()._named(metrics)}
+
+    @torch.no_grad()
+    def _predictions(self, prepared: Sequence[Row]) -> EvalPrediction:
+        """Return the logits (N, T, V) of rows, padded at the end, and their labels (N, T)."""
+        device = self.model.device
+        tokens = [torch.tensor([row["input_ids"]], device=device) for row in prepared]
+        of_rows = [self.model(input_ids=ids).logits[0].float().cpu() for ids in tokens]
+        logits = pad_sequence(of_rows, batch_first=True)
+        labels = [torch.tensor(row["labels"]) for row in prepared]
+        padded = pad_sequence(labels, batch_first=True, padding_value=rows.UNTRAINED)
+        return EvalPrediction(predictions=logits.numpy(), label_ids=padded.numpy())
+
+
+class DPOTrainer(GivenTrainer):
+    """TRL's DPOTrainer: learns from pairs, compared with a frozen reference."""
+
+    config = DPOConfig
+    names: ClassVar[Mapping[str, str]] = {
+        **BASES,
+        "preference/margin": "rewards/margins",
+        "preference/accuracy": "rewards/accuracies",
+        "preference/chosen": "rewards/chosen",
+        "preference/rejected": "rewards/rejected",
+    }
+    form = RowForm(rows.preference_row, rows.cut_preference, rows.preference_tokens, "prompt_ids")
+
+    def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **given: Any) -> None:
+        super().__init__(model, args, **given)
+        if isinstance(ref_model, str):
+            ref_model, _ = writer(ref_model, self.processing_class, self.args, lambda: ())
+        self.ref_model = ref_model
+        self.reference = ref_model
+
+    def _keep_reference(self) -> None:
+        if self.reference is None and self.eval_dataset is not None:
+            self.reference = frozen_copy(self.model)
+
+    def _measure(self, prepared: Sequence[Row]) -> dict[str, float]:
+        if self.reference is None and self.state.global_step:
+            raise Refused(
+                "Cannot compute reference log-probs for a dataset passed to `evaluate` after training began: "
+                "the model has moved. Give eval_dataset to the trainer, which then keeps a copy of the model"
+            )
+        return super()._measure(prepared)
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        named = super()._named(metrics)
+        # TRL's rewards are log-ratios times beta.
+        of_beta = ("rewards/margins", "rewards/chosen", "rewards/rejected")
+        return {name: value * self.args.beta if name in of_beta else value for name, value in named.items()}
+
+
+class KTOTrainer(DPOTrainer):
+    """TRL's KTOTrainer: learns from answers that were judged alone."""
+
+    config = KTOConfig
+    names: ClassVar[Mapping[str, str]] = {
+        **BASES,
+        "preference/accuracy": "rewards/accuracies",
+        "preference/reference_point": "kl",
+    }
+    form = RowForm(rows.judged_row, rows.cut_judged, rows.judged_tokens, "prompt_ids")
+
+
+class RewardTrainer(GivenTrainer):
+    """TRL's RewardTrainer: a model that gives the chosen answer of a pair the larger number."""
+
+    config = RewardConfig
+    names: ClassVar[Mapping[str, str]] = {
+        **BASES,
+        "reward_model/accuracy": "accuracy",
+        "reward_model/margin": "margin",
+    }
+    form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids")
+
+    def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+        made, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
+        self.reader = RowReader(words, self.args)
+        return made, words
