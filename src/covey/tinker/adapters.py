@@ -49,7 +49,7 @@ class Weights:
     shape: Shape | None = None
     tensors: tuple[Tensor, ...] = ()
     state: object = field(default_factory=object)
-    """What tells these values from all others: equal for those that did not change in between."""
+    """Identity of these values: another object after each change."""
 
 
 class Adapter:

@@ -26,7 +26,7 @@ RECORD = "checkpoint.json"
 
 
 class Record(BaseModel):
-    """What a checkpoint says of itself."""
+    """The record of a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -1,4 +1,4 @@
-"""What is computed for a request: losses with their gradients, completions, log-probs of prompts."""
+"""Passes of the model for requests: losses with their gradients, completions, log-probs of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is there: sessions, their training clients and samplers, and the requests that they wait for."""
+"""Sessions, their training clients and samplers, and the requests that they wait for."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Registry:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.sessions: dict[str, float] = {}
-        """When each session was last heard of."""
+        """Time of the last heartbeat of each session."""
         self.clients: dict[str, Client] = {}
         self.samplers: dict[str, Sampler] = {}
         self.tasks: dict[str, Task] = {}
@@ -141,5 +141,5 @@ class Registry:
 
 
 def promise(request_id: str, **more: object) -> Response:
-    """What a client gets at once: the id to ask for the result by."""
+    """Return what a client gets at once: the id to ask for the result by."""
     return JSONResponse({"request_id": request_id, **more})

@@ -24,7 +24,7 @@ NOT_HERE = {
 
 
 class Body(BaseModel):
-    """What all bodies have in common."""
+    """The base of all bodies."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -32,7 +32,7 @@ class Body(BaseModel):
 
 
 class Turn(BaseModel):
-    """What tells whose turn a request takes, whatever else is in it."""
+    """The client and the place in its order of a request, whatever else is in it."""
 
     model_id: str
     seq_id: int = 0
@@ -155,7 +155,7 @@ class Prompt(Body):
 
 
 class SamplingParams(Body):
-    """How completions are drawn."""
+    """Settings of how completions are drawn."""
 
     max_tokens: Annotated[int, Ge(1)] | None = None
     seed: int | None = None

@@ -21,7 +21,7 @@ from covey_verify.errors import CoveyError
 GATHERING = 0.02
 """Seconds that a request for completions waits for others that can share its pass."""
 Result: TypeAlias = Mapping[str, object] | bytes
-"""What a client gets: JSON, or a message of protobuf."""
+"""The answer to a client: JSON, or a message of protobuf."""
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class Worker:
 
 
 def failure(error: Exception) -> Result:
-    """What a client gets instead of a result, in Tinker's form."""
+    """Return the answer in place of a result, in Tinker's form."""
     if isinstance(error, ValidationError):
         return {"error": sentence(error), "category": "user"}
     if isinstance(error, CoveyError):
