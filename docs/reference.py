@@ -151,7 +151,7 @@ def setting(row: SettingRow, title: str, more: Sequence[str] = ()) -> str:
     ]
     facts += [f"In TRL: {', '.join(map(code, known.trl_names))}" if known.trl_names else "", *more]
     anchor = f"{key}.{owner}" if owner else key
-    heading = f"### `{key}`{f' of `{owner}`' if owner else ''} {{ #{anchor} }}"
+    heading = f"{'####' if owner else '###'} `{key}`{f' of `{owner}`' if owner else ''} {{ #{anchor} }}"
     listed = "\n".join(f"- {escaped(fact)}" for fact in facts if fact)
     return f"{heading}\n\n{escaped(known.effect)}\n\n{listed}\n"
 
@@ -327,7 +327,8 @@ def prose(docstring: str | None) -> str:
 def escaped(text: str) -> str:
     """Return a text in which only backticks are markup."""
     parts = re.split(r"(`+[^`]+`+)", text)
-    return "".join(p if n % 2 else re.sub(r"([<*_\[\]{}])", r"\\\1", p) for n, p in enumerate(parts))
+    parts[::2] = (re.sub(r"([*_\[\]{}])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2])
+    return "".join(parts)
 
 
 def code(value: object) -> str:

@@ -23,21 +23,23 @@ from typing import Any
 
 import reference
 import yaml
-from check import LINK, PAGES, ROOT
+from check import LINK, NOT_FOR_USERS, PAGES, ROOT
 
 STAGE = ROOT / "build" / "site"
 """Copies of the pages, and the builder's config."""
 SOURCES = [*PAGES, *ROOT.glob("conformance/*.md"), *ROOT.glob("benchmarks/results/*.md")]
 PICTURES = [*ROOT.glob("docs/images/**/*.*"), *ROOT.glob("benchmarks/results/*.svg")]
 NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.ipynb"))
+NOT_SEARCHED = "---\nsearch: {exclude: true}\n---\n"
+"""Front matter of a page that the search leaves out."""
 SECTION, ENTRY = re.compile(r"\*\*(.+)\*\*"), re.compile(r"- \[(.+)\]\((.+)\): (.*)")
 REFERENCE = {
     "Settings": ("settings.md", "every setting: default, values, TRL's name, methods that read it"),
     "Algorithm and loss": ("algorithm.md", "every function on the axes of an algorithm, and its settings"),
-    "covey": ("python.md", "the Python API"),
-    "covey_verify": ("verifiers.md", "the API of the verifiers, with their settings"),
-    "covey.trl": ("trl.md", "TRL's trainers, and the meaning of every field of TRL's configs"),
-    "covey.audit": ("audit.md", "recorders for other trainers"),
+    "API: covey": ("python.md", "the Python API"),
+    "API: covey_verify": ("verifiers.md", "the API of the verifiers, with their settings"),
+    "API: covey.trl": ("trl.md", "TRL's trainers, and the meaning of every field of TRL's configs"),
+    "API: covey.audit": ("audit.md", "recorders for other trainers"),
 }
 """Title -> page in docs/reference, description."""
 Section = tuple[str, Sequence[tuple[str, str, str]]]
@@ -64,7 +66,7 @@ def navigation() -> Iterator[Section]:
 def families(folder: Path) -> Iterator[tuple[str, str, str]]:
     """Yield title, path and description of the pages that the list of presets leads to, in its order."""
     text = (folder / "README.md").read_text(encoding="utf-8")
-    for name in dict.fromkeys(re.findall(r"\]\((\w+\.md)", text)):
+    for name in dict.fromkeys(re.findall(r"^\| \[`\w+`\]\((\w+\.md)", text, re.MULTILINE)):
         title, about, *_ = (folder / name).read_text(encoding="utf-8").removeprefix("# ").split("\n\n")
         yield title, within(folder / name), " ".join(about.split())
 
@@ -80,11 +82,17 @@ def stage() -> None:
     made = {f"docs/reference/{name}": text for name, text in reference.pages().items()}
     made |= {within(file): notebook_page(file) for file in NOTEBOOKS}
     made |= {within(page): linked(page) for page in SOURCES}
+    made |= {name: f"{NOT_SEARCHED}{made[name]}" for name in made if not for_users(name)}
     for name, text in made.items():
         (STAGE / "pages" / name).parent.mkdir(parents=True, exist_ok=True)
         (STAGE / "pages" / name).write_text(text, encoding="utf-8")
     for file in PICTURES:
         copied(file)
+
+
+def for_users(name: str) -> bool:
+    """Whether the search finds a page; results and work on covey would hide the others."""
+    return Path(name).name not in (*NOT_FOR_USERS, "AGENTS.md") and not name.startswith("benchmarks/")
 
 
 def copied(file: Path) -> None:
