@@ -25,14 +25,13 @@ def curves() -> dict[str, str]:
     style = chart[chart.index("<style>") : chart.index("</style>") + len("</style>")]
     made = {}
     for panel, name in PANEL.findall(chart):
-        opening = (
+        made[name] = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.6 * WIDE:g}" viewBox="0 0 {WIDE} {HIGH}"'
-            f' class="chart" role="img" aria-label="{name}: held-out greedy accuracy over steps, a line a seed"'
-            ' font-family="system-ui, sans-serif" font-size="11">'
+            f' class="chart" role="img" aria-label="{name}: held-out greedy accuracy over steps"'
+            f' font-family="system-ui, sans-serif" font-size="11">\n{style}\n'
+            f'<rect class="paper" width="{WIDE}" height="{HIGH}"/>\n'
+            f'<g transform="translate(58,26)">\n{panel}</g>\n</svg>\n'
         )
-        paper = f'<rect class="paper" width="{WIDE}" height="{HIGH}"/>'
-        placed = f'<g transform="translate(58,26)">\n{panel}</g>'
-        made[name] = "\n".join([opening, style, paper, placed, "</svg>\n"])
     return made
 
 

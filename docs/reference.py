@@ -1,7 +1,7 @@
 """The generated pages of the site: every setting, every function of an algorithm, the Python API.
 
 Settings are the rows that `covey explain` prints; the API is signatures and
-docstrings. `docs/site.py` writes them.
+docstrings. `docs/website.py` writes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds the site: `make site`, or `python docs/site.py`, into the folder site; a few seconds.
+"""Builds the site: `make site`, or `python docs/website.py`, into the folder site; a few seconds.
 
 The pages are those of the repository, at the same places, with the generated ones of `reference.py` in
 docs/reference and the notebooks as pages. The navigation and llms.txt are made of docs/README.md. A broken
@@ -25,10 +25,9 @@ import reference
 import yaml
 from check import LINK, NOT_FOR_USERS, PAGES, ROOT
 
-STAGE = ROOT / "build" / "site"
-"""Copies of the pages, and the builder's config."""
 SOURCES = [*PAGES, *ROOT.glob("conformance/*.md"), *ROOT.glob("benchmarks/results/*.md")]
-PICTURES = [*ROOT.glob("docs/images/**/*.*"), *ROOT.glob("benchmarks/results/*.svg")]
+STYLE = ROOT / "docs/website.css"
+PICTURES = [*ROOT.glob("docs/images/**/*.*"), *ROOT.glob("benchmarks/results/*.svg"), STYLE]
 NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.ipynb"))
 NOT_SEARCHED = "---\nsearch: {exclude: true}\n---\n"
 """Front matter of a page that the search leaves out."""
@@ -76,18 +75,17 @@ def within(path: Path) -> str:
     return path.resolve().relative_to(ROOT).with_suffix(".md").as_posix()
 
 
-def stage() -> None:
-    """Write all pages, pictures and linked files below STAGE/pages, at their places in the repository."""
-    shutil.rmtree(STAGE, ignore_errors=True)
+def stage(pages: Path) -> None:
+    """Write all pages, pictures and linked files into a folder, at their places in the repository."""
     made = {f"docs/reference/{name}": text for name, text in reference.pages().items()}
     made |= {within(file): notebook_page(file) for file in NOTEBOOKS}
-    made |= {within(page): linked(page) for page in SOURCES}
+    made |= {within(page): linked(page, pages) for page in SOURCES}
     made |= {name: f"{NOT_SEARCHED}{made[name]}" for name in made if not for_users(name)}
     for name, text in made.items():
-        (STAGE / "pages" / name).parent.mkdir(parents=True, exist_ok=True)
-        (STAGE / "pages" / name).write_text(text, encoding="utf-8")
+        (pages / name).parent.mkdir(parents=True, exist_ok=True)
+        (pages / name).write_text(text, encoding="utf-8")
     for file in PICTURES:
-        copied(file)
+        copied(file, pages)
 
 
 def for_users(name: str) -> bool:
@@ -95,14 +93,14 @@ def for_users(name: str) -> bool:
     return Path(name).name not in (*NOT_FOR_USERS, "AGENTS.md") and not name.startswith("benchmarks/")
 
 
-def copied(file: Path) -> None:
+def copied(file: Path, pages: Path) -> None:
     """Copy a file to its place among the pages."""
-    target = STAGE / "pages" / file.relative_to(ROOT)
+    target = pages / file.relative_to(ROOT)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(file, target)
 
 
-def linked(page: Path) -> str:
+def linked(page: Path, pages: Path) -> str:
     """Return a page whose links to files that are no pages lead to the repository, or to copies of them."""
     repository = os.environ.get("COVEY_REPOSITORY", "").rstrip("/")
 
@@ -114,7 +112,7 @@ def linked(page: Path) -> str:
             return found[0].replace(".ipynb", ".md")
         if repository:
             return f"]({repository}/blob/main/{file.relative_to(ROOT).as_posix()})"
-        copied(file)
+        copied(file, pages)
         return found[0]
 
     return LINK.sub(target, page.read_text(encoding="utf-8"))
@@ -136,8 +134,8 @@ def notebook_page(file: Path) -> str:
 
 
 def config(sections: Sequence[Section]) -> Mapping[str, Any]:
-    """Return the builder's settings: those of site.yml, the navigation, llms.txt and the addresses."""
-    about = yaml.safe_load((ROOT / "docs" / "site.yml").read_text(encoding="utf-8"))
+    """Return the builder's settings: those of website.yml, the navigation, llms.txt and the addresses."""
+    about = yaml.safe_load((ROOT / "docs" / "website.yml").read_text(encoding="utf-8"))
     nav = [{title: [{name: path} for name, path, _ in pages]} for title, pages in sections]
     texts = {title: [{path: text} for _, path, text in pages] for title, pages in sections}
     return {
@@ -150,18 +148,24 @@ def config(sections: Sequence[Section]) -> Mapping[str, Any]:
     }
 
 
-def main() -> int:
-    """Build the site; return the builder's exit code."""
-    stage()
+def build(home: Path) -> Path:
+    """Build the site in a folder, which is emptied; return the folder of the site.
+
+    Raises CalledProcessError if a link or an anchor is broken; the builder has printed which.
+    """
+    shutil.rmtree(home, ignore_errors=True)
+    stage(home / "pages")
     settings = yaml.safe_dump(dict(config(list(navigation()))), sort_keys=False)
-    (STAGE / "mkdocs.yml").write_text(settings, encoding="utf-8")
+    (home / "mkdocs.yml").write_text(settings, encoding="utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
-    if code := subprocess.run(command, cwd=STAGE, check=False).returncode:
-        return code
-    shutil.rmtree(ROOT / "site", ignore_errors=True)
-    shutil.move(STAGE / "site", ROOT / "site")
-    return 0
+    subprocess.run(command, cwd=home, check=True)
+    return home / "site"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        built = build(ROOT / "build" / "site")
+    except subprocess.CalledProcessError:
+        sys.exit(1)
+    shutil.rmtree(ROOT / "site", ignore_errors=True)
+    shutil.move(built, ROOT / "site")
