@@ -291,8 +291,8 @@ def attributes(cls: type) -> Iterator[str]:
             about = str(after.value.value) if described else ""
         if isinstance(node, ast.FunctionDef) and isinstance(getattr(cls, node.name, None), property):
             name, about = node.name, ast.get_docstring(node) or ""
-        if name and not name.startswith("_"):
-            yield f"- {code(name)}" + (f": {prose(about).strip()}".replace("\n", "\n  ") if about else "")
+        if about and not name.startswith("_"):  # the others are in the signature
+            yield f"- {code(name)}: {prose(about).strip()}".replace("\n", "\n  ")
     yield ""
 
 
