@@ -57,64 +57,64 @@ class Mutant(NamedTuple):
         return max((start for start in NEAR if self.file.startswith(start)), key=len)
 
 
-MATHEMATICS = ["tests/objective", "tests/batching"]
+MATHEMATICS = ["tests/objective", "tests/learner"]
 PROOF = ["tests/proof/test_axes.py", "tests/proof/test_shadow.py"]
-SEAMS = ["tests/train/test_seams.py"]
+SEAMS = ["tests/training/test_seams.py"]
 GIVEN = "tests/proof/test_given.py"
-STAGES = "tests/train/test_stages.py::test_a_pipeline_of_every_kind_of_stage"
+STAGES = "tests/training/test_stages.py::test_a_pipeline_of_every_kind_of_stage"
 NEAR = {
     "learner/objectives": [
         "tests/proof/test_axes.py::test_a_critic_of_either_kind_is_trained_alike",
-        "tests/batching/test_inserted.py::test_a_run_with_tools_is_recorded_read_back_and_proved[critic]",
+        "tests/learner/test_inserted.py::test_a_run_with_tools_is_recorded_read_back_and_proved[critic]",
     ],
     "models/load": SEAMS,
-    "models/reward_model": [*SEAMS, "tests/train/test_reward_models.py", "tests/models/test_reward.py"],
+    "models/reward_model": [*SEAMS, "tests/training/test_reward_models.py", "tests/models/test_reward.py"],
     "models/reference": [
         "tests/proof/test_axes.py::test_adapters_are_trained_alike",
         "tests/proof/test_axes.py::test_the_kl_coefficient_and_the_reference_are_steered_alike",
     ],
-    "models/value_head": ["tests/train/test_critic.py"],
-    "models/pretrained": ["tests/train/test_critic.py", "tests/models/test_pretrained.py"],
-    "rollouts/prefetch": ["tests/test_ahead.py"],
-    "rollouts/segments": ["tests/test_rollout.py"],
-    "training/reward_model": [*SEAMS, "tests/train/test_reward_models.py"],
+    "models/value_head": ["tests/training/test_critic.py"],
+    "models/pretrained": ["tests/training/test_critic.py", "tests/models/test_pretrained.py"],
+    "rollouts/prefetch": ["tests/rollouts/test_ahead.py"],
+    "rollouts/segments": ["tests/rollouts/test_rollout.py"],
+    "training/reward_model": [*SEAMS, "tests/training/test_reward_models.py"],
     "objective": MATHEMATICS,
     "learner/batching": [*MATHEMATICS, *PROOF],
     "models": ["tests/models", *MATHEMATICS],
     "sampling/tools/turns": ["tests/sampling/tools", "tests/proof/test_sampled_elsewhere.py"],
     "sampling/tools": ["tests/sampling/tools"],
     "rewards": ["tests/rewards/test_scorer.py"],
-    "rollouts": ["tests/test_rollout.py", "tests/test_ahead.py", "tests/test_difficulty.py"],
-    "training/evaluation": ["tests/test_evaluate.py"],
-    "runs/estimates": ["tests/test_evaluate.py"],
-    "tasks/difficulty": ["tests/test_difficulty.py", "tests/test_rollout.py"],
+    "rollouts": ["tests/rollouts/test_rollout.py", "tests/rollouts/test_ahead.py", "tests/tasks/test_difficulty.py"],
+    "training/evaluation": ["tests/training/test_evaluate.py"],
+    "runs/estimates": ["tests/training/test_evaluate.py"],
+    "tasks/difficulty": ["tests/tasks/test_difficulty.py", "tests/rollouts/test_rollout.py"],
     "sampling": [
         "tests/sampling/test_draw.py",
         "tests/sampling/test_local.py",
         "tests/sampling/test_lagging.py",
     ],
     "runs/folder": ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],
-    "runs/rollouts": ["tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked"],
+    "runs/rollouts": ["tests/training/test_runs.py::test_rejected_groups_are_logged_and_marked"],
     "learner/advantage": [*MATHEMATICS, *PROOF],
-    "learner/old_logprobs": ["tests/train/test_old_logprobs.py", *PROOF],
+    "learner/old_logprobs": ["tests/learner/test_old_logprobs.py", *PROOF],
     "learner/learner": [
         *SEAMS,
-        "tests/train/test_optimizer.py",
-        "tests/train/test_guards.py",
-        "tests/train/test_old_logprobs.py",
+        "tests/learner/test_optimizer.py",
+        "tests/training/test_guards.py",
+        "tests/learner/test_old_logprobs.py",
         *PROOF,
     ],
-    "learner": ["tests/train/test_optimizer.py", *PROOF],
-    "training/guards": ["tests/train/test_guards.py"],
-    "training/run": ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF],
-    "training/given": ["tests/train/test_supervised.py", GIVEN],
-    "training/preference": [*SEAMS, "tests/train/test_preferences.py", GIVEN],
+    "learner": ["tests/learner/test_optimizer.py", *PROOF],
+    "training/guards": ["tests/training/test_guards.py"],
+    "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
+    "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
+    "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
     "training/pipeline": [
         f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left",
         STAGES,
     ],
-    "sampling/prompts": ["tests/train/test_supervised.py", "tests/sampling/tools/test_forms.py"],
-    "training/rl": [*PROOF, "tests/train/test_critic.py"],
+    "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
+    "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
 
@@ -336,8 +336,8 @@ MUTANTS = [
     *of(
         "learner/batching.py",
         ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
-        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, counts)"),
-        ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, counts)", "totals, part.group_tokens, rows, counts)"),
+        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, repeated)"),
+        ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, repeated)", "totals, part.group_tokens, rows, counts)"),
         ("masked tokens counted", "tokens=int(self.mask.sum())", "tokens=self.mask.numel()"),
         ("prompts counted as completions", "prompts=len(self.group[trained].unique())", "prompts=int(trained.sum())"),
         ("a group split over minibatches", "[batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]", "[batch.select(p.tolist()) for p in np.array_split(np.arange(len(batch)), len(parts))]"),
@@ -437,7 +437,7 @@ MUTANTS = [
         ("gradient clipped after the update", "        self.adam.step()\n", "        for m in self.masters:\n            m.grad.mul_(max(norm / self.train.grad_clip, 1.0))\n        self.adam.step()\n"),
         ("masters not copied back", "for master, parameter in self._copies():\n                parameter.copy_(master)\n        for", "for master, parameter in ():\n                parameter.copy_(master)\n        for"),
         ("resume forgets AdamW's step count", "counts = value.dtype == torch.int64", 'counts = value.dtype == torch.int64\n                value = value * 0 if key == "step" else value'),
-        ("resume forgets the masters", "                take(master, value)\n", "                pass\n"),
+        ("resume forgets the masters", "                copy_into(master, value)\n", "                pass\n"),
     ),
     *of(
         "learner/schedule.py",
@@ -458,7 +458,7 @@ MUTANTS = [
         ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
     ),
     *of(
-        "training/given.py",
+        "training/examples_loop.py",
         ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
         ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
         ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
@@ -477,7 +477,7 @@ MUTANTS = [
     *of(
         "learner/learner.py",
         ("a piece that keeps counts equal has a gradient", "(loss * 0.0 if seen is None else loss).backward()", "loss.backward()"),
-        ("a piece that keeps counts equal is counted", "yield loss, seen if piece.counts else None", "yield loss, seen"),
+        ("a piece that keeps counts equal is counted", "yield loss, None if piece.repeated else seen", "yield loss, seen"),
     ),
     *of(
         "training/rl.py",
@@ -517,7 +517,7 @@ MUTANTS = [
     *of(
         "models/reference.py",
         ("the reference has the adapter on", "off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()", "off = nullcontext()"),
-        ("a refresh takes all of the policy", "lerp_(own(new), mix)", "lerp_(own(new), 1.0)"),
+        ("a refresh takes all of the policy", "lerp_(local_part(new), mix)", "lerp_(local_part(new), 1.0)"),
     ),
     *of(
         "models/value_head.py",
@@ -666,7 +666,7 @@ MUTANTS = [
         ("sees itself not", "(positions[:, None] >= positions)", "(positions[:, None] > positions)"),
     ),
     *of(
-        "training/given.py",
+        "training/examples_loop.py",
         ("an epoch's order goes on in the next", "if not rows or place == 0:", "if not rows:"),
         ("what tools say in an answer is learned", "-logprobs[mask].sum()", "-logprobs.sum()"),
     ),

@@ -10,7 +10,7 @@ import pytest
 from covey.cli import main
 from covey.models.policy import save_policy
 from tests.models.test_template import OPEN, policy_with, template
-from tests.train.test_runs import start, varied
+from tests.training.test_runs import start, varied
 
 BRACKETS = template("", "[THINK]", tags=("[THINK]", "[/THINK]"))
 ASKED = [{"role": "user", "content": "1+2="}]

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covey.config.given import GivenModel, with_given
 from covey.config.load import load_config
+from covey.config.python_objects import GivenModel, with_given
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
-from covey.system.processes import by_first, environment_rank, joined, started_together
+from covey.system.processes import environment_rank, joined, on_rank_zero, started_together
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
-    from covey.insight.ending import Result
     from covey.insight.findings.finding import Finding
+    from covey.insight.result import Result
     from covey.runs.estimates import Evaluation
     from covey.training.run import Observer
 
@@ -172,5 +172,5 @@ def run_start(
     # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
     with torch_as_new(), joining:
         if overwrite:
-            by_first(partial(remove_run, config.output))
+            on_rank_zero(partial(remove_run, config.output))
         return run_in_folder(loaded, console, StopSignal(), session)[-1]

@@ -53,7 +53,7 @@ class PeersLost(CoveyError):
     code = 10
 
 
-class BeginAgain(PeersLost):
+class RestartRequired(PeersLost):
     """A process cannot continue while the others are in the middle of a step."""
 
 
@@ -135,7 +135,7 @@ def resume_command(folder: Path) -> str:
 def record_exit(folder: Path, error: CoveyError) -> None:
     """Write how the run ended into its folder, if the disk still allows it."""
     text = json.dumps(
-        {"exit_code": error.code, "error": str(error), "go_on": resume_command(folder)}, indent=1
+        {"exit_code": error.code, "error": str(error), "resume_command": resume_command(folder)}, indent=1
     )
     with contextlib.suppress(OSError):  # the error itself is printed anyway
         (folder / RECORD).write_text(text + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.config.load import Loaded, load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.runs.harvest import LoggedSample, as_jsonl, example_row
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
@@ -68,7 +68,7 @@ def case_of(world: World, dice: random.Random) -> Case:
     return Case({"prompt": messages, "completion": written}, data, answer, thought, True, may_refuse)
 
 
-def loaded_of(folder: Path, rows: Sequence[dict[str, Any]], **settings: Any) -> Loaded:
+def loaded_of(folder: Path, rows: Sequence[dict[str, Any]], **settings: Any) -> ResolvedConfig:
     """A config and its rows as a user's files."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"train": "rows.jsonl", **settings.pop("data", {})}

@@ -143,7 +143,7 @@ def test_every_failure_has_its_end(project: Path, capsys, inject: str, code: int
         assert not (project / "run").exists()  # found in the rehearsal, before anything was begun
     elif code:
         assert last(project)["exit_code"] == code
-        assert last(project)["go_on"] == f"covey resume {project / 'run'}"
+        assert last(project)["resume_command"] == f"covey resume {project / 'run'}"
     else:
         assert not (project / "run" / "exit.json").exists()
 

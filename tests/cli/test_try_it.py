@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.models.test_chat import WITH_TOOLS, model_with
-from tests.train.test_runs import start
+from tests.training.test_runs import start
 
 from covey.cli import main
-from covey.insight.usage import example_of, sample_command
+from covey.insight.sample_command import example_of, sample_command
 from covey.types import Problem
 
 NASTY = [

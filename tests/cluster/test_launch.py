@@ -12,7 +12,7 @@ import pytest
 
 from covey.cli import main
 from tests.cluster.test_ray import write
-from tests.train.test_runs import fingerprint
+from tests.training.test_runs import fingerprint
 
 NAMES = ["torchrun.sh", "job.sbatch", "ray.sh"]
 

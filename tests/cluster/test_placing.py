@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covey.cluster import judges
+from covey.cluster import reward_workers
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import load_config
 from covey_verify.errors import ConfigError, RewardError
@@ -61,17 +61,17 @@ SETUP: Any = {"reward": "closeness"}
 
 def test_a_reward_worker_whose_node_is_lost_is_placed_again(answers: list[Exception | None]) -> None:
     answers += [LOST, LOST, None]
-    judges.PlacedLink(SETUP)
+    reward_workers.PlacedLink(SETUP)
     assert answers == []
 
 
-@pytest.mark.parametrize("said", [[BROKEN, None], [LOST] * judges.PLACINGS])
+@pytest.mark.parametrize("said", [[BROKEN, None], [LOST] * reward_workers.PLACINGS])
 def test_what_fails_by_itself_or_again_and_again_is_an_error(
     answers: list[Exception | None], said: list[Exception | None]
 ) -> None:
     answers += said
     with pytest.raises(RewardError, match=r"closeness: not placed by Ray: (raised in|its node)"):
-        judges.PlacedLink(SETUP)
+        reward_workers.PlacedLink(SETUP)
 
 
 def samplers(count: int) -> Any:

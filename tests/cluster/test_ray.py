@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster.two_nodes import TwoNodes
-from tests.train.test_runs import fingerprint, metrics_of
+from tests.training.test_runs import fingerprint, metrics_of
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="ray is not installed: pip install 'covey[ray]'"

@@ -19,7 +19,7 @@ from covey.runs.rollouts import read_rollouts
 from covey.system.console import RunConsole, inert
 from covey.system.integrity import sealed, unsealed
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
-from tests.train.test_runs import start
+from tests.training.test_runs import start
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202eabc\r\n  | faked\x07"
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from covey.cli import main
-from covey.commands.pilot import Pilot, read_otherwise, sampled
 from covey.commands.preview import Extent, preview, rl_stage
+from covey.commands.preview_sampling import Pilot, read_otherwise, sampled
 from covey.config.load import load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
 from covey.insight.answers import Advice, PromptForm, Readings, readable
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.gpus import Subject
-from covey.insight.outlook import lines, record
 from covey.insight.preview import Longer, Measured, Preview
+from covey.insight.preview_report import lines, record
 from covey.learner.memory import Shape
 from covey.rewards.scorer import ScoringStats
 from covey.rollouts.learned import rewards_of
@@ -30,7 +30,7 @@ from covey.system.console import RunConsole
 from covey.types import Completion, Group, Problem
 from covey_verify.extract import Thoughts
 from tests import fakes
-from tests.train.test_runs import FAST, StopAt, varied
+from tests.training.test_runs import FAST, StopAt, varied
 
 CONFIG = load_config(values={"data": {"task": "sums"}, "rollout": {"max_tokens": 100, "group_size": 4}})
 
@@ -291,7 +291,7 @@ class SlowModel:
 
 
 def pilot_of(model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch) -> Pilot:
-    monkeypatch.setattr("covey.commands.pilot.time", model)
+    monkeypatch.setattr("covey.commands.preview_sampling.time", model)
     stage = load_config(values={"model": "tiny", "rewards": rewards, "rollout": {"max_tokens": 512}})
     problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
     own = rewards_of(stage, stage.config.rewards)

@@ -11,7 +11,7 @@ import yaml
 from covey.cli import main
 from covey.commands.migrate import migrate
 from covey.config.load import load_config
-from covey.migration.given import read_settings
+from covey.migration.read_settings import read_settings
 from covey_verify.errors import ConfigError
 
 VERL = """
@@ -151,6 +151,8 @@ def test_axolotl_becomes_supervised_preferences_or_grpo(tmp_path: Path) -> None:
     assert sft.lora is not None
     assert sft.lora.rank == 8
     assert config_of(rl="dpo", rl_beta=0.2).loss == {"beta": 0.2}
+    hub = {"path": "openai/gsm8k", "name": "main", "split": "train", "revision": "e53f048"}
+    assert str(config_of(datasets=[hub]).data.train) == "hub:openai/gsm8k@e53f048?config=main&split=train"
     trl = {"num_generations": 8, "max_completion_length": 64, "reward_funcs": ["rewards.good"], "beta": 0.0}
     grpo = config_of(rl="grpo", trl=trl)
     assert (grpo.rollout.group_size, grpo.rollout.prompts_per_step) == (8, 2)

@@ -17,7 +17,7 @@ from covey.config.load import load_config
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
 from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError, CoveyError, DataError
-from tests.train.test_runs import start
+from tests.training.test_runs import start
 
 WITH_TOOLS = (
     "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% if documents %}read {{ documents }}{% endif %}"

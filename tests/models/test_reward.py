@@ -28,7 +28,7 @@ from covey.training.evaluation import basis_of
 from covey.types import Completion, Group, Problem
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
-from tests.train.test_runs import start
+from tests.training.test_runs import start
 
 CLASSES = {
     "reward_model": AutoModelForSequenceClassification,

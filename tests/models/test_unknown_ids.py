@@ -20,7 +20,7 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Group, Problem
 from covey_verify.errors import ConfigError
-from tests.train.test_runs import start
+from tests.training.test_runs import start
 
 
 def padded(more: int = 200) -> Policy:

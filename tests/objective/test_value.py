@@ -92,9 +92,9 @@ def test_a_reward_arrives_at_the_last_token_and_spreads_by_lambda() -> None:
     # The first as by hand in test_gae_by_hand; the second: deltas 0 and -.5, so -.25 and -.5.
     expected = torch.tensor([[0.25, 0.3, 0.2], [-0.25, -0.5, 0.0]])
     torch.testing.assert_close(batch.advantages, expected)
-    assert batch.critic is not None
-    torch.testing.assert_close(batch.critic.targets, torch.tensor([[1.0, 1, 1], [0, 0, 0]]))
-    assert torch.equal(batch.critic.returns, batch.critic.targets)
+    assert batch.value_targets is not None
+    torch.testing.assert_close(batch.value_targets.targets, torch.tensor([[1.0, 1, 1], [0, 0, 0]]))
+    assert torch.equal(batch.value_targets.returns, batch.value_targets.targets)
 
 
 def test_equal_rewards_teach_where_the_values_expected_something_else() -> None:
@@ -111,8 +111,8 @@ def test_a_kl_by_token_is_part_of_the_rewards_that_gae_sees() -> None:
     old, ref = torch.tensor([[1.0, 0, -1], [0, 2, 0]]), torch.zeros(2, 3)
     batch = given(VALUED, algorithm, old_logprobs=old, ref_logprobs=ref)
     returns = torch.tensor([[1.0, 1.5, 1.5], [-1, -1, 0]])
-    assert batch.critic is not None
-    torch.testing.assert_close(batch.critic.returns, returns)
+    assert batch.value_targets is not None
+    torch.testing.assert_close(batch.value_targets.returns, returns)
     torch.testing.assert_close(batch.advantages, (returns - torch.tensor(VALUED)) * batch.mask)
 
 
@@ -122,8 +122,10 @@ def test_rewards_by_step_are_paid_where_the_steps_end() -> None:
     components = {**judged.components, "r": component([1.0, 0.0], 0.5, steps)}
     stepped = replace(judged, components=components, credit="token")
     batch = given(VALUED, groups=[stepped])
-    assert batch.critic is not None
-    torch.testing.assert_close(batch.critic.returns, torch.tensor([[1.5, 0.5, 0.5], [0.25, 0.25, 0.0]]))
+    assert batch.value_targets is not None
+    torch.testing.assert_close(
+        batch.value_targets.returns, torch.tensor([[1.5, 0.5, 0.5], [0.25, 0.25, 0.0]])
+    )
 
 
 def test_explained_variance_overall_and_by_quarter() -> None:

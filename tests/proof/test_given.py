@@ -19,7 +19,7 @@ from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.fakes import rewrite_config
 from tests.proof.cases import Model, mixed
-from tests.train.test_runs import metrics_of, start
+from tests.training.test_runs import metrics_of, start
 
 STEPS = 4
 TRAIN = {"steps": STEPS, "batch_size": 5, "lr": 3e-3, "warmup_steps": 1, "tokens_per_micro_batch": 16}

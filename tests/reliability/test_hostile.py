@@ -264,7 +264,7 @@ def test_a_model_folder_that_would_take_all_time_or_memory_is_refused(
     model = project / "stranger"
     (model / "manifest.json").unlink(missing_ok=True)
     change(model / file)
-    monkeypatch.setattr("covey.models.trial.SECONDS", 1)
+    monkeypatch.setattr("covey.models.folder_trial.SECONDS", 1)
     with pytest.raises(ValueError, match=said) as caught:
         pretrained_tokenizer(model)
     assert str(model / file) in str(caught.value)
@@ -274,7 +274,7 @@ def test_a_batch_system_with_lower_limits_of_its_own_tries_a_model_under_these(p
     code = """
 import resource, sys
 from pathlib import Path
-from covey.models.trial import try_texts
+from covey.models.folder_trial import try_texts
 resource.setrlimit(resource.RLIMIT_CPU, (9, 9))
 try_texts(Path(sys.argv[1]))
 """

@@ -14,7 +14,7 @@ import covey
 from covey.cli import main
 from covey.cluster.serving.run import service_of
 from covey.commands.inference import evaluate_once, model_of
-from covey.config.load import Loaded, load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.learner.process import caller_restored
 from covey.models.kernels.calls import available, follow, rounding_pays
 from covey.models.policy import Policy
@@ -63,11 +63,11 @@ def rounds(run: Path) -> bool:
     return bool(read_environment(run)["rounds_products"])
 
 
-def of_final(run: Path) -> Loaded:
+def of_final(run: Path) -> ResolvedConfig:
     return load_config(values={"model": str(run / "final")})
 
 
-def of_checkpoint(run: Path) -> Loaded:
+def of_checkpoint(run: Path) -> ResolvedConfig:
     return load_config(values={"model": str(run / "checkpoints" / "step_000001")})
 
 

@@ -101,7 +101,9 @@ def test_memory_that_is_really_used_up(policy: Policy, monkeypatch: pytest.Monke
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 29), before[1]))  # 16 caches need 3.2 GiB
     try:
-        found = {(r, s): c for r, s, c in LocalSampler(policy, on_fewer=told.append).sample(asked, params)}
+        found = {
+            (r, s): c for r, s, c in LocalSampler(policy, on_fewer_running=told.append).sample(asked, params)
+        }
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert told[:1] == [8]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.config.given import MOST_STREAMED, with_given
 from covey.config.load import load_config
+from covey.config.python_objects import MOST_STREAMED, with_given
 from covey.config.schema import Data
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context

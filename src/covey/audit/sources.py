@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.runs.folder import read_numbers
 from covey.runs.reader import last_stage, look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
@@ -72,7 +72,7 @@ def _header(framework: str, settings: dict[str, object] | None = None) -> Header
     return Header(format=FORMAT, version=VERSION, framework=framework, settings=settings or {})
 
 
-def _covey_settings(loaded: Loaded) -> dict[str, object]:
+def _covey_settings(loaded: ResolvedConfig) -> dict[str, object]:
     """Return a run's settings by the names that checks know."""
     config = loaded.config
     return {

@@ -1,6 +1,7 @@
-"""The command line: its commands, and the tables that some of them print."""
+"""The command line: a file for each group of commands in `covey --help`, and the tables that some print."""
 
-from covey.cli import choosing, looking, pages
-from covey.cli.commands import app, main
+from covey.cli import before, learn, models, rewards, runs, train
+from covey.cli.entry_point import main
+from covey.cli.options import app
 
-__all__ = ["app", "choosing", "looking", "main", "pages"]
+__all__ = ["app", "before", "learn", "main", "models", "rewards", "runs", "train"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from covey.commands.inference import Say, one_answer_each
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
 from covey.runs.reader import load_run, look_at, stages_in
@@ -48,7 +48,7 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
 
 
 def judged_answers(
-    loaded: Loaded, problems: Sequence[Problem], named: Sequence[object], say: Say, greedily: bool
+    loaded: ResolvedConfig, problems: Sequence[Problem], named: Sequence[object], say: Say, greedily: bool
 ) -> list[tuple[list[str], bool]]:
     """Return the tokens of an answer to each problem, and whether it is correct."""
     rewards = rewards_of(loaded, loaded.config.rewards or named)

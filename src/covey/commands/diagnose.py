@@ -37,7 +37,7 @@ from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole, duration
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_in_folder
-from covey.training.run import Observer, RunOptions, Wish
+from covey.training.run import Observer, ObserverRequest, RunOptions
 from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10
@@ -83,9 +83,9 @@ class Until(Observer):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def step_ends(self, step: int, _metrics: Mapping[str, float]) -> Wish:
+    def step_ends(self, step: int, _metrics: Mapping[str, float]) -> ObserverRequest:
         """Wish for the end once there are enough steps."""
-        return Wish(stop=step >= self.step)
+        return ObserverRequest(stop=step >= self.step)
 
 
 class ProgressOnly(RunConsole):

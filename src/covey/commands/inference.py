@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.config.load import Loaded
-from covey.models.given import lent
+from covey.config.load import ResolvedConfig
 from covey.models.load import load_policy, speed_notes
+from covey.models.passed_models import restored_afterwards
 from covey.models.policy import Policy
 from covey.rewards.audit import check_columns
 from covey.rng import key
@@ -24,7 +24,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of
 from covey.sampling.tools.reader import reader_by
-from covey.sampling.tools.use import toolbox_of, untold, with_schemas, with_tools
+from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
 from covey.tasks.source import Source, load_source
 from covey.training.evaluation import evaluate
@@ -35,18 +35,18 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def model_of(loaded: Loaded, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
+def model_of(loaded: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
     """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
     run = run_behind(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
-    with lent(loaded.config.model), computing_as(run):
+    with restored_afterwards(loaded.config.model), computing_as(run):
         policy = with_newest(loaded, lambda now: load_policy(now, read), say)
         for note in unfollowed(policy, loaded.config, run):
             say(note)
         yield policy
 
 
-def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
+def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
     toolbox = toolbox_of(loaded)
@@ -65,10 +65,15 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
         problems = encoded[: config.eval.problems]
         dropped = dropped_rows(source.test, encoded)
         unseen = unseen_by_model(policy, source.test, config)
-        for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
+        for note in (
+            *speed_notes(policy, config),
+            *unseen,
+            *unexplained_tools(policy, source, toolbox),
+            *dropped,
+        ):
             warn(note)
         rewards.reader = reader_by(policy)
-        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
+        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
         console.begin("evaluating", 1)
         try:
             return evaluate(
@@ -84,7 +89,9 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
             console.end()
 
 
-def one_answer_each(loaded: Loaded, problems: Sequence[Problem], say: Say, greedily: bool) -> list[list[str]]:
+def one_answer_each(
+    loaded: ResolvedConfig, problems: Sequence[Problem], say: Say, greedily: bool
+) -> list[list[str]]:
     """Return a completion of each problem by a config's model, as the texts of its tokens.
 
     A sampled one is drawn at the config's temperature; it is the same each time.
@@ -101,7 +108,7 @@ def one_answer_each(loaded: Loaded, problems: Sequence[Problem], say: Say, greed
 
 
 def sample_once(
-    loaded: Loaded,
+    loaded: ResolvedConfig,
     prompts: Sequence[str],
     n: int,
     max_tokens: int,
@@ -114,15 +121,7 @@ def sample_once(
     """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
-    if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
-        raise ConfigError(
-            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
-            "least 1, temperature 0 to 100"
-        )
-    if isinstance(prompts, str):
-        raise ConfigError("prompts must be a list of texts, not one text")
-    if not prompts:
-        raise ConfigError("prompts is empty; give at least one")
+    _check_request(prompts, n, max_tokens, temperature)
     before = [{"role": "system", "content": system}] if system else []
     chats = [[*before, {"role": "user", "content": text}] if chat else text for text in prompts]
     problems = [
@@ -133,14 +132,7 @@ def sample_once(
     requests = []
     with model_of(loaded, say) as policy:
         for problem in with_schemas(Source(problems, []), toolbox).train:
-            tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
-            if not len(tokens):
-                raise ConfigError("a prompt is empty, so there is nothing to continue")
-            if len(tokens) + max_tokens > policy.context:
-                raise ConfigError(
-                    f"max_tokens {max_tokens} and the prompt's {len(tokens)} tokens exceed the model's "
-                    f"context of {policy.context} tokens"
-                )
+            tokens = _encode(policy, problem, max_tokens)
             # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
             requests.append(Prompted(problem, tokens).request(streams))
@@ -159,6 +151,31 @@ def sample_once(
             f"{truncated} of {n * len(prompts)} completions are truncated at {max_tokens} tokens (max_tokens)"
         )
     return texts
+
+
+def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature: float) -> None:
+    if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
+        raise ConfigError(
+            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
+            "least 1, temperature 0 to 100"
+        )
+    if isinstance(prompts, str):
+        raise ConfigError("prompts must be a list of texts, not one text")
+    if not prompts:
+        raise ConfigError("prompts is empty; give at least one")
+
+
+def _encode(policy: Policy, problem: Problem, max_tokens: int) -> np.ndarray:
+    """Return a prompt's ids. (P,) int64. Raises ConfigError if they leave no room for ``max_tokens``."""
+    tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
+    if not len(tokens):
+        raise ConfigError("a prompt is empty, so there is nothing to continue")
+    if len(tokens) + max_tokens > policy.context:
+        raise ConfigError(
+            f"max_tokens {max_tokens} and the prompt's {len(tokens)} tokens exceed the model's "
+            f"context of {policy.context} tokens"
+        )
+    return tokens
 
 
 def shown(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:

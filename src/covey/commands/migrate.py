@@ -9,14 +9,14 @@ from typing import Literal
 
 from covey.config.load import load_config
 from covey.migration.axolotl import from_axolotl
-from covey.migration.given import read_settings
-from covey.migration.migrated import Migrated, as_yaml, nested
+from covey.migration.migrated import MigrationResult, as_yaml, nested
+from covey.migration.read_settings import read_settings
 from covey.migration.trl import from_trl
 from covey.migration.verl import from_verl
 from covey_verify.errors import ConfigError
 
 Trainer = Literal["trl", "verl", "axolotl"]
-READERS: Mapping[Trainer, Callable[[Mapping[str, object]], Migrated]] = {
+READERS: Mapping[Trainer, Callable[[Mapping[str, object]], MigrationResult]] = {
     "trl": from_trl,
     "verl": from_verl,
     "axolotl": from_axolotl,
@@ -30,7 +30,7 @@ UNSET = re.compile(r"\$\{?\w+\}?")
 """A shell variable that no line of a script has set."""
 
 
-def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, Migrated]:
+def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationResult]:
     """Return the text of a YAML file for covey, and what it was made of.
 
     Raises ConfigError if the file has no settings, or if covey does not accept what follows from them.

@@ -13,13 +13,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from covey.commands.pilot import Pilot, at_temperature, continued, read_otherwise, sampled, with_times
-from covey.config.load import Loaded
+from covey.commands.preview_sampling import (
+    Pilot,
+    at_temperature,
+    continued,
+    read_otherwise,
+    sampled,
+    with_times,
+)
+from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
 from covey.insight.answers import PromptForm
 from covey.insight.gpus import Subject
-from covey.insight.outlook import GROUPS
 from covey.insight.preview import MANY_TRUNCATED, Preview
+from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
@@ -59,7 +66,7 @@ class Extent:
     """Further temperatures; None: ``TEMPERATURES`` where they may help."""
 
 
-def rl_stage(loaded: Loaded) -> Loaded:
+def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
     """Return the first stage that samples, with the model of the stage before if that has ended.
 
     Raises ConfigError if no stage samples.
@@ -81,7 +88,7 @@ def rl_stage(loaded: Loaded) -> Loaded:
     return replace(stages[place], config=config)
 
 
-def preview(stage: Loaded, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
+def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
     """Sample some problems and time an update; after a stop keep what there is.
 
     Raises Stopped if no group was complete.
@@ -152,7 +159,7 @@ def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[f
     return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
 
 
-def prompt_form(policy: Policy, stage: Loaded, problems: Sequence[Prompted]) -> PromptForm:
+def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
     """Return how a run's prompts speak to its model, by those of some problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)

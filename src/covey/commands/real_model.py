@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from covey.models.kernels.kept import cache_folder
+from covey.system.cache import cache_folder
 from covey_verify.children import run
 from covey_verify.errors import ConfigError
 

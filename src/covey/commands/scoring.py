@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from covey.config.load import Loaded, load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.config.schema import Data
-from covey.models.wording import MEANING, NO_WORDING, Wording, wording_of
+from covey.models.wording import MEANING, NO_WORDING, ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.reading import Reader
@@ -80,7 +80,7 @@ def _is_reply(said: object) -> bool:
     return "assistant" in roles and set(roles) <= {"assistant", "tool"}
 
 
-def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: Wording) -> Problem:
+def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: ModelTexts) -> Problem:
     """Return a row as a problem for its rewards, with whether its prompt opens thoughts for the model."""
     where = f"{file}:{line}"
     prompt: Any = row[data.prompt] if data.prompt in row else row.get("prompt", "")
@@ -117,19 +117,19 @@ def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
     return _named(words, trust).rewards
 
 
-class Named(NamedTuple):
+class NamedRewards(NamedTuple):
     """Rewards as the command line names them."""
 
     rewards: Rewards
     data: Data
     """How the config with the rewards reads its data."""
-    wording: Wording
+    wording: ModelTexts
     """How the config's model writes prompts and thoughts."""
-    stage: Loaded | None = None
+    stage: ResolvedConfig | None = None
     """The stage of the config with the rewards; None without a config."""
 
 
-def _named(words: Sequence[str], trust: bool) -> Named:
+def _named(words: Sequence[str], trust: bool) -> NamedRewards:
     named, settings = _parted(words)
     configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
     if configs and len(named) > 1:
@@ -140,10 +140,10 @@ def _named(words: Sequence[str], trust: bool) -> Named:
         raise ConfigError(f"{' '.join(settings)}: these settings change a config, but none is named")
     if not configs:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
-        unknown = Wording(
+        unknown = ModelTexts(
             note=f"{NO_MODEL}: {MEANING}. A config or a run's folder names one, and rewards too"
         )
-        return Named(load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown)
+        return NamedRewards(load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown)
     place = configs[0]
     if place.is_dir():
         run = last_stage(place)
@@ -154,7 +154,7 @@ def _named(words: Sequence[str], trust: bool) -> Named:
         loaded = load_config(place, settings)
     stage = _of_rewards(loaded)
     rewards = rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
-    return Named(rewards, stage.config.data, wording_of(loaded), stage)
+    return NamedRewards(rewards, stage.config.data, model_texts_of(loaded), stage)
 
 
 def _parted(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
@@ -163,7 +163,7 @@ def _parted(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return list(words[:first]), words[first:]
 
 
-def _of_rewards(loaded: Loaded) -> Loaded:
+def _of_rewards(loaded: ResolvedConfig) -> ResolvedConfig:
     """Return the stage of a config that uses rewards: the first RL stage."""
     return next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
 
@@ -197,19 +197,19 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
 
 def load_for_stress(
     file: Path, words: Sequence[str], trust: bool = False
-) -> tuple[list[Problem], Rewards, Toolbox | None, Wording]:
+) -> tuple[list[Problem], Rewards, Toolbox | None, ModelTexts]:
     """Load problems, rewards, tools and wording from a config, or from a data file and named rewards.
 
     Rewards are named as for ``named_rewards``. A config's settings may follow.
     """
-    stage: Loaded | None
+    stage: ResolvedConfig | None
     if file.suffix in (".yaml", ".yml"):
         names, settings = _parted(words)
         whole = load_config(file, settings)
         stage = _of_rewards(whole)
         source = load_problems(stage)
         rewards = rewards_of(stage, names or stage.config.rewards or source.rewards)
-        wording = wording_of(whole)
+        wording = model_texts_of(whole)
     else:
         rewards, data, wording, stage = _named(words, trust)
         wording = wording if stage else NO_WORDING
@@ -219,7 +219,7 @@ def load_for_stress(
     return problems, rewards, toolbox, wording
 
 
-def _with_tools(source: Source, loaded: Loaded | None) -> tuple[list[Problem], Toolbox | None]:
+def _with_tools(source: Source, loaded: ResolvedConfig | None) -> tuple[list[Problem], Toolbox | None]:
     """Return problems with the schemas of a config's tools, and the tools; None without any."""
     if loaded is None or loaded.config.rollout.tools is None:
         return source.train, None

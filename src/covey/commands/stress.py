@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.commands.player import Attack, made_up, played
-from covey.models.wording import NO_WORDING, Wording
+from covey.commands.played_conversations import Attack, made_up, played
+from covey.models.wording import NO_WORDING, ModelTexts
 from covey.rewards.contract import Reward
 from covey.rewards.environments import lacks_environment
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
@@ -51,7 +51,7 @@ def attack_rewards(
     problems: Sequence[Problem],
     rewards: Rewards,
     toolbox: Toolbox | None = None,
-    wording: Wording = NO_WORDING,
+    wording: ModelTexts = NO_WORDING,
 ) -> Report:
     """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all.
 
@@ -78,12 +78,12 @@ def attack_rewards(
         tested.reader = rewards.reader
         reports = [_attack(tested, reward, known[r.id], worded[r.id], rows, plays) for r in rows]
         tried += sum(found.tried for found in reports)
-        findings += _undeserved([f for found in reports for f in found.findings], len(rows))
+        findings += _truly_paid([f for found in reports for f in found.findings], len(rows))
         notes += [note for found in reports for note in found.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
 
 
-def _undeserved(findings: Sequence[StressFinding], problems: int) -> Iterator[StressFinding]:
+def _truly_paid(findings: Sequence[StressFinding], problems: int) -> Iterator[StressFinding]:
     """Yield the findings, without those ``EVERYWHERE`` that are not.
 
     The player knows no problem. If one plausible call, such as to leave at once, is paid in full on each of
@@ -115,7 +115,7 @@ def _attack(
     # Models with <think> tags are covered by the battery of covey_verify.
     cut = [] if correct.text is None or own.thoughts == TAGS else [_cut_off(own, correct.text)]
     findings = [
-        *_stumbled(tested, reward, marked, in_turns),
+        *_failures(tested, reward, marked, in_turns),
         *report.findings,
         *paid(reward, row, cut, partial(_judge, tested, reward, own)),
     ]
@@ -160,7 +160,7 @@ def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays)
     return found + (plays.of(problem) if seen & asked else [])
 
 
-def _stumbled(
+def _failures(
     tested: Rewards, reward: Reward, problem: Problem, attacks: Sequence[Attack]
 ) -> Iterator[StressFinding]:
     """Yield conversations that were paid, or paid more when repeated, or that broke the environment."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from covey.config.grid import Grid, Planned
+from covey.config.grid import Grid, PlannedRun
 from covey.errors import RECORD, CheckpointError, Stopped
 from covey.insight.cells import Cell, Sweep, write_sweep
 from covey.runs.folder import RESULT
@@ -74,10 +74,10 @@ def _ends(folder: Path) -> dict[Path, int]:
     return {p: p.stat().st_mtime_ns for p in (*folder.glob(RESULT), *folder.glob(f"*/{RESULT}"))}
 
 
-def _failed_last(runs: Iterable[Planned]) -> list[Planned]:
+def _failed_last(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Order the runs so that failed ones come last: one that kills the process must not block the others."""
 
-    def failed(run: Planned) -> bool:
+    def failed(run: PlannedRun) -> bool:
         try:
             record = load_json(read_below(run.folder, RECORD, RECORD_BYTES))
         except (OSError, ValueError, CheckpointError):

@@ -22,8 +22,8 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from covey.config.given import recorded_name
 from covey.config.layers import SHORT
+from covey.config.python_objects import recorded_name
 from covey.config.rows import SettingRow
 from covey.config.unknown import near, suggestion
 from covey.config.usercode import uncalled

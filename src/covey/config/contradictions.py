@@ -35,7 +35,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     ``updates`` is the number of optimizer steps per rollout batch.
     """
     rules = (
-        _of_groups(algorithm, group_size),
+        _group_problems(algorithm, group_size),
         _of_subsets(algorithm, group_size),
         _of_filter(algorithm, group_size),
         _of_ratio(algorithm, updates),
@@ -49,7 +49,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     return [message for rule in rules for message in rule]
 
 
-def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
+def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """Yield messages about contradictions in a reinforcement run's whole config."""
     rollout = config.rollout
     train = config.train
@@ -112,7 +112,7 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "guards.kl_action raise_coef: algorithm.kl.target already adapts the coefficient"
 
 
-def of_examples(config: Config) -> Iterator[str]:
+def example_problems(config: Config) -> Iterator[str]:
     """Yield messages about contradictions in stages that make examples or learn from them."""
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
@@ -165,7 +165,7 @@ def built_in(bound: AnyBound) -> bool:
     return any(bound.function in functions for functions in AXES.values())
 
 
-def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage.name
     # Such an advantage uses the plain reward for a group of one.
     alone = algorithm.advantage.all_settings.get("single") == "reward"

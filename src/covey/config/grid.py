@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.config.load import Loaded, resolved
+from covey.config.load import ResolvedConfig, resolved
 from covey.config.start import Start
 from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
@@ -32,13 +32,13 @@ class SweepAxis(NamedTuple):
     values: tuple[str, ...]
 
 
-class Planned(NamedTuple):
+class PlannedRun(NamedTuple):
     """A planned run of a sweep."""
 
     cell: tuple[str, ...]
     seed: int
     start: Start
-    loaded: Loaded
+    loaded: ResolvedConfig
 
     @property
     def folder(self) -> Path:
@@ -105,7 +105,7 @@ class Grid(NamedTuple):
 
     home: Path
     keys: tuple[str, ...]
-    runs: list[Planned]
+    runs: list[PlannedRun]
 
 
 def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
@@ -123,14 +123,14 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
             "launch.processes: a sweep runs in one process. Set --launch.processes 1 and do not use "
             "torchrun, or train each run by `covey train` with its own --output"
         )
-    runs = list[Planned]()
+    runs = list[PlannedRun]()
     folders = dict[str, Path]()  # a resolved config -> the folder of its run
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
         settings = [f"--{c.key}={value}" for c, value in zip(choices, cell, strict=True)]
         folder = base.output / _folder_name(choices, cell, seed)
         run = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
         loaded = run.load()
-        runs.append(Planned(cell, seed, run, loaded))
+        runs.append(PlannedRun(cell, seed, run, loaded))
         # Two spellings may mean the same run: compare all settings but the folder.
         resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
         identity = json.dumps(resolutions, default=str, sort_keys=True)

@@ -24,10 +24,10 @@ from covey.config.algorithm import (
     describe,
     own_code,
 )
-from covey.config.contradictions import of_config, of_examples, updates_of
-from covey.config.given import plain, refuse_lost
+from covey.config.contradictions import config_problems, example_problems, updates_of
 from covey.config.layers import Layers
 from covey.config.methods import COMPARES, METHODS
+from covey.config.python_objects import plain, refuse_lost
 from covey.config.rows import key_paths
 from covey.config.schema import Config
 from covey.config.sources import items, options, read_yaml
@@ -43,7 +43,7 @@ from covey_verify.web import without_password
 
 
 @dataclass
-class Loaded:
+class ResolvedConfig:
     """A checked config with its algorithm, the origin of each value, and notes for the user."""
 
     config: Config
@@ -63,9 +63,9 @@ class Loaded:
     run: Path | None = None
     """The folder of the run, if this was read from its record."""
 
-    of_stages: tuple[Loaded, ...] = ()
+    of_stages: tuple[ResolvedConfig, ...] = ()
 
-    def stages(self) -> list[Loaded]:
+    def stages(self) -> list[ResolvedConfig]:
         """Return the stages of a pipeline, each a full config, or the run itself if it has none."""
         return list(self.of_stages) or [self]
 
@@ -80,7 +80,7 @@ def load_config(
     values: Mapping[str, object] | None = None,
     folder: Path | None = None,
     names_only: bool = False,
-) -> Loaded:
+) -> ResolvedConfig:
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
     Relative paths are searched in ``folder``, by default the file's folder, or the working directory without
@@ -108,9 +108,9 @@ def load_config(
     names = layers.names if loaded.of_stages else [""]
     stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
     further = [
-        *_of_default_loss(loaded.stages(), layers.of_trl),
+        *_default_loss_notes(loaded.stages(), layers.of_trl),
         *unread_settings(stages),
-        *_of_warmup(stages),
+        *_warmup_notes(stages),
     ]
     loaded.notes = [*layers.notes, *notes, *further]
     return loaded
@@ -123,7 +123,7 @@ def _validate(
     where: str,
     per_update: Mapping[tuple[str, str], str],
     names_only: bool,
-) -> Loaded:
+) -> ResolvedConfig:
     raw, origins, notes = _with_loss_of_trl(raw, dict(origins))
     try:
         config = Config.model_validate(raw)
@@ -135,9 +135,9 @@ def _validate(
         raise ConfigError(_placed(str(error), origins)) from None
     unloaded = names_only and own_code(algorithm)
     if not (config.stages or unloaded):  # the needs of a function are unknown until it is loaded
-        problems = list(of_examples(config))
+        problems = list(example_problems(config))
         if config.method == "rl":
-            problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
+            problems += [*config_problems(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
     dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
@@ -148,7 +148,7 @@ def _validate(
     if config.method == "rl" and config.rollout.staleness and not config.stages:
         algorithm, more = corrected(algorithm, config.algorithm)
         notes = [*notes, *more]
-    return Loaded(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
+    return ResolvedConfig(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
 
 
 def corrected(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list[str]]:
@@ -218,7 +218,7 @@ def _with_loss_of_trl(
     return {**others, "algorithm": algorithm}, origins, [note]
 
 
-def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
+def _default_loss_notes(stages: Sequence[ResolvedConfig], of_trl: bool) -> list[str]:
     """Return a note if TRL's names are used without a loss, as covey's default loss is another one."""
     unsaid = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
     if not of_trl or not unsaid:
@@ -230,7 +230,7 @@ def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
     return [f"{note}; TRL's default is loss_type: dapo"]
 
 
-def _of_warmup(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterable[str]:
+def _warmup_notes(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterable[str]:
     """Yield a note for each stage whose warm-up is longer than its training."""
     for name, config, _ in stages:
         train = config.train
@@ -321,7 +321,7 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     return origins[path] if path else ""
 
 
-def resolved(loaded: Loaded) -> dict[str, object]:
+def resolved(loaded: ResolvedConfig) -> dict[str, object]:
     """Return the whole config as plain values, including defaults and all axes of the algorithm."""
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
@@ -348,7 +348,7 @@ def moved(value: object, old: re.Pattern[str], new: str) -> Any:
     return old.sub(new, value) if isinstance(value, str) else value
 
 
-def resolved_yaml(loaded: Loaded) -> str:
+def resolved_yaml(loaded: ResolvedConfig) -> str:
     """Return ``resolved`` as YAML, with comments on where values were set."""
     values = resolved(loaded)
     flat = dict(flatten(values))

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Lt
 from pydantic import field_validator, model_validator
 
-from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.methods import (
     ALL,
     COLLECTS,
@@ -26,6 +25,7 @@ from covey.config.methods import (
     WITH_MODEL,
     MethodName,
 )
+from covey.config.python_objects import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
 from covey.config.section import (
     Duration,
@@ -53,7 +53,9 @@ class Data(Section):
 
     task: str | None = setting(None, "Built-in generated task: `last_digit`, `sums`, ...")
     train: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
-        None, "File of training problems: JSONL, JSON, CSV or parquet; from Python rows, too."
+        None,
+        "File of training problems: JSONL, JSON, CSV or parquet; a data set of the hub, as "
+        "hub:openai/gsm8k?config=main; from Python rows, too.",
     )
     test: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
         None, "The same for held-out problems."

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from covey.config.given import plain
 from covey.config.layers import merge
-from covey.config.load import Loaded, load_config
+from covey.config.load import ResolvedConfig, load_config
+from covey.config.python_objects import plain
 from covey.errors import START
 from covey.system.integrity import read_sealed
 from covey_verify.errors import ConfigError
@@ -24,7 +24,7 @@ class Start:
     folder: Path | None = None
     """The folder for relative paths; None: the config file's folder."""
 
-    def load(self, names_only: bool = False) -> Loaded:
+    def load(self, names_only: bool = False) -> ResolvedConfig:
         """Return the checked config; ``names_only`` is that of ``load_config``. Raises ConfigError."""
         return load_config(self.config, self.settings, self.values, self.folder, names_only)
 

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from huggingface_hub import try_to_load_from_cache
 
-from covey.config.given import GivenModel, GivenRows
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
+from covey.config.python_objects import GivenModel, GivenRows
 from covey.config.schema import is_gguf
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
@@ -69,7 +69,7 @@ IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")
 class CardFacts:
     """The facts that a card reports."""
 
-    loaded: Loaded
+    loaded: ResolvedConfig
     steps: int
     verdict: Verdict | None
     evaluations: Mapping[str, Evaluation]
@@ -141,7 +141,7 @@ def _inputs(example: Problem) -> str:
     )
 
 
-def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
+def _metadata(loaded: ResolvedConfig, adapter: bool) -> dict[str, Any]:
     """Return the card's metadata, as the hub reads it."""
     config = loaded.config
     base = _Base.of(loaded)
@@ -167,7 +167,7 @@ class _Base:
     """The folder from which relative paths of the config are."""
 
     @classmethod
-    def of(cls, loaded: Loaded) -> _Base:
+    def of(cls, loaded: ResolvedConfig) -> _Base:
         """Return the base model of a run."""
         model = loaded.config.model
         name = model.source or "tiny" if isinstance(model, GivenModel) else model
@@ -225,14 +225,14 @@ class _Base:
         return Path(os.path.relpath(place, run)).as_posix() if near else place.name
 
 
-def _data(loaded: Loaded) -> str:
+def _data(loaded: ResolvedConfig) -> str:
     data = loaded.config.data
     if isinstance(data.train, GivenRows):
         return data.train.name
     return f"`{data.train.name}`" if data.train else f"the task `{data.task}`"
 
 
-def _algorithm(loaded: Loaded) -> str:
+def _algorithm(loaded: ResolvedConfig) -> str:
     algorithm = loaded.config.algorithm
     return algorithm if isinstance(algorithm, str) else str(algorithm.get("name", "dapo"))
 

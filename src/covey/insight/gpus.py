@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from covey.config.contradictions import updates_of
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.learner.memory import Shape, forecast, largest_step, planned
 from covey.system.plot import table
@@ -118,7 +118,7 @@ def decode_seconds(
     return read / (1e12 * gpu.terabytes * BANDWIDTH) + LAUNCH * steps * shape.layers
 
 
-def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) -> float:
+def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Workload) -> float:
     """Return the seconds of a training step."""
     rollout = stage.config.rollout
     train = stage.config.train
@@ -135,7 +135,7 @@ def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: Loaded, work: Workload) 
     return sampling * work.tokens / (work.completions * work.length) + update
 
 
-def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
+def memory_bytes(gpu: Gpu, subject: Subject, stage: ResolvedConfig) -> int:
     """Return the bytes at the peak of the run, with the largest micro-batch that fits."""
     config = stage.config
     shape = subject.shape
@@ -145,7 +145,7 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: Loaded) -> int:
     return sum(expect(*planned(expect, config, largest, gpu.gib << 30)).values())
 
 
-def on_gpus(subject: Subject, stage: Loaded, work: Workload, here: Forecast) -> list[GpuForecast]:
+def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forecast) -> list[GpuForecast]:
     """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     number = 4 if stage.config.dtype == "float32" else 2

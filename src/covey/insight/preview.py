@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.insight import gpus
 from covey.insight.answers import PromptForm, Readings
 from covey.insight.forecast import Forecast, Workload, evaluations_of
@@ -93,7 +93,7 @@ class Longer:
 class Preview:
     """The measurement and the conclusions from it."""
 
-    stage: Loaded
+    stage: ResolvedConfig
     measured: Measured
     memory: Mapping[str, int]
     there: int

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.models.wording import Wording, wording_of
+from covey.models.wording import ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
@@ -78,7 +78,7 @@ def rescore(
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
-    wording = wording_of(with_own_model(loaded, stage))
+    wording = model_texts_of(with_own_model(loaded, stage))
     if wording.note and say is not None:
         say(wording.note)
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
@@ -100,7 +100,7 @@ def rescore(
 
 
 def _problem_of(
-    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: Wording, place: str
+    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: ModelTexts, place: str
 ) -> Problem:
     """Return the problem of a group, with the note whether its prompt opens thoughts. Raises DataError."""
     row = log.rows[log.groups[number][0]]

@@ -58,7 +58,7 @@ def with_advantages(
     if algorithm.critic is None:
         return batch
     assert values is not None
-    return replace(batch, critic=_value_targets(values, paid, batch.mask, algorithm.critic, algorithm))
+    return replace(batch, value_targets=_value_targets(values, paid, batch.mask, algorithm.critic, algorithm))
 
 
 def _by_group(

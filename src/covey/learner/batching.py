@@ -71,7 +71,7 @@ class Batch:
     old_distribution: OldDistribution | None = None
     ref_logprobs: Tensor | None = None
     """(N, L): log-probs under the reference, if the algorithm has a KL to it."""
-    critic: ValueTargets | None = None
+    value_targets: ValueTargets | None = None
     selected: Tensor | None = None
     """(N, L) bool: the tokens of an optimizer step that ``algorithm.select_tokens`` singles out."""
 
@@ -191,8 +191,8 @@ class MicroBatch:
     """(N,): trained tokens of each completion's group in the whole optimizer step."""
     numbers: Sequence[int] = ()
     """Numbers of its rows in the batch that it is part of, ascending."""
-    counts: bool = True
-    """False: a repetition, so that all processes compute equally many micro-batches."""
+    repeated: bool = False
+    """Whether it only repeats another one, so that all processes compute equally many micro-batches."""
 
     def loss_inputs(self, scores: TokenScores) -> LossInputs:
         """Return the (N, L) inputs of the loss, on the scores' device."""
@@ -277,8 +277,8 @@ def micro_batches(
         pieces = evenly
     for number in range(rank, rounds * processes, processes):
         # Collective operations need all processes: one without a piece repeats the first, uncounted.
-        counts = number < len(pieces)
-        yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)
+        repeated = number >= len(pieces)
+        yield _micro(batch, pieces[0 if repeated else number], totals, group_tokens, repeated)
 
 
 def _pieces(batch: Batch, units: Sequence[list[int]], token_budget: int) -> list[list[int]]:
@@ -306,7 +306,7 @@ def _cost(batch: Batch, rows: Sequence[int]) -> int:
     return sum(len(batch.tokens[i]) for i in rows) + sum(map(len, new))
 
 
-def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, counts: bool) -> MicroBatch:
+def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, repeated: bool) -> MicroBatch:
     part = batch.select(rows)
     prompts: list[np.ndarray] = []
     completions: list[list[np.ndarray]] = []
@@ -317,7 +317,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
             completions.append([])
         completions[-1].append(tokens)
     mask = None if part.sampling_masks is None else SamplingMask.join(part.sampling_masks)
-    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, counts)
+    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, repeated)
 
 
 def given_batch(examples: Sequence[Prompted]) -> Batch:

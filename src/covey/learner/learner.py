@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from covey.config.schema import Train
-from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
+from covey.errors import GuardStop, OutOfRoom, RestartRequired, out_of_memory
 from covey.learner.batching import Batch, MicroBatch, micro_batches
 from covey.learner.optimizer import Optimizer
-from covey.models.alive import Activations, alive_bytes
 from covey.models.forward import Decoder
 from covey.models.kernels.calls import threads_lent
+from covey.models.live_memory import Activations, alive_bytes
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
-from covey.models.sharded import own, take
-from covey.system.processes import add, gather, interleaved, is_joint, rank, size, together
+from covey.models.sharded import copy_into, local_part
+from covey.system.processes import all_reduce_sum, gather, interleaved, is_joint, rank, run_on_all, world_size
 
 WEIGHT = "weight/"
 """Prefix of the names of weights among those of the optimizer's state."""
@@ -111,7 +111,7 @@ class Learner(Generic[M]):
         pace: float = 1.0,
     ) -> None:
         """``head`` learns at ``pace`` times the rate."""
-        if size() > 1:
+        if world_size() > 1:
             policy.split()
             if reference is not None:
                 reference.split()
@@ -123,11 +123,11 @@ class Learner(Generic[M]):
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
-        self.before_micro_batch: Callable[[], None] = lambda: None
+        self.on_micro_batch: Callable[[], None] = lambda: None
         """Called before each micro-batch; it may raise to stop."""
-        self.when_halved: Callable[[int], None] = lambda _: None
+        self.on_micro_batch_halved: Callable[[int], None] = lambda _: None
         """Called with the new micro-batch size after memory ran out."""
-        self.when_lost: Callable[[int], None] = lambda _: None
+        self.on_out_of_memory: Callable[[int], None] = lambda _: None
         """Called with the size for a new start, if one of several processes cannot continue."""
         self.activations = Activations()
 
@@ -142,17 +142,17 @@ class Learner(Generic[M]):
     def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
         # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
         rows = torch.zeros(len(TokenScores._fields), *batch.mask.shape)
-        for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=size()):
+        for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=world_size()):
             # An error in one process is raised on all of them here, before they would wait for it.
-            together(self.before_micro_batch)
+            run_on_all(self.on_micro_batch)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest = micro.packed.place.shape[1]
             span = slice(micro.numbers[0], micro.numbers[-1] + 1)
             scores = policy.score(micro.packed.to(policy.device), temperature)
             for into, values in zip(rows, scores, strict=True):
-                if values is not None and micro.counts:
+                if values is not None and not micro.repeated:
                     into[span, :longest] = micro.packed.unpack(values.cpu())
-        return TokenScores(*add(rows))
+        return TokenScores(*all_reduce_sum(rows))
 
     def forward_backward(self, batch: Batch, objective: Objective[T]) -> list[T]:
         """Add the gradient of an optimizer step's batch; return the statistics of its micro-batches.
@@ -186,15 +186,15 @@ class Learner(Generic[M]):
         whole = objective.whole_groups
         most = objective.max_tokens
         for piece in micro_batches(
-            batch, self.micro_tokens, most, skips, whole, rank(), size(), trained_only=True
+            batch, self.micro_tokens, most, skips, whole, rank(), world_size(), trained_only=True
         ):
-            together(self.before_micro_batch)
+            run_on_all(self.on_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
             with self.activations.counted(self.policy.device, self.policy.model.parameters()):
                 loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
-            yield loss, seen if piece.counts else None
+            yield loss, None if piece.repeated else seen
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; return its norm before clipping.
@@ -213,40 +213,40 @@ class Learner(Generic[M]):
         """Forget the accumulated gradient."""
         self.optimizer.clear()
 
-    def struck(self) -> list[str]:
+    def nonfinite_parameters(self) -> list[str]:
         """Return the names of the parameters whose accumulated gradient is not finite."""
         names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
         masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
-        found = [n for n, m in masters if m.grad is not None and not own(m.grad).isfinite().all()]
+        found = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
         return list(dict.fromkeys(name for names in gather(found) for name in names))
 
     def check_finite(self, what: str) -> None:
         """Raise GuardStop if a weight is not finite, so that it is never written."""
-        together(lambda: self._check_finite(what))
+        run_on_all(lambda: self._check_finite(what))
 
     def _check_finite(self, what: str) -> None:
         for name, parameter in (*self.policy.model.named_parameters(), *self.policy.unsaved().items()):
-            if not bool(own(parameter).isfinite().all()):
+            if not bool(local_part(parameter).isfinite().all()):
                 raise GuardStop(
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
                     "with a lower train.lr or train.grad_clip"
                 )
 
-    def alive(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """Return measured bytes by component; for gradients and activations the most so far."""
         weights = (*self.policy.model.parameters(), *self.policy.unsaved().values())
         return {
             "weights": alive_bytes(weights),
             "gradient": self.optimizer.gradient_bytes,
-            "optimizer": self.optimizer.alive(),
+            "optimizer": self.optimizer.memory_bytes(),
             "activations": self.activations.most,
         }
 
     def state(self) -> dict[str, Tensor]:
         """Return what an exact continuation needs besides the model's folder, as named tensors."""
         # Where weights are split the optimizer's state has them all.
-        unsaved = self.policy.unsaved().items() if size() == 1 else ()
+        unsaved = self.policy.unsaved().items() if world_size() == 1 else ()
         weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
 
@@ -262,12 +262,12 @@ class Learner(Generic[M]):
         with torch.no_grad():
             for name, weight in self.policy.unsaved().items():
                 if (saved := state.get(f"{WEIGHT}{name}")) is not None:
-                    take(weight, saved)
+                    copy_into(weight, saved)
         self.version = version
         self._settle()
 
     def _settle(self) -> None:
-        if size() > 1:
+        if world_size() > 1:
             self.policy.settle()
 
     def _until_it_fits(self, work: Callable[[], T]) -> T:
@@ -285,10 +285,10 @@ class Learner(Generic[M]):
             self.clear()
             self._halve()
 
-    def _begin_again(self) -> BeginAgain:
+    def _begin_again(self) -> RestartRequired:
         half = max(1, self.micro_tokens // 2)
-        self.when_lost(half)
-        return BeginAgain(
+        self.on_out_of_memory(half)
+        return RestartRequired(
             "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
             f"checkpoint the run continues with micro-batches of {half} tokens"
         )
@@ -304,4 +304,4 @@ class Learner(Generic[M]):
             )
         self.micro_tokens //= 2
         torch.cuda.empty_cache()
-        self.when_halved(self.micro_tokens)
+        self.on_micro_batch_halved(self.micro_tokens)

@@ -13,7 +13,7 @@ from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
 from covey.sampling.cache import PREFILL_TOKENS, cache_length
-from covey.system.processes import size
+from covey.system.processes import world_size
 
 if TYPE_CHECKING:
     from covey.models.policy import Policy
@@ -205,7 +205,7 @@ def forecast(
     # The sampler then has a snapshot of the weights, and an unfinished completion continues as a prompt.
     lags = config.method == "rl" and config.rollout.staleness > 0
     # Float32 copies of low-precision weights; split weights are float32 themselves, besides a whole copy.
-    masters = 4 if shape.number < 4 and size() == 1 else 0
+    masters = 4 if shape.number < 4 and world_size() == 1 else 0
     # Bytes per trained weight: two moments, in float32 or in 8 bits.
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     # Methods that only sample have no gradient, optimizer or update.
@@ -216,7 +216,7 @@ def forecast(
     )
     passing = largest.at_once(tokens)
     update = update_bytes(shape, passing, config.train.recompute_layers)
-    gradient = shape.trained * 4 // size()
+    gradient = shape.trained * 4 // world_size()
     if largest.step <= passing:
         # With one micro-batch the gradient grows as the activations shrink: only that of the head is there
         # before.
@@ -230,12 +230,12 @@ def forecast(
     return {
         "program": program,
         # Split: this process' float32 part besides a whole copy.
-        "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
+        "weights": shape.parameters * (shape.number + (4 // world_size() if world_size() > 1 else 0)),
         "reference": shape.parameters * shape.number if reference else 0,
         "snapshot": shape.trained * shape.number if lags else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
         "reward models": judges,
-        "optimizer": shape.trained * (moments * learns + masters) // size(),
+        "optimizer": shape.trained * (moments * learns + masters) // world_size(),
         **{name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")},
     }
 

@@ -72,7 +72,7 @@ class ValueObjective:
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
         """Return a micro-batch's part of the loss, and its value for the log."""
-        known = micro.rows.critic
+        known = micro.rows.value_targets
         assert scores.values is not None and known is not None
         values = micro.packed.unpack(scores.values)
         old, targets, mask = (x.to(values.device) for x in (known.values, known.targets, micro.rows.mask))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
-from covey.models.alive import alive_bytes
-from covey.models.sharded import own, take, whole
+from covey.models.live_memory import alive_bytes
+from covey.models.sharded import copy_into, full_tensor, local_part
 from covey_verify.errors import ConfigError
 
 
@@ -83,7 +83,7 @@ class Optimizer:
         self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
         # Body and head are clipped separately: one's large gradient does not shrink the other's.
-        norms = [float(whole(torch.nn.utils.clip_grad_norm_(part, clip))) for part, _ in self.groups]
+        norms = [float(full_tensor(torch.nn.utils.clip_grad_norm_(part, clip))) for part, _ in self.groups]
         self.moved = False
         if not math.isfinite(sum(norms)):
             return math.nan
@@ -97,7 +97,7 @@ class Optimizer:
             for master, parameter in self._copies():
                 parameter.copy_(master)
         for parameter in self.parameters:  # the fused update does not count itself as a change
-            torch.autograd.graph.increment_version(own(parameter))
+            torch.autograd.graph.increment_version(local_part(parameter))
         return norms[0]
 
     def _let_wait(self, norms: Sequence[float]) -> None:
@@ -114,7 +114,7 @@ class Optimizer:
         pairs = zip(self.masters, self.parameters, strict=True)
         return [(m, p) for m, p in pairs if m is not p]
 
-    def alive(self) -> int:
+    def memory_bytes(self) -> int:
         """Return the bytes of the moments and of the float32 copies of low-precision weights."""
         moments = (v for state in self.adam.state.values() for v in state.values() if isinstance(v, Tensor))
         return alive_bytes((*moments, *(master for master, _ in self._copies())))
@@ -140,10 +140,10 @@ class Optimizer:
             master = self.masters[int(index)]
             # A name is key.index; index counts the masters.
             if key == "master":
-                take(master, value)
+                copy_into(master, value)
             # The moments of a split weight are split alike: this process takes its part of the whole tensor.
             elif isinstance(master, DTensor) and value.shape == master.shape:
-                take(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
+                copy_into(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
             else:
                 counts = value.dtype == torch.int64
                 self.adam.state[master][key] = int(value) if counts else value.to(master.device)

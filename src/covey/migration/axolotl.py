@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlencode
 
-from covey.migration.migrated import Migrated
+from covey.migration.migrated import MigrationResult
 from covey_verify.errors import ConfigError
 
+FILES = {".jsonl", ".json", ".csv", ".parquet"}
 METHODS: Mapping[str, str] = {
     "grpo": "rl", "dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "simpo": "simpo",
 }  # fmt: skip
@@ -51,9 +54,9 @@ WHY: Mapping[str, str] = {
 }
 
 
-def from_axolotl(theirs: Mapping[str, object]) -> Migrated:
+def from_axolotl(theirs: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for axolotl's. Raises ConfigError for a method that covey does not have."""
-    m = Migrated({name: value for name, value in theirs.items() if value is not None})
+    m = MigrationResult({name: value for name, value in theirs.items() if value is not None})
     kind = str(m.take("rl", ""))
     if kind and kind not in METHODS:
         raise ConfigError(f"rl: {kind} has no counterpart in covey; there are {', '.join(METHODS)}")
@@ -80,7 +83,7 @@ def from_axolotl(theirs: Mapping[str, object]) -> Migrated:
     return m.finish(SILENT, WHY)
 
 
-def _steps(m: Migrated) -> None:
+def _steps(m: MigrationResult) -> None:
     """Take over what needs another type here: a share of warm-up, checkpointing that also offloads."""
     warmup = m.config.get("train.warmup_steps")
     share = m.number("warmup_ratio", 0.0)
@@ -96,7 +99,7 @@ def _steps(m: Migrated) -> None:
         m.notes.append(f"train.steps: it counts batches; {epochs} epochs have that many times the rows")
 
 
-def _sampled(m: Migrated, completions: int) -> None:
+def _sampled(m: MigrationResult, completions: int) -> None:
     m.same(SAMPLED)
     size = int(m.number("trl.group_size", 0)) or m.config.get("rollout.group_size", 8)
     assert isinstance(size, int)
@@ -114,16 +117,24 @@ def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def _data(m: Migrated) -> None:
+def _address(entry: Mapping[str, object], path: str) -> str:
+    """Return a file's path, or the address of a data set on the hub."""
+    if path.count("/") != 1 or path.startswith(".") or Path(path).suffix in FILES:
+        return path
+    options = {"config": entry.get("name"), "split": entry.get("split")}
+    given = {name: value for name, value in options.items() if value is not None}
+    revision = f"@{entry['revision']}" if entry.get("revision") else ""
+    return f"hub:{path}{revision}" + (f"?{urlencode(given)}" if given else "")
+
+
+def _data(m: MigrationResult) -> None:
     data_sets = _list(m.take("datasets"))
     first = data_sets[0] if data_sets and isinstance(data_sets[0], Mapping) else {}
     path = first.get("path")
     if isinstance(path, str):
-        m.config["data.train"] = path
+        m.config["data.train"] = _address(first, path)
         if len(data_sets) > 1:
             m.without["datasets: more than one"] = "covey reads one file; join them"
-        if "/" in path and "." not in path.rpartition("/")[2]:
-            m.notes.append(f"data.train: {path} is a data set of a hub; write its rows into a file")
     chat = m.take("chat_template")
     if chat is not None or first.get("type") == "chat_template":
         m.config["data.chat"] = True

@@ -10,7 +10,7 @@ import yaml
 
 
 @dataclass
-class Migrated:
+class MigrationResult:
     """Settings of covey that stand for another trainer's."""
 
     theirs: dict[str, object]
@@ -40,7 +40,7 @@ class Migrated:
             if value is not None:
                 self.config[ours] = value
 
-    def finish(self, silent: Iterable[str], reasons: Mapping[str, str]) -> Migrated:
+    def finish(self, silent: Iterable[str], reasons: Mapping[str, str]) -> MigrationResult:
         """Name all settings that are left; patterns in ``silent`` are those of placement and logging."""
         for name, value in self.theirs.items():
             if any(fnmatch.fnmatch(name, pattern) for pattern in silent):
@@ -65,7 +65,7 @@ def nested(config: Mapping[str, object]) -> dict[str, object]:
     return root
 
 
-def as_yaml(migrated: Migrated, origin: str) -> str:
+def as_yaml(migrated: MigrationResult, origin: str) -> str:
     """Return the config as a file, with comments on what to look at and what is missing."""
     lines = [f"# From {origin}, by covey migrate."]
     lines += [f"# Look at: {note}" for note in migrated.notes]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from covey.config.load import flatten, load_config, resolved
-from covey.migration.migrated import Migrated, nested
+from covey.migration.migrated import MigrationResult, nested
 
 
-def from_trl(theirs: Mapping[str, object]) -> Migrated:
+def from_trl(theirs: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for TRL's. Raises ConfigError for a name with another meaning in covey."""
     loaded = load_config(values=nested(theirs))
     values = dict(flatten(resolved(loaded)))
     given = [key for key in values if any(key == o or key.startswith(f"{o}.") for o in loaded.origins)]
-    found = Migrated({})
+    found = MigrationResult({})
     found.config = {key: values[key] for key in given}
     found.notes = list(loaded.notes)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from covey.migration.migrated import Migrated
+from covey.migration.migrated import MigrationResult
 from covey_verify.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -84,14 +84,14 @@ WHY: Mapping[str, str] = {
 }
 
 
-def from_verl(theirs: Mapping[str, object]) -> Migrated:
+def from_verl(theirs: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for verl's. Raises ConfigError for a config of another of its trainers."""
     if not any(name.startswith("actor_rollout_ref.") for name in theirs):
         raise ConfigError(
             "only settings of verl's main_ppo are read, which begin with actor_rollout_ref; supervised runs "
             "have method: sft here"
         )
-    m = Migrated(dict(theirs))
+    m = MigrationResult(dict(theirs))
     m.same(SAME)
     _data(m)
     _batches(m)
@@ -102,7 +102,7 @@ def from_verl(theirs: Mapping[str, object]) -> Migrated:
     return m.finish(SILENT, WHY)
 
 
-def _data(m: Migrated) -> None:
+def _data(m: MigrationResult) -> None:
     for key in ("data.train", "data.test"):
         files = m.config.get(key)
         if isinstance(files, list):
@@ -119,7 +119,7 @@ def _data(m: Migrated) -> None:
         m.notes.append(f"prompts may have as many tokens as the context leaves, not {longest}")
 
 
-def _batches(m: Migrated) -> None:
+def _batches(m: MigrationResult) -> None:
     prompts = int(m.number("data.train_batch_size", 1024))
     updated = int(m.number(f"{ACTOR}ppo_mini_batch_size", 256))
     m.take("data.gen_batch_size")  # of DAPO's filter, which draws more by itself here
@@ -142,7 +142,7 @@ def _batches(m: Migrated) -> None:
         m.take(f"algorithm.filter_groups.{name}")
 
 
-def _optimizer(m: Migrated) -> None:
+def _optimizer(m: MigrationResult) -> None:
     optim = f"{ACTOR}optim."
     m.config |= {
         "train.lr": float(m.number(f"{optim}lr", 1e-6)),
@@ -169,7 +169,7 @@ def _optimizer(m: Migrated) -> None:
         m.config |= {"lora.rank": rank, "lora.alpha": float(alpha), "lora.targets": targets}
 
 
-def _algorithm(m: Migrated) -> dict[str, object]:
+def _algorithm(m: MigrationResult) -> dict[str, object]:
     estimator = str(m.take("algorithm.adv_estimator", "gae"))
     mode = str(m.take(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
     by_std = m.take("algorithm.norm_adv_by_std_in_grpo", True) is not False
@@ -206,13 +206,13 @@ def _algorithm(m: Migrated) -> dict[str, object]:
     return found
 
 
-def _with_critic(m: Migrated) -> dict[str, object]:
+def _with_critic(m: MigrationResult) -> dict[str, object]:
     """Return PPO's own parts: the advantage of a critic, and its learning rate."""
     gae = {"name": "gae", "lam": m.number("algorithm.lam", 1.0), "gamma": m.number("algorithm.gamma", 1.0)}
     return {"advantage": gae, "critic": {"lr": float(m.number("critic.optim.lr", 1e-5))}}
 
 
-def _kl(m: Migrated) -> dict[str, object] | None:
+def _kl(m: MigrationResult) -> dict[str, object] | None:
     in_loss = m.take(f"{ACTOR}use_kl_loss", False) is True
     in_reward = m.take("algorithm.use_kl_in_reward", False) is True
     of_loss = {
@@ -230,7 +230,7 @@ def _kl(m: Migrated) -> dict[str, object] | None:
     return of_loss if in_loss else of_reward if in_reward else None
 
 
-def _estimator(m: Migrated, name: str, usual: str, used: bool) -> dict[str, object]:
+def _estimator(m: MigrationResult, name: str, usual: str, used: bool) -> dict[str, object]:
     """Return a KL's estimator; the suffix + asks for k2's gradient."""
     kind = str(m.take(name, usual))
     known = KL.get(kind.removesuffix("+"))
@@ -240,7 +240,7 @@ def _estimator(m: Migrated, name: str, usual: str, used: bool) -> dict[str, obje
     return {"estimator": known or KL[usual], **gradient}
 
 
-def _rewards(m: Migrated) -> None:
+def _rewards(m: MigrationResult) -> None:
     path, name = m.take("custom_reward_function.path"), m.take("custom_reward_function.name", "compute_score")
     m.take("reward_model.enable")
     m.take("reward_model.reward_manager")
@@ -264,7 +264,7 @@ def _rewards(m: Migrated) -> None:
     m.config["rewards"] = rewards
 
 
-def _trainer(m: Migrated) -> None:
+def _trainer(m: MigrationResult) -> None:
     steps = m.take("trainer.total_training_steps")
     if isinstance(steps, int):
         m.config["train.steps"] = steps

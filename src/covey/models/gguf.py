@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from covey.errors import out_of_memory
-from covey.models.kernels.kept import cache_folder
+from covey.system.cache import cache_folder
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:

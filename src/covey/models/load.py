@@ -17,14 +17,14 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import GivenModel
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
 from covey.models.gguf import folder_of_gguf
-from covey.models.given import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
+from covey.models.passed_models import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
@@ -37,7 +37,7 @@ transformers.utils.logging.disable_progress_bar()
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
+def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     """The policy that a config asks for, with the weights of its checkpoint if there is one.
 
     The tokenizer of `tiny` is trained on ``texts``. Raises ConfigError for an unknown model or one without
@@ -75,7 +75,9 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     return policy
 
 
-def _given_writer(given: GivenModel, loaded: Loaded) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _given_writer(
+    given: GivenModel, loaded: ResolvedConfig
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
     model, tokenizer = checked_model(given)
     if is_classifier(model):
@@ -97,7 +99,7 @@ def _recompute_layers(policy: Policy) -> None:
     policy.decoder.recompute = True
 
 
-def own_reference(loaded: Loaded) -> Policy | None:
+def own_reference(loaded: ResolvedConfig) -> Policy | None:
     """The reference that a run was given as an object, computing as its policy does; None if it has none."""
     given = loaded.config.model
     if not isinstance(given, GivenModel) or given.reference is None:
@@ -121,7 +123,7 @@ def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
     return policy
 
 
-def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
+def skeleton(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     """The policy of a config without its weights: shapes and tokenizer. Raises the errors of load_policy."""
     config = loaded.config
     if isinstance(config.model, GivenModel) or config.model == "tiny":

@@ -36,11 +36,11 @@ from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
+from covey.models.readback import check_folder
 from covey.models.rotary import turned_alike
-from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
+from covey.models.sharded import Gathering, copy_into, full_tensor, split_weights, unsplit
 from covey.models.template import template_facts
 from covey.models.text import FaithfulText
-from covey.models.written import check_folder
 from covey_verify.errors import ConfigError
 from covey_verify.types import Messages
 
@@ -211,7 +211,7 @@ class Policy:
         if self.whole is not self:  # split: load all of them, then take this process's part of each
             self.whole.load_weights(folder)
             for part, weight in zip(self.model.parameters(), self.whole.model.parameters(), strict=True):
-                take(part, weight)
+                copy_into(part, weight)
             return
         if self.adapter is not None:
             from peft import set_peft_model_state_dict
@@ -251,7 +251,7 @@ class Policy:
         """Copy the present weights into ``whole``; every process has to call it, since they are gathered."""
         for into, part in zip(self.whole.parameters, self.parameters, strict=True):
             if into is not part:  # not split: whole is this policy itself
-                into.copy_(whole(part))
+                into.copy_(full_tensor(part))
 
     @property
     def packed_bytes(self) -> int:

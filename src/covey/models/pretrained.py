@@ -18,7 +18,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import cached_file
 
 from covey.errors import CheckpointError
-from covey.models.trial import TEXT_BYTES, refuse_unusable, try_texts
+from covey.models.folder_trial import TEXT_BYTES, refuse_unusable, try_texts
 from covey.system.integrity import MANIFEST, damage
 from covey.system.machine import available_memory
 from covey.system.opening import load_json, read_regular

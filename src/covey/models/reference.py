@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy, weights_hash
-from covey.models.sharded import own, split_weights, take, whole_weights
+from covey.models.sharded import copy_into, full_weights, local_part, split_weights
 
 
 class Reference:
@@ -38,7 +38,7 @@ class Reference:
         """Move the weights towards the policy's by the fraction ``mix``; 1 copies them."""
         # Both are split alike, so each process moves its own part.
         for weight, new in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
-            own(weight).lerp_(own(new), mix)
+            local_part(weight).lerp_(local_part(new), mix)
 
     def split(self) -> None:
         """Keep only this process's part of the reference's own weights."""
@@ -53,12 +53,12 @@ class Reference:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore the weights from ``state``."""
         for name, weight in self.state().items():
-            take(weight, state[name])
+            copy_into(weight, state[name])
 
     def fingerprint(self) -> str:
         """A hash of the weights, by which a record names the model to which the KL was measured."""
         # With its adapter off the reference is the base model, whatever the adapter has learned.
-        weights = whole_weights(self._policy.model)
+        weights = full_weights(self._policy.model)
         return weights_hash({k: v for k, v in weights.items() if self._adapter is None or "lora_" not in k})
 
     @contextmanager

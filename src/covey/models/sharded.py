@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.models.forward import Decoder
 from covey.models.linear import FusedLinear
-from covey.system.processes import size
+from covey.system.processes import world_size
 from covey_verify.errors import ConfigError
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def split_weights(policy: Splittable) -> None:
             parameter.data = parameter.data.float()
     rounded = None if computed == torch.float32 else computed
     device = next(model.parameters()).device.type
-    mesh = init_device_mesh(device, (size(),))
+    mesh = init_device_mesh(device, (world_size(),))
     # `others` own weights that no layer has; FSDP wraps a module's weights once, innermost first.
     held = {id(p) for layer in layers for p in layer.parameters()}
     others = [m for m in model.modules() if any(id(p) not in held for p in m.parameters(recurse=False))]
@@ -102,24 +102,24 @@ def split_weights(policy: Splittable) -> None:
     policy.around = around
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be split. All processes have to call it together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process has, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def take(into: Tensor, values: Tensor) -> None:
+def copy_into(into: Tensor, values: Tensor) -> None:
     """Copy values into a tensor that may be split; the values are whole, or split in the same way."""
     if isinstance(into, DTensor) and not isinstance(values, DTensor):
         values = distribute_tensor(values.to(into.device), into.device_mesh, into.placements)
     into.copy_(values)
 
 
-def whole_weights(model: nn.Module) -> Mapping[str, Tensor]:
+def full_weights(model: nn.Module) -> Mapping[str, Tensor]:
     """A model's whole weights by name. All processes have to call it together."""
-    return {name: whole(value.detach()) for name, value in model.state_dict().items()}
+    return {name: full_tensor(value.detach()) for name, value in model.state_dict().items()}

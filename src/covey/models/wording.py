@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import GivenModel
 from covey.types import Problem
 from covey_verify.errors import DataError
 from covey_verify.extract import TAGS
@@ -22,7 +22,7 @@ MEANING = (
 
 
 @dataclass(frozen=True)
-class Wording:
+class ModelTexts:
     """A model's tokenizer, or a ``note`` with the reason why it is not known."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -71,25 +71,25 @@ class Wording:
             raise DataError(f"{problem.id}: {error}") from None
 
 
-def wording_of(loaded: Loaded) -> Wording:
+def model_texts_of(loaded: ResolvedConfig) -> ModelTexts:
     """The wording of a config's model, or of the first model of its pipeline. No weights are read."""
     model = loaded.stages()[0].config.model
     if model == "tiny":  # its template opens no thoughts
-        return Wording()
+        return ModelTexts()
     if isinstance(model, GivenModel):
-        from covey.models.given import checked_model
+        from covey.models.passed_models import checked_model
 
-        return Wording(checked_model(model)[1])
+        return ModelTexts(checked_model(model)[1])
     from covey.models.load import source_of
     from covey.models.pretrained import pretrained_tokenizer, unreachable
 
     try:
         source = source_of(model, loaded.folder)
-        return Wording(pretrained_tokenizer(source, local_files_only=unreachable(source)))
+        return ModelTexts(pretrained_tokenizer(source, local_files_only=unreachable(source)))
     except Exception as error:  # a damaged folder makes the libraries fail in any way
         why = (str(error).strip().splitlines() or [""])[0][:200].removeprefix("model: ")
-        return Wording(note=f"the tokenizer of model {model!r} cannot be read ({why}): {MEANING}")
+        return ModelTexts(note=f"the tokenizer of model {model!r} cannot be read ({why}): {MEANING}")
 
 
-NO_WORDING = Wording()
+NO_WORDING = ModelTexts()
 """An unknown wording about which there is nothing to report."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.config.contradictions import updates_of
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, with_signal
 from covey.learner.learner import Learner
@@ -55,12 +55,12 @@ class Claim:
     evidence: str
 
 
-def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
+def check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch from the config's model, data and rewards."""
     return with_newest(loaded, lambda now: _check(now, console), console.say)
 
 
-def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
+def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
     method = loaded.stages()[-1].config.method
     if method != "rl":
         raise ConfigError(

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS, POLICIES
 from covey.learner.process import caller_restored, set_process
 from covey.models.forward import supported
@@ -82,7 +82,7 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
         return _repeated(stage, loaded, steps, console)
 
 
-def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
+def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """Return a stage's config with the model from which it must have begun: an earlier stage's.
 
     That is the one its record names. If the record names none of them, it is the last earlier stage that left
@@ -143,7 +143,7 @@ def coarsely_computed(stage: Path) -> bool:
     return record["rounded"] and not record.get("rounds_products")
 
 
-def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> list[Claim]:
+def _repeated(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConsole) -> list[Claim]:
     # Only its weights are asked for, which a machine has that cannot compute as the run did.
     loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
@@ -164,7 +164,7 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
 
 
 def _repetition(
-    stage: Path, loaded: Loaded, policy: Policy, steps: int
+    stage: Path, loaded: ResolvedConfig, policy: Policy, steps: int
 ) -> Callable[..., Iterator[Agreement]]:
     """Return the function that repeats the steps of a recorded stage from given weights."""
     shape = policy.model.config.to_dict()

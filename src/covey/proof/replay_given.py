@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.models.policy import Policy
 from covey.proof.agreement import Agreement, saved, weights_apart, with_twin
 from covey.proof.decoder import NamedWeights, copied
@@ -57,7 +57,7 @@ def _compared(
     return Agreement(number, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
-def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
+def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
     config = loaded.config
     stage = loaded.run

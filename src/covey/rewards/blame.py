@@ -22,7 +22,7 @@ TO_BLAME = "a text is to blame, and gets 0"
 TRANSIENT = "it was called again, and answered"
 
 
-class Failed(Exception):
+class CallFailed(Exception):
     """A reward function raised an exception, or ended its process."""
 
     def __init__(self, what: str, trace: str = "") -> None:
@@ -30,7 +30,7 @@ class Failed(Exception):
         self.trace = trace
 
 
-class Lost(Failed):
+class WorkerLost(CallFailed):
     """The machine that a worker ran on is gone; the function did not cause it, so the call is made again."""
 
 
@@ -57,20 +57,20 @@ def blamed(ask: Ask, count: int, context: Context, seconds: float) -> list[Score
     # The texts of a rehearsal are known to be harmless.
     guilty = None if context.rehearsal else _guilty(ask, count, seconds)
     if guilty is None:
-        raise Failed(ended.detail, _trace(found))
+        raise CallFailed(ended.detail, _trace(found))
     context.faults.append(f"{ended.detail}; {TO_BLAME if guilty else TRANSIENT}")
     if len(guilty) == count:
         return [guilty[i] for i in range(count)]
     # A function of a group may not take an empty text: in place of the guilty ones it gets an innocent one.
     found = ask(guilty, seconds, next(i for i in range(count) if i not in guilty))
     if _ended_by(found) is not None:
-        raise Failed(ended.detail, _trace(found))
+        raise CallFailed(ended.detail, _trace(found))
     return [guilty.get(i, score) for i, score in enumerate(_scores(found, context))]
 
 
 def _scores(found: Outcome, context: Context) -> list[Score]:
     if found.kind != "ok":
-        raise Failed(found.text, found.value or "")
+        raise CallFailed(found.text, found.value or "")
     return scores_of(found.value, context)
 
 
@@ -152,7 +152,7 @@ def scores_of(reply: CallReply, context: Context) -> list[Score]:
         error.code = reply["code"]
         raise error
     if "raised" in reply:
-        raise Failed(reply["raised"], reply["trace"])
+        raise CallFailed(reply["raised"], reply["trace"])
     return [rebuilt(fields) for fields in reply["scores"]]
 
 

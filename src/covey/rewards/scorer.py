@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.rewards.blame import Failed
+from covey.rewards.blame import CallFailed
 from covey.rewards.contract import Context, Reward, verdict_of
 from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
@@ -144,7 +144,7 @@ class Rewards:
         """Return the score of a failed call (raised or hung); print a function's first failure."""
         words = _in_words(reward, error)
         told = isinstance(error, TimeoutError | JudgeFailed)  # their traces show the waiter only
-        trace = error.trace if isinstance(error, Failed) else "" if told else trace_of(error)
+        trace = error.trace if isinstance(error, CallFailed) else "" if told else trace_of(error)
         self.show_first(reward, problem, f"{words}\n{trace}")
         return Score(None, "infra_error", detail=words[:300])
 
@@ -299,6 +299,6 @@ def _as_text(turn: Mapping[str, object]) -> Mapping[str, object]:
 
 def _in_words(reward: Reward, error: Exception) -> str:
     """Return the reason why a call failed, for the console."""
-    if isinstance(error, Failed | JudgeFailed):
+    if isinstance(error, CallFailed | JudgeFailed):
         return str(error)  # it was put into words where it happened
     return described(error, reward.file)

@@ -22,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from covey.rewards.blame import Failed, Lost, blamed, with_texts
+from covey.rewards.blame import CallFailed, WorkerLost, blamed, with_texts
 from covey.rewards.contract import SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup, replied, replied_later
 from covey.types import Problem
@@ -146,11 +146,11 @@ class Worker:
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
                 return Outcome("timeout", text=f"no answer within {seconds:g} s")
-            except Lost:
+            except WorkerLost:
                 lost += 1
                 if lost > MOST_LOST:
                     raise
-            except Failed as error:
+            except CallFailed as error:
                 if last:
                     return Outcome("crashed", text=str(error))
                 last = True
@@ -295,7 +295,7 @@ class Link:
         future = Future[CallReply]()
         with self.lock:
             if self.gone is not None:
-                raise Failed(self.gone)
+                raise CallFailed(self.gone)
             number = next(self.numbers)
             self.waiting[number] = future
             # A frame above MAX_FRAME would end the connection for all calls, so requests stay well below it.
@@ -332,7 +332,7 @@ class Link:
         self.child.close()  # the thread that reads its replies wakes up
         for future in list(self.waiting.values()):
             with contextlib.suppress(InvalidStateError):
-                future.set_exception(Failed(self.gone))
+                future.set_exception(CallFailed(self.gone))
         self.waiting.clear()
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
-from covey.system.processes import first, mine, shared, size
+from covey.system.processes import gather_from_all, is_rank_zero, rank_slice, world_size
 from covey.types import NO_PROBLEM, Group
 
 Progress = Callable[[int, int], None]
@@ -40,25 +40,25 @@ def score_all(
         whole = dict(score_each(asked, own, sampler, params, scorer, progress))
         return {number: whole[place].result() for place, number in enumerate(numbers)}
 
-    return of_all(problems, ours)
+    return gather_groups(problems, ours)
 
 
 def share(count: int, sampler: Sampler) -> Sequence[int]:
     """Return the numbers of ``count`` requests that this process samples."""
     # A sampler that does not share serves the first process alone.
-    everybody = size() == 1 or sampler.shares
-    return mine(count) if everybody else range(count if first() else 0)
+    everybody = world_size() == 1 or sampler.shares
+    return rank_slice(count) if everybody else range(count if is_rank_zero() else 0)
 
 
-def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
+def gather_groups(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
     """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
     def sent() -> Mapping[int, Group]:
         made = ours()
         # Every process has the problems already, so they are not sent.
-        return made if size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
+        return made if world_size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
 
-    found = {number: group for part in shared(sent) for number, group in part.items()}
+    found = {number: group for part in gather_from_all(sent) for number, group in part.items()}
     return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
 
 

@@ -23,7 +23,7 @@ from covey.rng import key
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemTurn
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
-from covey.rollouts.groups import Progress, of_all, score_all, share
+from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
@@ -31,7 +31,7 @@ from covey.rollouts.segments import Cut, cutting_of, with_segments
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited
-from covey.system.processes import by_first, gather
+from covey.system.processes import gather, on_rank_zero
 from covey.tasks.difficulty import Difficulty, Memory
 from covey.types import Group
 
@@ -129,8 +129,8 @@ class Rollouts:
         groups = [*kept, *found.filtered]
         # Canaries are made of one problem per step, in turn.
         asked = groups[step % len(groups)].problem
-        refused = by_first(partial(ask_canaries, scorer, asked, position.refused))
-        elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        refused = on_rank_zero(partial(ask_canaries, scorer, asked, position.refused))
+        elsewhere = on_rank_zero(partial(paid_elsewhere, scorer, groups))
         # Each process has counted only the groups that it judged.
         stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
@@ -184,7 +184,7 @@ class Rollouts:
                 place = cursor + found.used
                 draw = partial(self._take_drawn, self.prefetcher, step, range(place, place + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
-            groups = of_all(prompted, partial(self._judged, draw, scorer))
+            groups = gather_groups(prompted, partial(self._judged, draw, scorer))
             if self.cutting is not None:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.cutting, scorer)
                 found.continued += tokens

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.schema import Config
 from covey.models.chat import render_at, rendered_at
 from covey.models.kernels.build import processor
@@ -18,10 +18,10 @@ from covey.models.kernels.calls import follow, followed, rounding_pays
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.runs.reader import read_environment
-from covey.system.processes import by_first
+from covey.system.processes import on_rank_zero
 
 
-def run_behind(loaded: Loaded) -> Path | None:
+def run_behind(loaded: ResolvedConfig) -> Path | None:
     """Return the folder of the run that a config records, or that made its model; None without one."""
     model = loaded.config.model
     if loaded.run is not None or not isinstance(model, str):
@@ -43,10 +43,10 @@ def follow_run(run: Path | None) -> None:
     before = (read_environment(run) if run is not None else None) or {}
     recorded = _rounded(run)
     # The first process measures, or reads the clock below, for all: others might come to another result.
-    rounding = by_first(lambda: rounding_pays() if recorded is None else recorded)
+    rounding = on_rank_zero(lambda: rounding_pays() if recorded is None else recorded)
     follow(before.get("products") if before.get("machine") == processor() else None, rounding)
     now = datetime.now().isoformat(timespec="seconds")
-    render_at(datetime.fromisoformat(by_first(lambda: str(before.get("rendered", now)))))
+    render_at(datetime.fromisoformat(on_rank_zero(lambda: str(before.get("rendered", now)))))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from covey.runs.folder import LogState, RunFolder, checkpoint_at, checkpoints, l
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 from covey.system.fault_injection import Faults
 from covey.system.integrity import read_sealed, sealed
-from covey.system.processes import by_first, is_joint, together
+from covey.system.processes import is_joint, on_rank_zero, run_on_all
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def save_checkpoint(
     target = checkpoint_at(folder.path, state.step)
     # `by_first` runs its function on rank 0 and gives all ranks the result, `together` runs it on every rank.
     # Both re-raise an error of one rank on all, so no rank waits for one that has failed.
-    if by_first(target.exists):
+    if on_rank_zero(target.exists):
         return
     for part in (learner, critic):
         if part is not None:
@@ -84,12 +84,12 @@ def save_checkpoint(
     try:
         _write(target, folder, learner, critic, state, faults)
     except OutOfRoom:
-        if by_first(lambda: len(checkpoints(folder.path))) < 2:
+        if on_rank_zero(lambda: len(checkpoints(folder.path))) < 2:
             raise
         # Every checkpoint but the newest makes room; then one more attempt, whose failure is final.
-        by_first(lambda: folder.rotate(1))
+        on_rank_zero(lambda: folder.rotate(1))
         _write(target, folder, learner, critic, state, faults)
-    by_first(lambda: folder.rotate(keep))
+    on_rank_zero(lambda: folder.rotate(keep))
 
 
 def _write(
@@ -101,20 +101,20 @@ def _write(
     faults: Faults,
 ) -> None:
     full = faults.hit("save.full")
-    by_first(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
+    on_rank_zero(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
     try:
         # Collective operations in the same order on all ranks: rank 0 writes the model, every rank its part
         # of the optimizer, and rank 0 the state last, when the streams it describes have been synced.
         with folder_of_all(target) as new:
-            by_first(lambda: save_policy(learner.policy.whole, new, merged=False))
-            together(lambda: save_tensors(learner.state(), new / "optimizer"))
-            together(faults.in_save)
+            on_rank_zero(lambda: save_policy(learner.policy.whole, new, merged=False))
+            run_on_all(lambda: save_tensors(learner.state(), new / "optimizer"))
+            run_on_all(faults.in_save)
             reference = learner.reference
             if reference is not None and reference.moves:
-                together(lambda: save_tensors(reference.state(), new / "reference"))
+                run_on_all(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
-                together(lambda: save_tensors(critic.state(), new / "critic"))
-            by_first(
+                run_on_all(lambda: save_tensors(critic.state(), new / "critic"))
+            on_rank_zero(
                 lambda: (new / "trainer.json").write_text(
                     sealed(asdict(CheckpointRecord(state, folder.sync())))
                 )

@@ -23,7 +23,7 @@ class Clock:
         self.last: dict[str, float] = {}
         """Seconds of each phase when it was last passed through."""
         self.before = 0.0
-        self.alive: Callable[[], Mapping[str, int]] = dict
+        self.memory_source: Callable[[], Mapping[str, int]] = dict
         """Returns the bytes of tensors by purpose; called at each lap."""
         self._phases: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)
@@ -70,7 +70,8 @@ class Clock:
         for phase, tokens in self._counts.items():
             lap[f"tokens_per_second/{phase}"] = round(tokens / max(self._phases[phase], 1e-9), 1)
         lap |= {
-            f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in self.alive().items()
+            f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3)
+            for name, b in self.memory_source().items()
         }
         lap["memory/peak_mib"] = round(peak_bytes(self.device) / 2**20, 1)
         lap["elapsed"] = round(self.total(), 3)

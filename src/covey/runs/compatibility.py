@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from covey.config.algorithm import algorithm_rows
-from covey.config.load import Loaded, flatten, resolved
+from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import COLLECTS
 from covey.config.rows import fact_of
 from covey.errors import START
@@ -25,7 +25,7 @@ from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.system.machine import available_threads
-from covey.system.processes import on_this_machine, size
+from covey.system.processes import on_this_machine, world_size
 from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
@@ -94,7 +94,7 @@ def verdict(key: str, schedule: str = "") -> Resume:
     return fact_of(key, "resume") or BREAKS
 
 
-def changed_settings(loaded: Loaded) -> list[Difference]:
+def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     """Return the settings that differ from those that the run in the output folder started with."""
     recorded = recorded_settings(loaded.config.output)
     if recorded is None:
@@ -126,7 +126,7 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-def refuse_other_config(loaded: Loaded, changes: bool) -> None:
+def refuse_other_config(loaded: ResolvedConfig, changes: bool) -> None:
     """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
     refuse_foreign(loaded.config.output)
     found = changed_settings(loaded)
@@ -145,7 +145,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
         )
 
 
-def environment(loaded: Loaded) -> dict[str, object]:
+def environment(loaded: ResolvedConfig) -> dict[str, object]:
     """Return the facts besides the config that a run's numbers depend on."""
     config = loaded.config
     device = pick_device(config.device)
@@ -163,7 +163,7 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "library": _library(),
         "products": {name: list(kinds) for name, kinds in products().items()},
         "threads": config.threads or available_threads(processes=on_this_machine()),
-        "processes": size(),
+        "processes": world_size(),
         **{name: _version(name) for name in PACKAGES},
     }
 
@@ -199,7 +199,7 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     return [*facts, *(_since_then(name, what) for name, what in files.items())]
 
 
-def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
+def found_differences(loaded: ResolvedConfig, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
     """Return the differences from the last process of this run; a missing record counts as one."""
     output = loaded.config.output
     before = read_environment(output)

@@ -18,7 +18,7 @@ from covey.learner.batching import Batch, collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.runs.rollouts import read_rollouts
-from covey.system.processes import by_first
+from covey.system.processes import on_rank_zero
 from covey.types import NO_PROBLEM, Group
 from covey_verify.errors import ConfigError
 
@@ -36,7 +36,7 @@ class Drift:
 
     def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
         """Return `kl/start`, nats per completion; empty without the log of the first step."""
-        self.kept = self.kept or by_first(lambda: first_completions(self.folder))
+        self.kept = self.kept or on_rank_zero(lambda: first_completions(self.folder))
         if self.kept is None:
             return {}
         now = learner.score(self.kept, temperature).logprobs

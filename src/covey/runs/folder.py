@@ -25,7 +25,7 @@ from covey.runs.best import Best, best_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
 from covey.system.opening import naming, read_below, stream_bytes
-from covey.system.processes import first
+from covey.system.processes import is_rank_zero
 from covey.types import Group
 from covey_verify.errors import ConfigError
 
@@ -75,7 +75,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.writes = first()
+        self.writes = is_rank_zero()
         if not self.writes:
             return
         folders = (path, path / "rollouts", path / "checkpoints")

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from covey.config.given import GivenRows
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import GivenRows
 from covey.rewards.contract import Reward
 from covey.runs.atomic import write_file
 from covey.runs.content import parts_of, rows_hash
 from covey.runs.inventory import changes, is_library_file, origin_of
 from covey.sampling.tools.offered import load_tools
 from covey.system.integrity import digest_of, read_sealed, sealed
-from covey.system.processes import first
+from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.usercode import load_function, name_of
@@ -28,7 +28,7 @@ INPUTS = "inputs.json"
 """File in the run's folder."""
 
 
-def inputs_of(loaded: Loaded) -> dict[str, str]:
+def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
     """Return description -> hash for given rows, data files and the parts of the user's functions."""
     data = loaded.config.data
     found = dict[str, str]()
@@ -39,12 +39,12 @@ def inputs_of(loaded: Loaded) -> dict[str, str]:
     return found | _of_functions(loaded)
 
 
-def _of_functions(loaded: Loaded) -> dict[str, str]:
+def _of_functions(loaded: ResolvedConfig) -> dict[str, str]:
     theirs = [(name, function) for name, function in _functions(loaded) if not _is_ours(function)]
     return {f"{name}: {part}": value for name, f in theirs for part, value in parts_of(f).items()}
 
 
-def _functions(loaded: Loaded) -> Iterator[tuple[str, object]]:
+def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
     """Yield the functions that a config names or holds, with a name for each."""
     for entry in loaded.config.rewards:
         spec = next(iter(entry), None) if isinstance(entry, Mapping) else entry
@@ -68,16 +68,16 @@ def _is_ours(function: object) -> bool:
     return file is not None and is_library_file(file)
 
 
-def record_inputs(loaded: Loaded, begun: Mapping[str, str]) -> None:
+def record_inputs(loaded: ResolvedConfig, begun: Mapping[str, str]) -> None:
     """Write down the inputs with which a run began, and their state at its end."""
-    if first():
+    if is_rank_zero():
         now = {**begun, **_of_functions(loaded)}
         record = {"python": {"version": _python()}, "begun": dict(begun), "ended": now}
         with suppress(OSError):  # a full disk has its own message
             write_file(loaded.config.output / INPUTS, sealed(record))
 
 
-def changed_inputs(loaded: Loaded) -> list[str]:
+def changed_inputs(loaded: ResolvedConfig) -> list[str]:
     """Describe the inputs that match neither the begin nor the end of the folder's run."""
     path = loaded.config.output / INPUTS
     if not path.is_file():
@@ -91,7 +91,7 @@ def changed_inputs(loaded: Loaded) -> list[str]:
     return [f"{name} {what}" for name, what in begun.items() if name in ended]
 
 
-def refuse_other_inputs(loaded: Loaded, ended: bool) -> None:
+def refuse_other_inputs(loaded: ResolvedConfig, ended: bool) -> None:
     """Raise ConfigError if a run would continue, or return its result, with other inputs."""
     if not (changed := changed_inputs(loaded)):
         return

@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 
 from covey import types
-from covey.config.given import GivenModel
-from covey.config.load import Loaded
-from covey.models.given import adapter_of, checked_model
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import GivenModel
 from covey.models.load import model_files
+from covey.models.passed_models import adapter_of, checked_model
 from covey.models.policy import weights_hash
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
@@ -36,7 +36,7 @@ LIBRARIES = tuple(
 )
 
 
-def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
+def inventory(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
     files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
     tools = loaded.config.rollout.tools

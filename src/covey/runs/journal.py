@@ -95,8 +95,8 @@ class Journal:
         """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
         advantages = by_completion(batch, batch.advantages)
         values = {}
-        if batch.critic is not None:
-            values["values"] = np.concatenate(by_completion(batch, batch.critic.values))
+        if batch.value_targets is not None:
+            values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
         self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
         self.clock.add("reward", rollout.scoring.waited)
         if rollout.tool_seconds is not None:
@@ -114,8 +114,8 @@ class Journal:
         parts = {**vars(batch)}
         if batch.old_distribution is not None:
             parts |= {f"old_{name}": v for name, v in batch.old_distribution._asdict().items()}
-        if batch.critic is not None:
-            parts |= batch.critic._asdict()
+        if batch.value_targets is not None:
+            parts |= batch.value_targets._asdict()
         tensors = {name: v.clone() for name, v in parts.items() if isinstance(v, Tensor)}
         for i, (prompt, tokens) in enumerate(zip(batch.prompts, batch.tokens, strict=True)):
             tensors |= {f"prompt.{i}": torch.tensor(prompt), f"tokens.{i}": torch.tensor(tokens)}

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from covey.config.load import Loaded, resolved
+from covey.config.load import ResolvedConfig, resolved
 from covey.config.start import Start, read_start
 from covey.errors import START
-from covey.models.kernels.kept import cache_folder, cache_places, keep_file, own_file
 from covey.runs.atomic import write_file
+from covey.system.cache import cache_folder, cache_places, keep_file, own_file
 from covey.system.opening import RECORD_BYTES, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
@@ -72,7 +72,7 @@ def start_of(
     return start
 
 
-def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool = True) -> None:
+def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm: bool = True) -> None:
     """Raise ConfigError, unless ``trust``, if somebody else's record names code or an address.
 
     ``loaded`` was read by names only: nothing has been imported. Pass ``algorithm`` False if the functions of
@@ -93,7 +93,7 @@ def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool =
     )
 
 
-def _texts_of(loaded: Loaded, algorithm: bool) -> Iterator[str]:
+def _texts_of(loaded: ResolvedConfig, algorithm: bool) -> Iterator[str]:
     """Yield the names and values of a config that may be code or an address."""
     for stage in loaded.stages():
         values = resolved(stage)

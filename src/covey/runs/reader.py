@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from covey.config.algorithm import own_code
-from covey.config.load import Loaded, load_config, moved
+from covey.config.load import ResolvedConfig, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import MAX_BYTES, parse_yaml
@@ -31,7 +31,7 @@ def load_run(
     values: Mapping[str, object] | None = None,
     trust: bool = False,
     names_only: bool = True,
-) -> Loaded:
+) -> ResolvedConfig:
     """Return the config of a run, or of a pipeline's last stage, with the model it ended with.
 
     Until it has ended, that is the newest checkpoint. Overrides and values win, also for `model`. With
@@ -58,7 +58,7 @@ def load_run(
     return loaded if whole else replace(loaded, checkpoint=arrived)
 
 
-def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str], None]) -> T:
+def with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Callable[[str], None]) -> T:
     """Return the result of ``work`` on a run's model.
 
     A run that is training removes older checkpoints. If the one in use disappears before it is read, the work
@@ -76,7 +76,7 @@ def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str]
         loaded = _with_model(loaded, arrived)
 
 
-def _removed(loaded: Loaded) -> Path | None:
+def _removed(loaded: ResolvedConfig) -> Path | None:
     """Return the checkpoint whose weights were to be read, if it no longer exists."""
     meant = loaded.checkpoint or loaded.config.model
     if loaded.run is None or not isinstance(meant, str | Path):
@@ -102,14 +102,14 @@ def _is_whole(arrived: Path) -> bool:
     return _has_ended(arrived) or (arrived / "config.json").is_file()
 
 
-def _with_model(loaded: Loaded, arrived: Path) -> Loaded:
+def _with_model(loaded: ResolvedConfig, arrived: Path) -> ResolvedConfig:
     if not _is_whole(arrived):
         return replace(loaded, checkpoint=arrived)
     config = loaded.config.model_copy(update={"model": str(arrived)})
     return replace(loaded, config=config, checkpoint=None)
 
 
-def with_own_model(loaded: Loaded, stage: Path) -> Loaded:
+def with_own_model(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """Return a run's config with its newest model, if that is a complete one."""
     arrived = _arrived_at(stage)
     return loaded if arrived is None or not _is_whole(arrived) else _with_model(loaded, arrived)
@@ -120,7 +120,7 @@ def load_recorded(
     overrides: Sequence[str] = (),
     values: Mapping[str, object] | None = None,
     trust: bool = False,
-) -> Loaded:
+) -> ResolvedConfig:
     """Return the config a run was started with, to compute with: the code that it names may be imported.
 
     Raises ConfigError if there is no run, and, without ``trust``, if somebody else's run names code.
@@ -133,7 +133,7 @@ def load_recorded(
 
 def look_at(
     folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
-) -> Loaded:
+) -> ResolvedConfig:
     """Return the config a run was started with, for reading only. Raises ConfigError if there is no run.
 
     Functions of the algorithm stay names, and nothing that the config names is imported or opened.
@@ -143,7 +143,7 @@ def look_at(
 
 def _recorded(
     folder: Path, overrides: Sequence[str], values: Mapping[str, object] | None, names_only: bool
-) -> Loaded:
+) -> ResolvedConfig:
     recorded = recorded_settings(folder)
     if recorded is None:
         raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
@@ -298,7 +298,7 @@ def read_ending(stage: Path) -> str:
         record = load_json(read_below(home, RECORD, RECORD_BYTES))
         if record["exit_code"] == GuardStop.code:  # the same steps would lead to the same end
             return f"stopped by a guard: {record['error']}"
-        return f"{record['error']}. Continue with: {record['go_on']}"
+        return f"{record['error']}. Continue with: {record['resume_command']}"
     except (ValueError, KeyError, TypeError):
         return f"{home / RECORD} is damaged: why the run ended cannot be read"
     except CheckpointError as error:

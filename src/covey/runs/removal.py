@@ -7,10 +7,10 @@ from pathlib import Path
 from covey.errors import RECORD, START
 from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
-from covey.runs.completions import PENDING
 from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
+from covey.runs.pending import PENDING
 from covey.runs.reader import stages_in
 from covey.runs.trackers import IDENTITY
 from covey.tasks.source import EXAMPLES

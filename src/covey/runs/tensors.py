@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from covey.models.written import check_written
+from covey.models.readback import check_written
 from covey.runs.atomic import committed_folder
-from covey.system.processes import by_first, objects_group, size
+from covey.system.processes import objects_group, on_rank_zero, world_size
 
 
 @contextmanager
@@ -26,13 +26,13 @@ def folder_of_all(target: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         # Only the first process enters the context and, on success, closes it: that renames the folder. If
         # the block raises, the ExitStack of the first process removes the temporary folder instead.
-        yield by_first(lambda: stack.enter_context(committed_folder(target)))
-        by_first(stack.close)
+        yield on_rank_zero(lambda: stack.enter_context(committed_folder(target)))
+        on_rank_zero(stack.close)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
     """Write tensors to ``place``.safetensors, or with several processes, which all call it, to a folder."""
-    if size() == 1:
+    if world_size() == 1:
         file = place.with_suffix(".safetensors")
         save_file(dict(tensors), file)
         check_written(file, tensors)
@@ -70,7 +70,7 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
         )
     with _plain_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what no_dist asks for
-        load(tensors, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
+        load(tensors, storage_reader=reader, process_group=objects_group(), no_dist=world_size() == 1)
     return tensors
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from covey.errors import STALLED, record_exit, resume_command
 from covey.system.parent import leave
-from covey.system.processes import first, rank
+from covey.system.processes import is_rank_zero, rank
 from covey_verify.errors import CoveyError
 
 STACKS = "stacks.txt"
@@ -60,7 +60,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _end(self) -> None:
-        stacks = STACKS if first() else f"{rank()}.{STACKS}"
+        stacks = STACKS if is_rank_zero() else f"{rank()}.{STACKS}"
         error = CoveyError(
             f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); "
             f"{self.folder / stacks} has the stack of every thread. Continue from the last checkpoint with: "

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.models.alive import alive_bytes
 from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.models.kernels.recorded import Recording
+from covey.models.live_memory import alive_bytes
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
@@ -60,7 +60,7 @@ class CacheEngine:
         self.lengths: list[int] = []
         # First logits (V,) of prompts that still have completions to start.
         self.logits: dict[int, Tensor] = {}
-        self.before_layer: Callable[[], None] = lambda: None
+        self.on_layer: Callable[[], None] = lambda: None
         """Called before each layer of a prefill, which may take long; it may raise to stop."""
 
     @property
@@ -134,7 +134,7 @@ class CacheEngine:
         layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
-            self.before_layer()
+            self.on_layer()
             q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
             return attentions[heads.window](q, k, v, heads).flatten(1)

@@ -44,8 +44,8 @@ class LocalSampler:
 
     A snapshot changes between two tokens only: completions under way then continue from their tokens under
     the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
-    Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
-    ``before_token`` gets the tokens drawn so far, and how many may follow at most; it may raise to stop.
+    Out of memory halves how many completions run at once, from then on, and tells ``on_fewer_running``.
+    ``on_token`` gets the tokens drawn so far, and how many may follow at most; it may raise to stop.
     """
 
     shares = True
@@ -55,15 +55,15 @@ class LocalSampler:
         policy: Policy,
         max_running: int = 256,
         faults: Faults | None = None,
-        on_fewer: Callable[[int], None] = lambda _: None,
+        on_fewer_running: Callable[[int], None] = lambda _: None,
         lags: bool = False,
     ) -> None:
         self.policy = policy
         self.lags = lags
         self.max_running = max_running
         self.faults = faults or Faults()
-        self.on_fewer = on_fewer
-        self.before_token: Callable[[int, int], None] = lambda *_: None
+        self.on_fewer_running = on_fewer_running
+        self.on_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
         self.most_memory = 0
         """Most bytes that sampling has taken."""
@@ -142,7 +142,7 @@ class LocalSampler:
             )
         self.max_running = running // 2
         torch.cuda.empty_cache()
-        self.on_fewer(self.max_running)
+        self.on_fewer_running(self.max_running)
 
     def _pass(
         self,
@@ -162,7 +162,7 @@ class LocalSampler:
         drawn = 0
         most = sum(requests[r].limit(params) for r, _ in waiting)
         while waiting or running.owners:
-            self.before_token(drawn, most - drawn)
+            self.on_token(drawn, most - drawn)
             self.faults.in_memory("memory.sampling")
             with self._still(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
@@ -184,7 +184,7 @@ class LocalSampler:
         if self.policy.decoder is None:
             return ModulesEngine(*parts)
         engine = CacheEngine(*parts)
-        engine.before_layer = partial(self.before_token, 0, 0)
+        engine.on_layer = partial(self.on_token, 0, 0)
         return engine
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Cache
 
 from covey.errors import out_of_memory
-from covey.models.alive import alive_bytes
+from covey.models.live_memory import alive_bytes
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 from covey_verify.errors import ConfigError, CoveyError

@@ -51,7 +51,7 @@ from covey.sampling.servers import (
     same_complaint,
     timed_out,
 )
-from covey.system.processes import by_first
+from covey.system.processes import on_rank_zero
 from covey.types import Completion, Provenance
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask, reason_of
@@ -124,7 +124,7 @@ class RemoteSampler:
 
         All processes ask this together: only rank 0 knows.
         """
-        return by_first(self._first_exact) and not self.lags
+        return on_rank_zero(self._first_exact) and not self.lags
 
     def _first_exact(self) -> bool:
         if self._exact is None:

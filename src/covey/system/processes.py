@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from covey.errors import BeginAgain, GuardStop, PeersLost, Stopped
+from covey.errors import GuardStop, PeersLost, RestartRequired, Stopped
 from covey_verify.errors import ConfigError, CoveyError, RewardError
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def rank() -> int:
     return _here.rank
 
 
-def size() -> int:
+def world_size() -> int:
     """Return how many processes train together."""
     return _here.size
 
 
-def first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is rank 0, which alone prints and writes."""
     return _here.rank == 0
 
@@ -81,7 +81,7 @@ def started_together() -> bool:
 def said_by_another(error: CoveyError) -> bool:
     """Whether this process may leave an error unsaid, because rank 0 reports it or it was reported before."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
-    return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, BeginAgain)
+    return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, RestartRequired)
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def gather(value: T) -> list[T]:
     return cast("list[T]", found)
 
 
-def add(values: Tensor) -> Tensor:
+def all_reduce_sum(values: Tensor) -> Tensor:
     """Add up a tensor (on the CPU) over all processes, in place."""
     if _here.size > 1:
         import torch.distributed as dist
@@ -193,14 +193,14 @@ def add(values: Tensor) -> Tensor:
     return values
 
 
-def together(work: Callable[[], T]) -> T:
+def run_on_all(work: Callable[[], T]) -> T:
     """Do ``work`` in every process. -> the result here. If any raises, all raise the lowest rank's error."""
     kept: list[T] = []
-    shared(lambda: kept.append(work()))
+    gather_from_all(lambda: kept.append(work()))
     return kept[0]
 
 
-def shared(work: Callable[[], T]) -> list[T]:
+def gather_from_all(work: Callable[[], T]) -> list[T]:
     """Do ``work`` in every process. -> all results, in the order of ranks. Raises as ``together``."""
     if _here.size == 1:
         return [work()]
@@ -220,9 +220,9 @@ def shared(work: Callable[[], T]) -> list[T]:
     return [cast("T", value) for value, _ in outcomes]
 
 
-def by_first(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Do ``work`` in rank 0 only. -> its result, in every process. Raises as ``together``."""
-    return shared(work if first() else lambda: cast("T", None))[0]
+    return gather_from_all(work if is_rank_zero() else lambda: cast("T", None))[0]
 
 
 def is_joint(error: BaseException) -> bool:
@@ -230,7 +230,7 @@ def is_joint(error: BaseException) -> bool:
     return _here.size == 1 or getattr(error, "joint", False)
 
 
-def mine(count: int) -> range:
+def rank_slice(count: int) -> range:
     """Return the numbers below ``count`` that this process takes."""
     return range(_here.rank, count, _here.size)
 

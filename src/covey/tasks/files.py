@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from covey.config.given import GivenRows
+from covey.config.python_objects import GivenRows
 from covey.config.schema import Data
 from covey.system.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, with_prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES
 from covey.tasks.files import absence
 from covey.tasks.source import data_files
@@ -15,7 +15,7 @@ from covey_verify.errors import ConfigError, DataError
 STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 
-def refuse_missing(stages: Sequence[Loaded]) -> None:
+def refuse_missing(stages: Sequence[ResolvedConfig]) -> None:
     """Raise ConfigError or DataError if a stage names a result that no earlier one makes, or no file."""
     # Earlier stage's folder -> its method.
     earlier: dict[str, str] = {}
@@ -41,7 +41,7 @@ def refuse_missing(stages: Sequence[Loaded]) -> None:
         earlier[folder] = stage.config.method
 
 
-def _references(stage: Loaded) -> Iterator[tuple[str, str, Sequence[str]]]:
+def _references(stage: ResolvedConfig) -> Iterator[tuple[str, str, Sequence[str]]]:
     """Yield (setting, name of a stage, methods that such a stage may have)."""
     config = stage.config
     kinds = set(METHODS[config.method].learns_from)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
@@ -19,7 +19,7 @@ from covey_verify.errors import ConfigError, DataError
 def usable_problems(
     source: Source,
     rewards: Rewards,
-    loaded: Loaded,
+    loaded: ResolvedConfig,
     console: RunConsole,
     environment: Callable[[Problem], Mapping[str, object] | None],
 ) -> Source:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from covey.config.given import GivenRows
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
+from covey.config.python_objects import GivenRows
 from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
 from covey.tasks.examples import Example, examples_of, need_both
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
+from covey.tasks.hub import fetched, is_hub
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
@@ -56,7 +57,7 @@ class Source:
         return [*(self.examples or self.train), *self.held_out, *self.test]
 
 
-def load_source(loaded: Loaded) -> Source:
+def load_source(loaded: ResolvedConfig) -> Source:
     """Return the problems of a config and the examples of its method. Raises DataError or ConfigError."""
     config, data = loaded.config, loaded.config.data
     if not METHODS[config.method].learns_from:
@@ -64,7 +65,7 @@ def load_source(loaded: Loaded) -> Source:
     rows = [problem for problems in _example_rows(loaded) for problem in problems]
     # Examples are the only training data; otherwise the problems' own source is loaded as well.
     alone = data.task is None and data.train is None and bool(rows)
-    test = _problems_of(data.test, loaded) if alone and data.test is not None else []
+    test = _problems_of(data.test, loaded, "test") if alone and data.test is not None else []
     source = Source([], test[: data.test_size]) if alone else load_problems(loaded)
     learn = partial(examples_of, method=config.method, data=data, most=config.scoring.max_bad_references)
     examples = learn(rows or source.train)
@@ -99,7 +100,7 @@ def prompt_key(problem: Problem) -> str:
     return " ".join(str(problem.prompt).casefold().split())
 
 
-def _example_rows(loaded: Loaded) -> Iterator[list[Problem]]:
+def _example_rows(loaded: ResolvedConfig) -> Iterator[list[Problem]]:
     """Yield the rows of each file of examples; only the fraction ``data.replay`` of all but the last file."""
     data = loaded.config.data
     for number, path in enumerate(data.examples, start=1):
@@ -110,7 +111,7 @@ def _example_rows(loaded: Loaded) -> Iterator[list[Problem]]:
         yield problems
 
 
-def load_problems(loaded: Loaded) -> Source:
+def load_problems(loaded: ResolvedConfig) -> Source:
     """Read or generate the problems of a config. Raises DataError or ConfigError."""
     data = loaded.config.data
     if data.task is not None and data.train is not None:
@@ -133,34 +134,32 @@ def load_problems(loaded: Loaded) -> Source:
         return Source(train, problems(task, "test", data.test_size), (*task.rewards, *by_step))
     if data.train is None:
         raise ConfigError("data: there are no problems; set data.train to a file or data.task to a task")
-    train, test = (
-        _problems_of(where, loaded) if where is not None else [] for where in (data.train, data.test)
-    )
-    return Source(train, test[: data.test_size])
+    test = _problems_of(data.test, loaded, "test") if data.test is not None else []
+    return Source(_problems_of(data.train, loaded), test[: data.test_size])
 
 
-def _problems_of(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
+def _problems_of(where: Path | GivenRows, loaded: ResolvedConfig, split: str = "train") -> list[Problem]:
     data = loaded.config.data
     if isinstance(where, GivenRows):
         return given_problems(where, data)
-    return read_problems(_resolve(where, loaded.folder), data)
+    return read_problems(_resolve(where, loaded.folder, split), data)
 
 
-def data_files(loaded: Loaded) -> list[Path]:
+def data_files(loaded: ResolvedConfig) -> list[Path]:
     """Return the data files of a config."""
     data = loaded.config.data
-    return [
-        _resolve(path, loaded.folder)
-        for path in (data.train, data.test, *data.examples)
-        if isinstance(path, Path)
-    ]
+    files = [(data.train, "train"), (data.test, "test"), *((path, "train") for path in data.examples)]
+    return [_resolve(path, loaded.folder, split) for path, split in files if isinstance(path, Path)]
 
 
-def _resolve(path: Path, folder: Path) -> Path:
+def _resolve(path: Path, folder: Path, split: str) -> Path:
     """Return a path relative to the config's folder or, if it is not there, to the working directory.
 
-    For the folder of a stage, return the file of its examples.
+    For the folder of a stage, return the file of its examples; for a data set of the hub, the file that it
+    was fetched into, of ``split`` if its address names none.
     """
+    if is_hub(path):
+        return fetched(str(path), split)
     beside = folder / path
     target = beside if beside.exists() or path.is_absolute() else path
     return target / EXAMPLES if target.is_dir() else target

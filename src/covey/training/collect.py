@@ -46,7 +46,7 @@ def train(run: Run) -> None:
         run.evaluate_and_save()
 
 
-def kept(run: Run) -> list[ExampleRow]:
+def write_examples(run: Run) -> list[ExampleRow]:
     """Write the examples that a collecting stage keeps. Raises DataError if there are none."""
     config = run.loaded.config
     folder = run.journal.folder.path

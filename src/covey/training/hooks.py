@@ -21,28 +21,28 @@ class Hooks:
 
     run: Run
 
-    def before_micro_batch(self) -> None:
+    def on_micro_batch(self) -> None:
         """Report progress before each micro-batch of a learner; a stop may take effect here."""
         run = self.run
         run.safe_point()
-        run.course.micro_batch_begins()
+        run.progress.micro_batch_begins()
         run.options.faults.in_memory("memory.full")
 
-    def before_token(self, drawn: int, most_left: int) -> None:
+    def on_token(self, drawn: int, most_left: int) -> None:
         """Report progress before each token of all running completions; a stop may take effect here."""
         self.run.safe_point()
         # Where a thread samples ahead, the console shows what training does.
         if not self.run.loaded.config.rollout.staleness:
             self.run.journal.console.tokens(drawn, most_left)
 
-    def micro_batch_halved(self, tokens: int) -> None:
+    def on_micro_batch_halved(self, tokens: int) -> None:
         """Report that the learner ran out of memory and continues with smaller micro-batches."""
         run = self.run
         run.state = replace(run.state, micro_tokens=tokens)
         run.journal.say(f"out of memory; continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
-    def out_of_memory(self, tokens: int) -> None:
+    def on_out_of_memory(self, tokens: int) -> None:
         """Record smaller micro-batches for the resume: the learner is out of memory and cannot continue."""
         path = self.run.journal.folder.path
         configured = self.run.loaded.config.train.tokens_per_micro_batch
@@ -64,17 +64,17 @@ class Hooks:
 def connect(run: Run) -> None:
     """Connect the run's hooks to its learners and its sampler."""
     hooks = Hooks(run)
-    run.journal.clock.alive = partial(memory_measured, run)
+    run.journal.clock.memory_source = partial(memory_measured, run)
     for learner in (run.learner, run.critic):
         if learner is not None:
-            learner.before_micro_batch = hooks.before_micro_batch
-            learner.when_halved = hooks.micro_batch_halved
-            learner.when_lost = hooks.out_of_memory
+            learner.on_micro_batch = hooks.on_micro_batch
+            learner.on_micro_batch_halved = hooks.on_micro_batch_halved
+            learner.on_out_of_memory = hooks.on_out_of_memory
     # The sampler inside the wrapper that runs tools.
     sampler = innermost(run.sampler)
     if isinstance(sampler, LocalSampler):
-        sampler.on_fewer = hooks.fewer_running
-        sampler.before_token = hooks.before_token
+        sampler.on_fewer_running = hooks.fewer_running
+        sampler.on_token = hooks.on_token
     if isinstance(sampler, RemoteSampler):
         sampler.say = hooks.servers_changed
         sampler.waiting = run.stop.check

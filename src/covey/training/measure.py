@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import OldLogprobs
@@ -16,14 +16,14 @@ from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
-from covey.training.given import added
+from covey.training.examples_loop import sum_of_parts
 from covey.training.pipeline import LESSONS
 from covey.training.rl import prepare
 from covey.training.run import Run
 from covey.training.setup import set_up
 
 
-def measure(loaded: Loaded, step: int = 0) -> dict[str, float]:
+def measure(loaded: ResolvedConfig, step: int = 0) -> dict[str, float]:
     """Return the metrics of a config's training rows, all of them at once, as of a training step.
 
     A method that samples draws a group for every row; the draws follow from ``step``. Raises CoveyError.
@@ -40,7 +40,7 @@ def _of_examples(run: Run) -> dict[str, float]:
     loop = METHODS[run.loaded.config.method].loop
     assert loop is not None, "the method learns"
     lesson = LESSONS[loop](run)
-    return added(run.learner.measure(*lesson(range(len(run.train_set)))))
+    return sum_of_parts(run.learner.measure(*lesson(range(len(run.train_set)))))
 
 
 def _of_groups(run: Run, step: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from covey.learner.memory import (
     program_bytes,
     shape_of,
 )
-from covey.models.alive import alive_bytes
+from covey.models.live_memory import alive_bytes
 from covey.models.load import device_memory
 from covey.rollouts.learned import reward_model_bytes
 from covey.runs.reader import read_environment
@@ -115,10 +115,10 @@ def memory_measured(run: Run) -> dict[str, int]:
 
     ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.
     """
-    parts = run.learner.alive()
+    parts = run.learner.memory_bytes()
     reference = run.learner.reference
     sampler = innermost(run.sampler)
-    critic = run.critic.alive() if run.critic is not None else dict.fromkeys(parts, 0)
+    critic = run.critic.memory_bytes() if run.critic is not None else dict.fromkeys(parts, 0)
     return {
         **{name: parts[name] for name in TRAINED},
         "reference": alive_bytes(reference.state().values()) if reference is not None else 0,

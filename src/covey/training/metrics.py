@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, by_completion
 from covey.learner.schedule import learning_rate
@@ -50,7 +50,7 @@ def step_metrics(
     rollout: RolloutBatch,
     batch: Batch,
     done: StepUpdates,
-    loaded: Loaded,
+    loaded: ResolvedConfig,
     coefficients: Coefficients,
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
@@ -58,7 +58,7 @@ def step_metrics(
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups = rollout.all_groups
     advantages = by_completion(batch, batch.advantages)
-    critic = batch.critic
+    critic = batch.value_targets
     # NaN marks updates that were skipped.
     applied = [n for n in done.norms if np.isfinite(n)]
     metrics = {
@@ -71,7 +71,7 @@ def step_metrics(
         **(value_metrics(critic.values, critic.returns, batch.mask) if critic is not None else {}),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
-        "update/coverage": covered(batch, groups, algorithm.skips_idle),
+        "update/coverage": update_coverage(batch, groups, algorithm.skips_idle),
         "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
         "optimizer/updates": float(len(done.norms)),
         "optimizer/skipped": float(len(done.norms) - len(applied)),
@@ -93,7 +93,7 @@ def report_step(
     batch: Batch,
     done: StepUpdates,
     metrics: Mapping[str, float],
-    loaded: Loaded,
+    loaded: ResolvedConfig,
 ) -> None:
     """Log a step and show it on the console."""
     _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
@@ -123,7 +123,7 @@ def _note_off_centre(
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
 
 
-def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
+def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Return the fraction of sampled tokens that went through the update, and so into its metrics."""
     # (N,): completions that were computed; see ``skip_idle`` in batching.
     busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)

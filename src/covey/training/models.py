@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from covey.cluster.samplers import PlacedSamplers
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.sampling import Servers
 from covey.config.schema import Config
 from covey.config.unread import reads
@@ -20,7 +20,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import Prompted, encode_examples, texts_of
 from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.sampling.servers import Transport
-from covey.system.processes import first
+from covey.system.processes import is_rank_zero
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
@@ -29,7 +29,7 @@ from covey_verify.web import ask
 
 
 def load_trained(
-    loaded: Loaded, source: Source
+    loaded: ResolvedConfig, source: Source
 ) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
     """Return the model that a method trains, and the function that encodes its examples."""
     config = loaded.config
@@ -41,14 +41,14 @@ def load_trained(
     return policy, lambda examples: encode_examples(policy, examples, config)
 
 
-def reference_of(policy: Policy, loaded: Loaded) -> Reference | None:
+def reference_of(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
     asked = algorithm.needs_reference and loaded.config.method == "rl"
     return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if asked else None
 
 
-def policy_learner(policy: Policy, loaded: Loaded, reference: Reference | None) -> Learner[Policy]:
+def policy_learner(policy: Policy, loaded: ResolvedConfig, reference: Reference | None) -> Learner[Policy]:
     """Return the policy with its optimizer. A value head on it learns at the critic's rate."""
     config = loaded.config
     critic = loaded.algorithm.critic
@@ -57,7 +57,7 @@ def policy_learner(policy: Policy, loaded: Loaded, reference: Reference | None) 
     return Learner(policy, config.train, reference, head=policy.value, pace=pace)
 
 
-def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
+def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] | None:
     """Return the algorithm's separate critic; None if it is a head on the policy, or there is none.
 
     Raises ConfigError for a model that cannot be a critic.
@@ -87,7 +87,7 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
         return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
     folder = sampler.folder or config.output / "sync"
     token = os.environ.get(TOKEN, "")
-    if config.launch.samplers and first():  # the process that sends all requests
+    if config.launch.samplers and is_rank_zero():  # the process that sends all requests
         placed = PlacedSamplers(policy, config, folder)
         sampler = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)})
         asking = placed.ask

@@ -8,35 +8,24 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
-from covey.config.given import GivenModel
-from covey.config.load import Loaded, flatten, resolved
+from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
+from covey.config.python_objects import GivenModel
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
-from covey.insight import ending
-from covey.insight.card import CardFacts, write_cards
-from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
-from covey.insight.findings.settings import settings_of
-from covey.insight.findings.table import gravest, likely, no_signal
-from covey.insight.usage import example_of
-from covey.insight.verdict import Verdict, judge_run
+from covey.insight.result import (
+    Result,
+    better_step_hint,
+    read_result,
+    stage_table,
+)
 from covey.learner.process import caller_restored, passed_over
-from covey.models.given import lent, take_weights
-from covey.models.policy import save_policy
-from covey.models.sharded import whole_weights
-from covey.models.written import check_folder
-from covey.runs.atomic import committed_folder, write_file
+from covey.models.passed_models import restored_afterwards, take_weights
 from covey.runs.compatibility import changed_settings, refuse_other_config
-from covey.runs.completions import forget_completions
-from covey.runs.estimates import Evaluation
 from covey.runs.folder import (
-    CURVE,
     RESULT,
     STREAMS,
-    WRITTEN,
     checkpoints,
     ended_otherwise,
     latest_checkpoint,
@@ -44,30 +33,30 @@ from covey.runs.folder import (
 )
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
-from covey.system.console import RunConsole, duration
-from covey.system.integrity import damage, digest_of, sealed
+from covey.system.console import RunConsole
+from covey.system.integrity import damage
 from covey.system.parent import works_in
 from covey.system.processes import (
-    by_first,
     environment_rank,
-    first,
+    is_rank_zero,
+    on_rank_zero,
     peers_lost,
+    run_on_all,
     said_by_another,
-    together,
 )
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
-from covey.training import collect, given, preference, reward_model, rl
-from covey.training.hours import hours_line
-from covey.training.memory import in_megabytes, memory_measured
+from covey.training import collect, examples_loop, preference, reward_model, rl
+from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
+from covey.training.time_estimate import hours_line
 from covey_verify.errors import ConfigError
 
-LESSONS: Mapping[Loop, Callable[[Run], given.Lesson]] = {
-    "imitation": given.imitation,
+LESSONS: Mapping[Loop, Callable[[Run], examples_loop.Lesson]] = {
+    "imitation": examples_loop.imitation,
     "preference": preference.preferences,
     "reward_model": reward_model.judgements,
 }
@@ -75,13 +64,13 @@ LESSONS: Mapping[Loop, Callable[[Run], given.Lesson]] = {
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
     "collection": collect.train,
-    **{name: partial(given.train, lesson_of) for name, lesson_of in LESSONS.items()},
+    **{name: partial(examples_loop.train, lesson_of) for name, lesson_of in LESSONS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
 
 
 def run_pipeline(
-    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
     """Run all stages, each from the last one's final model, and continue where an earlier try stopped.
 
@@ -95,7 +84,7 @@ def run_pipeline(
         # A single stage keeps the run's own folder.
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
-        finished = by_first(partial(_finished, placed, console))
+        finished = on_rank_zero(partial(_finished, placed, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
         if not options.changes and (options.same_inputs or (finished is not None and last)):
             refuse_other_inputs(placed, ended=finished is not None)
@@ -104,9 +93,9 @@ def run_pipeline(
         else:
             _refuse_stale_stages(placed, number)
             if results:
-                together(stop.check)  # a request that came while the stage before was being written
+                run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
-        with caller_restored(), passed_over(), lent(placed.config.model):
+        with caller_restored(), passed_over(), restored_afterwards(placed.config.model):
             results.append(finished or _run_stage(placed, console, stop, options))
         if finished is not None and last:
             console.say(
@@ -115,12 +104,14 @@ def run_pipeline(
             )
             take_weights(placed.config.model, finished.folder / "final")
     if len(results) > 1:
-        for line in ending.stage_table([r.folder for r in results]):
+        for line in stage_table([r.folder for r in results]):
             console.say(line)
     return results
 
 
-def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> list[Result]:
+def run_in_folder(
+    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions
+) -> list[Result]:
     """Call ``run_pipeline`` and record a failure in the run's folder. Raises CoveyError."""
     home = loaded.config.output
     works_in(home)
@@ -140,17 +131,17 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
     return results
 
 
-def _select_rows(loaded: Loaded, console: RunConsole) -> Result:
+def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
     """Run a stage that needs no model: select rows, and write the result."""
     folder = loaded.config.output
     began = time.monotonic()
-    example = by_first(lambda: select(loaded, console))
+    example = on_rank_zero(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    by_first(lambda: _leave_result(result, {}))
+    on_rank_zero(lambda: write_result(result, {}))
     return result
 
 
-def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
+def _in_pipeline(stage: ResolvedConfig, number: int, before: list[Result]) -> ResolvedConfig:
     """Return a stage's config with its own folder, names of earlier stages replaced by paths.
 
     Its model is that of the stage it names, or of the last stage that left a policy.
@@ -185,7 +176,7 @@ def _placed_reward(spec: object, known: Mapping[str, Path]) -> object:
     }
 
 
-def _finished(stage: Loaded, console: RunConsole) -> Result | None:
+def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:
     """Return the result of a stage that is complete and whose model exists.
 
     None if something is left to do: to begin, to continue, to train more steps than before, or to write a
@@ -223,7 +214,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     return None
 
 
-def _refuse_late_changes(stage: Loaded) -> None:
+def _refuse_late_changes(stage: ResolvedConfig) -> None:
     """Raise ConfigError if settings were changed that a completed stage can no longer follow."""
     late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
     if late:
@@ -233,7 +224,7 @@ def _refuse_late_changes(stage: Loaded) -> None:
         )
 
 
-def _refuse_stale_stages(stage: Loaded, number: int) -> None:
+def _refuse_stale_stages(stage: ResolvedConfig, number: int) -> None:
     """Raise CheckpointError if a stage would train further though a later one began from its model."""
     output = stage.config.output
     if stage.home is None:  # no pipeline
@@ -246,7 +237,7 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
         )
 
 
-def _run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
+def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
     config = loaded.config
     loop = METHODS[config.method].loop
@@ -257,7 +248,7 @@ def _run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, options: R
     record_inputs(loaded, inputs)
     if config.method in MAKES_EXAMPLES:
         run.test_set = []  # the model stays as it is
-    by_first(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
+    on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
@@ -279,8 +270,8 @@ def _run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, options: R
 
 def _answer_stop(run: Run, again: str) -> None:
     """Tell the user at a signal when the run will end; ``again``: the name of a second one."""
-    if first():
-        run.journal.console.answer(run.course.outlook(again))
+    if is_rank_zero():
+        run.journal.console.answer(run.progress.describe_stop(again))
 
 
 def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
@@ -301,12 +292,12 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.test_set:
                 evaluations["after"] = run.evaluate()
-            again = measured_again(run) if run.test_set else None
+            again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
-                run.find(run.state.step - 1)
+                run.report_findings(run.state.step - 1)
             run.journal.console.doing("writing the model")
             with run.journal.clock("final"):
-                return finish(run, evaluations, again)
+                return finish_run(run, evaluations, again)
     # Everything up to the last complete step is saved; the message tells the user where.
     except Stopped as stopped:
         run.save()
@@ -316,133 +307,5 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
     except GuardStop as reason:
         kept = checkpoints(config.output)
         last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
-        better = offer(by_first(run.journal.folder.best), config.output)
+        better = better_step_hint(on_rank_zero(run.journal.folder.best), config.output)
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None
-
-
-def finish_examples(run: Run) -> Result:
-    """Write the examples and the result of a collecting stage."""
-    by_first(lambda: collect.kept(run))
-    seconds = round(run.journal.clock.total(), 1)
-    example = example_of([p.problem for p in run.train_set])
-    folder = run.journal.folder.path
-    result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
-    by_first(lambda: _conclude(run, result))
-    return result
-
-
-def _conclude(run: Run, result: Result) -> None:
-    """Write the result, last of all: its existence marks the stage as complete."""
-    written = {name: list(known) for name, known in run.journal.folder.sync().streams.items()}
-    _leave_result(result, written)
-
-
-def _leave_result(result: Result, written: Mapping[str, object]) -> None:
-    """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
-    made = result.folder / EXAMPLES
-    examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
-    write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
-
-
-def measured_again(run: Run) -> Evaluation | None:
-    """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
-    train = run.loaded.config.train
-    if train.stop_at is None or run.state.step >= train.steps or not run.spare:
-        return None
-    found = run.measure(run.spare)
-    values = {name: estimate.value for name, estimate in found.summary().items()}
-    run.journal.event(run.state.step, "measured again", problems=len(run.spare), **values)
-    return found
-
-
-def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
-    """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
-    if not run.state.updates:
-        why = "Every gradient was 0; check the settings of `loss`"
-        if run.loaded.config.method == "rl":
-            metrics = run.journal.folder.read("metrics.jsonl")
-            found = no_signal(metrics, settings_of(run.loaded), run.findings())
-            why = f"No group had a nonzero advantage: {found}"
-        raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
-    best = by_first(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
-    # The model to write is an earlier one, and so is its evaluation.
-    if best is not None and best.step != run.state.step:
-        run.go_back(best.step)
-        evaluations = {**evaluations, "after": best.evaluation}
-    run.learner.check_finite(str(run.journal.folder.path / "final"))
-    # All processes have to take part; only the first one writes.
-    critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
-    return by_first(lambda: _write_final(run, evaluations, critic, again))
-
-
-def _write_final(
-    run: Run,
-    evaluations: Mapping[str, Evaluation],
-    critic: Mapping[str, Tensor],
-    again: Evaluation | None,
-) -> Result:
-    """Write the model, its card and the curve of a run that has ended, and print the verdict."""
-    folder = run.journal.folder.path
-    seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
-    best = run.journal.folder.best()
-    takes_best = run.loaded.config.train.final == "best"
-    verdict = _verdict(run, evaluations, again, seconds)
-    example = example_of([p.problem for p in run.test_set or run.train_set])
-    metrics = run.journal.folder.read("metrics.jsonl")
-    besides = ranked(metrics, run.held_out) or CardFacts.besides
-    steps = best.step if best is not None and takes_best else run.state.step
-    loader = run.learner.policy.loader_name
-    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, besides))
-    run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
-    title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
-    ending.write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
-    # Completions drawn ahead are of no use after the last step.
-    forget_completions(folder)
-    result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
-    _conclude(run, result)
-    words = verdict.sentence if verdict else f"done in {duration(seconds)}"
-    scores = "" if verdict and not run.held_out else f". {besides}"
-    run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
-    _say_what_to_do(run, verdict, "" if takes_best else offer(best, folder))
-    return result
-
-
-def _verdict(
-    run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None, seconds: float
-) -> Verdict | None:
-    """Return the verdict on a run, None if it was not evaluated; it names a better step if there is one."""
-    if not evaluations:
-        return None
-    train = run.loaded.config.train
-    verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
-    sentence = verdict.sentence
-    if again is not None:
-        rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
-        sentence += f"; stopped at {train.stop_at:.0%} sampled, {rate}"
-    best = run.journal.folder.best()
-    if best is not None:
-        sentence += told_of_better(best, run.state.step, train.final == "best")
-    return replace(verdict, sentence=sentence)
-
-
-def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
-    """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
-    with committed_folder(run.journal.folder.path / "final") as final:
-        save_policy(run.learner.policy.whole, final)
-        if run.critic is not None:
-            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
-            check_folder(final / "critic", critic)
-        write_cards(final, trained)
-
-
-def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
-    """Print how to get the best step, and the likely cause if the run did not learn."""
-    if better:
-        run.journal.say(f"the {better}, or train with train.final: best", "yellow")
-    if verdict is None or verdict.word not in ("did not learn", "got worse"):
-        return
-    # The gravest finding names the cause; without findings the logs are searched for a likely one.
-    streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
-    cause = gravest(run.findings()) or likely(*streams, settings_of(run.loaded))
-    if cause is not None:
-        run.journal.say(f"likely cause: {cause}", "yellow")

@@ -24,8 +24,8 @@ from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.sampling.prompts import GivenAnswer, Prompted
-from covey.system.processes import by_first, together
-from covey.training.given import GivenObjective, Lesson, Shares
+from covey.system.processes import on_rank_zero, run_on_all
+from covey.training.examples_loop import GivenObjective, Lesson, Shares
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
@@ -212,7 +212,7 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         for answer in example.answers:
             # The mask decides which log-probs are summed, so it is part of the identity.
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
-    known = by_first(lambda: _kept(path.parent, digest.hexdigest()))
+    known = on_rank_zero(lambda: _kept(path.parent, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
     # The number of whole examples whose log-probs are ``known``.
     done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
@@ -225,18 +225,18 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         learner = _first_learner(run, path)
     run.journal.console.doing("scoring the reference")
     while done < len(examples):
-        together(run.safe_point)
+        run_on_all(run.safe_point)
         batch = given_batch(examples[done : done + SCORED_AT_ONCE])
         known = np.concatenate([known, summed(learner, batch).numpy()])
         done = min(done + SCORED_AT_ONCE, len(examples))
-        by_first(partial(write_file, path, packed_sums(known, digest.hexdigest())))
+        on_rank_zero(partial(write_file, path, packed_sums(known, digest.hexdigest())))
     return list(torch.from_numpy(known).split(counts))
 
 
 def _first_learner(run: Run, path: Path) -> Learner[Policy]:
     """Return a learner with the model that the run began with. Raises CheckpointError if it has changed."""
     problem = f"{path}: the reference log-probs are missing, damaged, or belong to other examples"
-    changed = by_first(lambda: _changed_start(run))
+    changed = on_rank_zero(lambda: _changed_start(run))
     if changed or run.first_policy is None:
         why = f"{changed[0]} since the run began" if changed else "the run was given its model as an object"
         raise CheckpointError(

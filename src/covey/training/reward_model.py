@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import GivenModel
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective
-from covey.models.given import adapter_of, checked_model, is_classifier
 from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores
+from covey.models.passed_models import adapter_of, checked_model, is_classifier
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer
 from covey.models.reward_model import (
@@ -34,7 +34,7 @@ from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training.given import GivenObjective, Lesson, Shares
+from covey.training.examples_loop import GivenObjective, Lesson, Shares
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -99,7 +99,7 @@ class RewardObjective(GivenObjective):
         return loss, {"loss": float(loss.detach()), **means}
 
 
-def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
+def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
     if isinstance(config.model, GivenModel) and is_classifier(checked_model(config.model)[0]):
@@ -114,7 +114,7 @@ def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> Tra
     return model
 
 
-def _given(given: GivenModel, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
+def _given(given: GivenModel, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
     model, tokenizer = checked_model(given)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(
@@ -125,7 +125,7 @@ def _given(given: GivenModel, kind: Judges, loaded: Loaded) -> TrainedRewardMode
     return with_precision(judge, loaded.config)
 
 
-def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
+def _continued(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
     model = pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
         raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")

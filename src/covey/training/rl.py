@@ -10,7 +10,7 @@ from math import isfinite
 import torch
 
 from covey.config.contradictions import updates_of
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, OldDistribution, collate, minibatches, select_tokens
 from covey.learner.learner import Learner, Objective
@@ -24,10 +24,10 @@ from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.rollouts.loop import Rollouts
-from covey.runs.completions import CompletionFiles
+from covey.runs.pending import PendingCompletions
 from covey.training.metrics import StepUpdates, report_step, step_metrics
+from covey.training.misattributed import note_strangers, strangers
 from covey.training.run import AnyLearner, Run
-from covey.training.strangers import note_strangers, strangers
 from covey.types import Group
 
 
@@ -50,10 +50,10 @@ def train(run: Run) -> None:
                 done = update(run, batch, old, step)
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
-            metrics = step_metrics(step, rollout, batch, done, loaded, now) | run.moved()
+            metrics = step_metrics(step, rollout, batch, done, loaded, now) | run.drift_metrics()
             note_strangers(journal, step, strangers(rollout.groups, done.stats, before))
             report_step(journal, step, rollout, batch, done, metrics, loaded)
-            run.follow(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
+            run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
             refresh(run.learner, loaded.algorithm, before)
             if run.end_step(metrics):
                 break
@@ -62,7 +62,7 @@ def train(run: Run) -> None:
 def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
     """Return the batches of the remaining steps; closing the generator ends a thread that samples ahead."""
     config = run.loaded.config
-    store = CompletionFiles(run.journal.folder.path) if config.rollout.staleness else None
+    store = PendingCompletions(run.journal.folder.path) if config.rollout.staleness else None
     parts = (run.train_set, run.sampler, run.rewards, config.rollout, run.loaded.algorithm, config.seed)
     rollouts = Rollouts(*parts, config.train.steps, store)
     return rollouts.after(run.state.step, run.state.position, run.on_sample)
@@ -104,7 +104,7 @@ def learners_of(
 
 def prepare(
     groups: Sequence[Group],
-    loaded: Loaded,
+    loaded: ResolvedConfig,
     old: OldLogprobs,
     coefficients: Coefficients,
     learner: Learner[Policy],
@@ -131,7 +131,7 @@ def prepare(
     return with_advantages(batch, groups, algorithm, kl_coef=coefficients.kl, values=values)
 
 
-def updates(batch: Batch, loaded: Loaded, old: OldLogprobs, step: int) -> Iterator[Batch]:
+def updates(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:
     """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     config = loaded.config
     # Before the first update the current policy is the old policy, so every ratio is exactly 1.

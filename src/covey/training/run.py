@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.errors import CheckpointError, GuardStop
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.settings import settings_of
@@ -19,7 +19,7 @@ from covey.learner.batching import Batch
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
-from covey.models.sharded import own
+from covey.models.sharded import local_part
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
 from covey.rewards.base import Rewards
@@ -35,15 +35,15 @@ from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
 from covey.system.fault_injection import Faults
 from covey.system.integrity import damage
-from covey.system.processes import by_first, first, together
+from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
 from covey.system.signals import StopSignal
-from covey.training.course import Course
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
+from covey.training.progress import Progress
 from covey.types import Group
 
 
-class Wish(NamedTuple):
+class ObserverRequest(NamedTuple):
     """What an observer wants after a step."""
 
     stop: bool = False
@@ -60,7 +60,7 @@ class Observer:
     def step_begins(self, step: int) -> None:
         """Called before a step, counted from 0."""
 
-    def step_ends(self, step: int, metrics: Mapping[str, float]) -> Wish | None:
+    def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest | None:
         """Called after ``step`` steps with the last one's metrics; None: no wish."""
 
     def saved(self, folder: Path) -> None:
@@ -95,7 +95,7 @@ AnyLearner: TypeAlias = Learner[Policy] | Learner[ValueModel]
 class Run:
     """A stage's models, data, journal and state, which the training loops work with."""
 
-    loaded: Loaded
+    loaded: ResolvedConfig
     learner: Learner[Policy]
     sampler: Sampler
     rewards: Rewards
@@ -119,11 +119,11 @@ class Run:
         train = self.loaded.config.train
         rl = self.loaded.config.method == "rl"
         updates = train.inner_epochs * train.updates_per_batch if rl else 1
-        self.course = Course(self.journal.clock, train.steps, updates)
+        self.progress = Progress(self.journal.clock, train.steps, updates)
 
     def begin_step(self) -> None:
         """Note that a step begins, and inject the faults that a test has planned for it."""
-        self.course.step_begins()
+        self.progress.step_begins()
         self.options.observer.step_begins(self.state.step)
         self.options.faults.at_step()
 
@@ -133,7 +133,7 @@ class Run:
         A step that is broken off before its first update leaves no trace, and a resume repeats it.
         """
         self.watchdog.progress()
-        if self.course.whole:
+        if self.progress.between_steps:
             self.stop.check()
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
@@ -149,23 +149,25 @@ class Run:
         If it or the loss is not finite nothing is applied, the batch is kept, and NaN is returned. Raises
         GuardStop after ``guards.bad_updates`` of these in a row.
         """
-        if self.course.whole:
-            together(self.safe_point)
+        if self.progress.between_steps:
+            run_on_all(self.safe_point)
         config = self.loaded.config
         faults = self.options.faults
-        self.course.update_begins(number)
+        self.progress.update_begins(number)
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
         # An infinite loss can have a finite gradient; neither is applied.
         norm = learner.step(learning_rate(step, learner.train, number)) if math.isfinite(loss) else math.nan
         # Fault injection of tests; without one planned it does nothing.
-        faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
+        faults.in_weights([local_part(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
             norm = math.nan
             name = f"step_{step:06d}_{self.state.guards.bad_updates}"
             record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
             # Before ``clear``: the journal keeps the batch and the parameters whose gradient is not finite.
-            self.journal.skipped_update(name, minibatch, {**record, "parameters": learner.struck()})
+            self.journal.skipped_update(
+                name, minibatch, {**record, "parameters": learner.nonfinite_parameters()}
+            )
             self.journal.event(step, "update skipped", loss=loss, batch=name)
             learner.clear()
         memory, stop = judge_update(math.isfinite(norm), self.state.guards, config.guards, step)
@@ -177,32 +179,40 @@ class Run:
     def advance(self, step: int, position: Position | None = None) -> None:
         """Mark a step as complete: a resume begins after it, once its logs are written."""
         self.watchdog.progress()
-        self.course.whole = False
+        self.progress.between_steps = False
         self.state = replace(self.state, step=step, position=position or Position())
         if why := self.journal.console.lost_output():
             self.journal.event(step, "output lost", because=why)
 
-    def moved(self) -> dict[str, float]:
+    def drift_metrics(self) -> dict[str, float]:
         """Measure how far the policy has moved since the run began."""
         with self.journal.clock("drift"):
             return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
 
-    def find(
+    def report_findings(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
         """Print new findings, each once in a run."""
-        if not first():
+        if not is_rank_zero():
             return
         for finding in self.watch.after(step, metrics, groups):
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
 
-    def follow(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool) -> None:
+    def apply_guards(
+        self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool
+    ) -> None:
         """Update findings, guards and coefficients after a step. Raises GuardStop."""
-        self.find(step, metrics, groups)
+        self.report_findings(step, metrics, groups)
         config = self.loaded.config
         now = self.state.coefficients
         memory, actions = judge_step(
-            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal, self._cause
+            step,
+            metrics,
+            signal,
+            self.state.guards,
+            config.guards,
+            self._why_no_signal,
+            self._gravest_finding,
         )
         for action in actions:
             if isinstance(action, Stop):
@@ -224,16 +234,16 @@ class Run:
         """Estimate the seconds left, evaluations included; None before the first step."""
         every = self.loaded.config.eval.every
         steps = self.loaded.config.train.steps
-        now = self.course.step
+        now = self.progress.step
         between = (steps - 1) // every - now // every if every and now < steps else 0
         last = now < steps or self.journal.clock.phase != "eval"
-        return self.course.left(between + last if self.test_set else 0)
+        return self.progress.seconds_left(between + last if self.test_set else 0)
 
     def _why_no_signal(self, steps: int) -> str:
         metrics = self.journal.folder.read("metrics.jsonl")[-steps:]
         return no_signal(metrics, settings_of(self.loaded), self.findings())
 
-    def _cause(self) -> str:
+    def _gravest_finding(self) -> str:
         found = gravest(self.findings())
         return f"As was said after step {found.step + 1}: {found}" if found else ""
 
@@ -260,11 +270,11 @@ class Run:
 
     def evaluate(self) -> Evaluation:
         """Measure held-out accuracy now and log it for the present step."""
-        result = self.measure(self.test_set[: self.loaded.config.eval.problems])
+        result = self.evaluate_on(self.test_set[: self.loaded.config.eval.problems])
         self.journal.held_out(self.state.step, result)
         return result
 
-    def measure(self, problems: Sequence[Prompted]) -> Evaluation:
+    def evaluate_on(self, problems: Sequence[Prompted]) -> Evaluation:
         """Measure accuracy on some problems now."""
         config = self.loaded.config
         self.journal.console.doing("evaluating")
@@ -281,7 +291,7 @@ class Run:
 
     def evaluation_at(self, step: int) -> Evaluation:
         """Return held-out accuracy at this step, measured now or read from an earlier try's log."""
-        for record in by_first(lambda: self.journal.folder.read("evals.jsonl")):
+        for record in on_rank_zero(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
         return self.evaluate()
@@ -289,8 +299,8 @@ class Run:
     def end_step(self, metrics: Mapping[str, float]) -> bool:
         """Evaluate and save when it is time, and tell the observer; return True if the stage ends here."""
         reached = self.evaluate_and_save()
-        wish = self.options.observer.step_ends(self.state.step, metrics) or Wish()
-        if wish.save and not by_first(checkpoint_at(self.journal.folder.path, self.state.step).exists):
+        wish = self.options.observer.step_ends(self.state.step, metrics) or ObserverRequest()
+        if wish.save and not on_rank_zero(checkpoint_at(self.journal.folder.path, self.state.step).exists):
             self.save()
         return wish.stop or reached
 
@@ -302,23 +312,23 @@ class Run:
         train = self.loaded.config.train
         every = self.loaded.config.eval.every
         step = self.state.step
-        self.course.step_ends(step)
+        self.progress.step_ends(step)
         done = step >= train.steps
         if self.test_set and every and step % every == 0 and not done:
             now = self.evaluation_at(step)
             if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
-            best = by_first(self.journal.folder.best)
+            best = on_rank_zero(self.journal.folder.best)
             # ``by_first``: the first process alone reads files, and all act on what it found.
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
-        if not done and by_first(self._save_is_due):
+        if not done and on_rank_zero(self._save_is_due):
             self.save()
         return False
 
     def _save_is_due(self) -> bool:
         train = self.loaded.config.train
-        late = 0 < train.save_minutes <= self.course.unsaved_minutes()
+        late = 0 < train.save_minutes <= self.progress.unsaved_minutes()
         return late or self.state.step % train.save_every == 0
 
     def save(self) -> None:
@@ -330,13 +340,13 @@ class Run:
         with journal.clock("save"):
             faults = self.options.faults
             save_checkpoint(journal.folder, self.learner, self.critic, self.state, train.keep, faults)
-        self.course.checkpoint()
+        self.progress.checkpoint()
         self.options.observer.saved(checkpoint_at(journal.folder.path, self.state.step))
 
     def restore(self) -> bool:
         """Go back to the newest good checkpoint; False if there is none. Raises CheckpointError."""
         journal = self.journal
-        checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
+        checkpoint, complaints = on_rank_zero(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
         logged = LogState()
@@ -347,19 +357,19 @@ class Run:
         # Without a checkpoint too: the sampler may hold other weights, as after another stage.
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
-        by_first(lambda: self._rewind(logged))
-        times = by_first(lambda: journal.folder.read("timings.jsonl"))
+        on_rank_zero(lambda: self._rewind(logged))
+        times = on_rank_zero(lambda: journal.folder.read("timings.jsonl"))
         journal.clock.recall(times)
-        self.course.begin(self.state.step, checkpoint is not None)
+        self.progress.begin(self.state.step, checkpoint is not None)
         return checkpoint is not None
 
-    def go_back(self, step: int) -> None:
+    def load_weights_of(self, step: int) -> None:
         """Load the weights of an earlier step's checkpoint; the run's step does not change.
 
         Raises CheckpointError if the checkpoint is damaged or gone.
         """
         checkpoint = checkpoint_at(self.journal.folder.path, step)
-        if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
+        if problem := on_rank_zero(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
             raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
         load_checkpoint(checkpoint, self.learner, self.critic)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from covey.config.load import Loaded, resolved_yaml
+from covey.config.load import ResolvedConfig, resolved_yaml
 from covey.config.schema import Data
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.harvest import ExampleRow, as_jsonl
@@ -21,7 +21,7 @@ FOLDS = 5
 """Folds of the labelled lines; each is judged by a classifier that has not seen it."""
 
 
-def select(loaded: Loaded, console: RunConsole) -> Problem:
+def select(loaded: ResolvedConfig, console: RunConsole) -> Problem:
     """Write the rows of `data.train` that a classifier learned from `data.examples` wants.
 
     Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
@@ -44,7 +44,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
         f"cross-validation on the labelled lines: {sum(judged)} of {len(judged)} classified correctly{chance}"
     )
     classifier = TextClassifier(texts, labels)
-    scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
+    scored = [(classifier.probability(text_of_row(row, data, "data.train")), row) for row in corpus]
     selected: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
     if not selected:
         best = max((p for p, _ in scored), default=0.0)
@@ -56,12 +56,12 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     write_own(config.output, "config.yaml", resolved_yaml(loaded))
     write_file(config.output / EXAMPLES, as_jsonl(selected))
     console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
-    return Problem("filter", said_in(selected[0], data, ""))
+    return Problem("filter", text_of_row(selected[0], data, ""))
 
 
 def _labelled(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[float]]:
     """Return the texts of the labelled lines and their labels. Raises DataError if they teach nothing."""
-    texts = [said_in(row, data, "data.examples") for row in rows]
+    texts = [text_of_row(row, data, "data.examples") for row in rows]
     labels = [_label(row) for row in rows]
     if len(set(labels)) < 2:
         raise DataError(
@@ -77,7 +77,7 @@ def _labelled(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[f
     return texts, labels
 
 
-def said_in(row: ExampleRow, data: Data, where: str) -> str:
+def text_of_row(row: ExampleRow, data: Data, where: str) -> str:
     """Return the text of a row, or its prompt and answer."""
     parts = [row[name] for name in ("text", data.prompt, data.completion) if isinstance(row.get(name), str)]
     if not parts:

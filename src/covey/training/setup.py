@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from covey.config.given import GivenModel
-from covey.config.load import Loaded, resolved_yaml
+from covey.config.load import ResolvedConfig, resolved_yaml
+from covey.config.python_objects import GivenModel
 from covey.errors import RECORD, START, CheckpointError
 from covey.learner.process import set_process
 from covey.models.chat import rendered_at
@@ -18,20 +18,20 @@ from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
 from covey.runs.compatibility import environment, found_differences
-from covey.runs.completions import forget_completions
 from covey.runs.folder import INEXACT, RunFolder, checkpoints
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.origin import write_own
+from covey.runs.pending import forget_completions
 from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import Prompted, dropped_rows, encode
 from covey.sampling.tools.reader import reader_by
-from covey.sampling.tools.use import untold, with_tools
+from covey.sampling.tools.use import unexplained_tools, with_tools
 from covey.system.console import RunConsole
 from covey.system.integrity import sealed
-from covey.system.processes import by_first, first, together
+from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
 from covey.system.signals import StopSignal
 from covey.training.hooks import connect
 from covey.training.memory import plan_memory
@@ -48,7 +48,9 @@ class EncodedTask(NamedTuple):
     held_out: list[Prompted]
 
 
-def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
+def set_up(
+    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+) -> Run:
     """Build a run; if its folder holds an unfinished run of the same config, resume that.
 
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
@@ -73,7 +75,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         train_set=encoded.train,
         test_set=encoded.test,
         held_out=encoded.held_out,
-        journal=Journal(together(lambda: RunFolder(config.output)), console, Clock(policy.device)),
+        journal=Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
@@ -91,7 +93,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     return run
 
 
-def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Policy, EncodedTask]:
+def load_and_encode(task: Task, loaded: ResolvedConfig, console: RunConsole) -> tuple[Policy, EncodedTask]:
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
     config = loaded.config
     source = task.source
@@ -108,13 +110,13 @@ def load_and_encode(task: Task, loaded: Loaded, console: RunConsole) -> tuple[Po
     notes = [*speed_notes(policy, config), *unfollowed(policy, config, loaded.run)]
     notes += unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
     notes += dropped_rows(source.rows, [*train, *held_out, *test])
-    notes += untold(policy, source, task.toolbox, config.method)
+    notes += unexplained_tools(policy, source, task.toolbox, config.method)
     for note in notes:
         console.say(note, "yellow")
     return policy, EncodedTask(train, test, held_out)
 
 
-def _first_policy(loaded: Loaded, task: Task) -> Callable[[], Policy] | None:
+def _first_policy(loaded: ResolvedConfig, task: Task) -> Callable[[], Policy] | None:
     """Return a function that loads the run's first model again; None for a model given as an object."""
     if isinstance(loaded.config.model, GivenModel):
         return None
@@ -153,7 +155,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     folder = journal.folder
     begun = bool(checkpoints(folder.path))
     now = process_record(run, memory, begun)
-    differences = by_first(lambda: found_differences(loaded, begun, now))
+    differences = on_rank_zero(lambda: found_differences(loaded, begun, now))
     harmful = [d for d in differences if d.verdict != "safe"]
     if options.strict and loaded.config.rollout.staleness and begun:
         raise CheckpointError(
@@ -167,7 +169,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         )
     # Completions drawn ahead by a process that differs are not used.
     if harmful:
-        by_first(lambda: forget_completions(folder.path))
+        on_rank_zero(lambda: forget_completions(folder.path))
     if run.restore():
         journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:
@@ -175,7 +177,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         if harmful:
             journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     # Last, so that a refused resume leaves the files as they were.
-    if first():
+    if is_rank_zero():
         write_own(folder.path, "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(now))
         if options.start:

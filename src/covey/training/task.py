@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from covey.cluster.judges import placed_link
-from covey.config.load import Loaded
+from covey.cluster.reward_workers import placed_link
+from covey.config.load import ResolvedConfig
 from covey.rewards.base import Rewards
 from covey.rollouts.learned import forget, rewards_of
 from covey.sampling.tools.running import Toolbox
@@ -29,7 +29,7 @@ class Task:
     """The tools that the model may call."""
 
 
-def checked_task(loaded: Loaded, console: RunConsole, options: RunOptions) -> Task:
+def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOptions) -> Task:
     """Load problems, rewards and tools, try them on each other, and print notes for the user.
 
     Raises ConfigError, DataError or RewardError.
@@ -50,7 +50,7 @@ def checked_task(loaded: Loaded, console: RunConsole, options: RunOptions) -> Ta
     return task
 
 
-def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None]) -> None:
+def _account_for_columns(task: Task, loaded: ResolvedConfig, say: Callable[[str], None]) -> None:
     """Print who reads each column of the data, and which columns nobody reads."""
     config = loaded.config
     source = task.source
@@ -62,7 +62,7 @@ def _account_for_columns(task: Task, loaded: Loaded, say: Callable[[str], None])
     print_readers(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
 
 
-def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
+def judges(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
     """Return the rewards of a run; none if the method learns without and the config names none."""
     config = loaded.config
     named = config.rewards or source.rewards

@@ -15,7 +15,7 @@ from covey.trl.configs import (
     ScriptArguments,
     SFTConfig,
 )
-from covey.trl.given import DPOTrainer, KTOTrainer, RewardTrainer, SFTTrainer
+from covey.trl.offline import DPOTrainer, KTOTrainer, RewardTrainer, SFTTrainer
 from covey.trl.sampled import GRPOTrainer, RLOOTrainer
 from covey.trl.script import TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
 from covey.trl.trainer import TrainOutput

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from covey.config.given import MOST_STREAMED
+from covey.config.python_objects import MOST_STREAMED
 from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
 from covey.tasks.sampled import SAMPLED, sampled_column

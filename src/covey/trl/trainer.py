@@ -21,14 +21,14 @@ from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, T
 from transformers.trainer_callback import CallbackHandler
 
 from covey.api import run_start
-from covey.config.given import GivenModel, with_given
+from covey.config.python_objects import GivenModel, with_given
 from covey.config.start import Start
 from covey.errors import GuardStop
-from covey.insight.ending import Result
+from covey.insight.result import Result
 from covey.learner.process import caller_restored, torch_as_new
-from covey.models.given import lent
+from covey.models.passed_models import restored_afterwards
 from covey.training.measure import measure
-from covey.training.run import Observer, Wish
+from covey.training.run import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
@@ -323,7 +323,7 @@ class Trainer(Observer):
             if not self._running:  # within a run all of this is so already
                 around.enter_context(torch_as_new())
                 around.enter_context(caller_restored())
-                around.enter_context(lent(loaded.config.model))
+                around.enter_context(restored_afterwards(loaded.config.model))
             return measure(loaded, self.state.global_step)
 
     def _measuring(self) -> dict[str, object]:
@@ -369,7 +369,7 @@ class Trainer(Observer):
         """Call on_save."""
         self._call("on_save", checkpoint=str(folder))
 
-    def step_ends(self, step: int, metrics: Mapping[str, float]) -> Wish:
+    def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest:
         """Do after a step what its callbacks and the config ask for; return what is left to do."""
         self._count(step)
         self._unlogged.append(metrics)
@@ -388,7 +388,7 @@ class Trainer(Observer):
                 self.evaluate()
         if ends and step < self.schedule.steps:
             self._call("on_epoch_begin")
-        return Wish(
+        return ObserverRequest(
             self.control.should_training_stop, self.control.should_save and step < self.schedule.steps
         )
 

@@ -294,7 +294,7 @@ def test_labels_of_an_axis_are_the_numbers_they_stand_at(page, tmp_path) -> None
 
 def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> None:
     run = site.root / "one"
-    record = {"exit_code": 75, "error": "stopped by SIGTERM", "go_on": "covey resume runs/one"}
+    record = {"exit_code": 75, "error": "stopped by SIGTERM", "resume_command": "covey resume runs/one"}
     (run / ".lock").write_text("")
     (run / "exit.json").write_text(json.dumps(record))
     (run / "findings.jsonl").write_text(

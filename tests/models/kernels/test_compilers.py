@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from covey.models.kernels import build, kept
+from covey.models.kernels import build
 from covey.models.kernels.choice import Trial
 from covey.models.kernels.compiler import LEVELS
 from covey.runs.compatibility import _library
+from covey.system.cache import cache_folder
 
 WORKS = """\
 if [ "$1" = --version ]; then echo "$0 1.0"; exit; fi
@@ -248,4 +249,4 @@ def test_the_folder_is_asked_for_once_not_blamed_on_compilers(machine: Machine, 
     with pytest.warns(UserWarning, match="cannot be used .no folder"):
         assert machine.library() is None
     assert capfd.readouterr().err == ""
-    assert kept.cache_folder() == machine.cache
+    assert cache_folder() == machine.cache

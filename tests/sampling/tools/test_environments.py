@@ -27,7 +27,7 @@ from covey.rewards.contract import Context, Reward
 from covey.rewards.environments import environment_reward
 from covey.rng import key
 from covey.rollouts.metrics import tool_metrics
-from covey.runs.completions import CompletionFiles
+from covey.runs.pending import PendingCompletions
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler, Owner
@@ -46,7 +46,7 @@ from covey_verify.sandbox.wire import Attributes, decode_value, encode_value
 from covey_verify.types import Score
 from tests import fakes
 from tests.conftest import policy_of, random_prompts
-from tests.train.test_runs import StopAt, fingerprint, start
+from tests.training.test_runs import StopAt, fingerprint, start
 
 FILE = '''
 import asyncio, os, random, time
@@ -599,8 +599,8 @@ def test_a_reward_that_asks_for_an_environment_needs_one(folder: Path) -> None:
 
 def kept_again(run: Path, state: dict[str, object] | None) -> Iterator[Completion | None]:
     request, params = requests()[0], SamplingParams(4)
-    CompletionFiles(run).add(0, request, params, Sampled(0, 0, completion(state)))
-    yield CompletionFiles(run).find(0, request, 0, params)
+    PendingCompletions(run).add(0, request, params, Sampled(0, 0, completion(state)))
+    yield PendingCompletions(run).find(0, request, 0, params)
 
 
 @pytest.mark.parametrize("state", [None, {"total": 3, "cells": [1, {"a": None}]}])

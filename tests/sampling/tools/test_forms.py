@@ -17,7 +17,7 @@ from covey.models.tiny import CHAT_TEMPLATE
 from covey.sampling.prompts import encode_examples
 from covey.sampling.tools.inserted import answer_tokens
 from covey.sampling.tools.reader import turn_reader
-from covey.sampling.tools.use import untold
+from covey.sampling.tools.use import unexplained_tools
 from covey.tasks.examples import Example
 from covey.types import Problem
 from covey_verify.calls.call import ToolCall
@@ -528,7 +528,7 @@ def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> No
         SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA]),
     )
     with pytest.raises(ConfigError, match="no place for a tool's reply"):
-        list(untold(policy, source, toolbox))
+        list(unexplained_tools(policy, source, toolbox))
 
 
 OWN_FORM = (
@@ -543,7 +543,7 @@ def untold_of(policy: Policy, template: str, *schemas: Any) -> list[str]:
     policy.tokenizer.chat_template = template
     source = SimpleNamespace(train=[CHAT], test=[])
     toolbox: Any = SimpleNamespace(functions={"look_up": None}, schemas=schemas or [SCHEMA])
-    return list(untold(policy, source, toolbox))
+    return list(unexplained_tools(policy, source, toolbox))
 
 
 def test_calls_that_would_not_be_read_are_refused_with_their_text(policy: Policy) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from covey.cli import main
 from covey.insight.rescore import rescore
+from covey.insight.sample_command import sample_command
 from covey.insight.show import show_group
-from covey.insight.usage import sample_command
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards
@@ -25,7 +25,7 @@ from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
-from tests.train.test_runs import StopAt, fingerprint, metrics_of, start
+from tests.training.test_runs import StopAt, fingerprint, metrics_of, start
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from covey.config.given import plain
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
+from covey.config.python_objects import plain
 from covey.objective.bound import Bound
 from covey.tasks import TASKS
 
@@ -28,12 +28,12 @@ def unknown(_: str) -> Unknown:
     return UNKNOWN
 
 
-def settings_of(loaded: Loaded) -> SettingOf:
+def settings_of(loaded: ResolvedConfig) -> SettingOf:
     """Return a lookup of a run's resolved settings; functions of the algorithm are names, by their axis."""
     return partial(_setting, loaded)
 
 
-def _setting(loaded: Loaded, name: str) -> Any:
+def _setting(loaded: ResolvedConfig, name: str) -> Any:
     if name == "rewards":
         task = TASKS.get(loaded.config.data.task or "")
         return plain(loaded.config.rewards or (task.rewards if task else ()), loaded.folder)

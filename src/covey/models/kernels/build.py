@@ -21,14 +21,8 @@ from typing import NamedTuple
 
 from covey.models.kernels.choice import Trial, trial_of
 from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
-from covey.models.kernels.kept import (
-    cache_folder,
-    keep_file,
-    keep_library,
-    kept_library,
-    own_file,
-    tell_damaged,
-)
+from covey.models.kernels.kept import keep_library, kept_library, tell_damaged
+from covey.system.cache import cache_folder, keep_file, own_file
 from covey.system.integrity import sealed, unsealed
 from covey_verify.children import CRASHES, how_ended, run
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.rewards.base import Function, Rewards, load_rewards
 from covey.rewards.contract import Reward
 from covey_verify.errors import ConfigError
@@ -41,7 +41,7 @@ def reward_model_bytes(rewards: Iterable[Reward]) -> int:
     learned = [r for r in rewards if is_learned(r)]
     if not learned:
         return 0
-    from covey.models.alive import alive_bytes
+    from covey.models.live_memory import alive_bytes
     from covey.rollouts.learned.reward_models import named_by
 
     models = (named_by(r.function.__name__, r.settings).model for r in learned)
@@ -57,7 +57,9 @@ def forget() -> None:
 
 
 def rewards_of(
-    loaded: Loaded, named: Sequence[object], wrap: Callable[[Function], Function] = lambda function: function
+    loaded: ResolvedConfig,
+    named: Sequence[object],
+    wrap: Callable[[Function], Function] = lambda function: function,
 ) -> Rewards:
     """Load rewards under a config's settings. Raises ConfigError with the line that names them."""
     config = loaded.config

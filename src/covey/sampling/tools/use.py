@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from covey.config.load import Loaded
+from covey.config.load import ResolvedConfig
 from covey.config.methods import COLLECTS
 from covey.config.unread import reads
 from covey.models.policy import Policy
@@ -26,7 +26,7 @@ PROBE = "42"
 """A result that has to occur in what the template inserts."""
 
 
-def toolbox_of(loaded: Loaded) -> Toolbox | None:
+def toolbox_of(loaded: ResolvedConfig) -> Toolbox | None:
     """Return the tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
     config = loaded.config
     if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
@@ -125,7 +125,9 @@ def _refuse_taken(problems: Sequence[Problem]) -> None:
             )
 
 
-def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl") -> Iterator[str]:
+def unexplained_tools(
+    policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl"
+) -> Iterator[str]:
     """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
     if toolbox is None:
         return

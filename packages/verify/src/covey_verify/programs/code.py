@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -210,22 +210,33 @@ def code_tests(
         whole = Limits(left, math.ceil(total_seconds), limits.memory)
         return _calls(sandbox, code, entry_point, cases, whole, seconds, tolerance)
 
-    cases = cases_of(tests, mode)
-    shown = [c for c in cases if c.visible]
-    hidden = [c for c in cases if not c.visible]
-    fractions = {}
+    fractions, worst = _visible_then_hidden(run, cases_of(tests, mode), total_seconds, points)
+    # Visible tests can be read in the prompt, so they count only where no others are.
+    value = fractions["hidden"] if "hidden" in fractions else fractions["visible"]
+    return score_of(worst, value, code, {**fractions, **suspicious})
+
+
+def _visible_then_hidden(
+    run: Callable[[Sequence[Case], float], Iterator[tuple[bool, Outcome]]],
+    cases: Sequence[Case],
+    seconds: float,
+    points: Points,
+) -> tuple[dict[str, float], Outcome]:
+    """Return the fractions earned by `visible` and by `hidden` tests, their `gap`, and the first failure."""
+    parts = {
+        "visible": [c for c in cases if c.visible],
+        "hidden": [c for c in cases if not c.visible],
+    }
+    fractions = dict[str, float]()
     worst = Outcome("ok")
-    left = total_seconds
-    for name, some in (("visible", shown), ("hidden", hidden)):
+    for name, some in parts.items():
         if some:
-            fractions[name], result = _tally(run(some, left), some, points)
-            left -= result.seconds
-            # The first problem is reported, visible tests first.
+            fractions[name], result = _tally(run(some, seconds), some, points)
+            seconds -= result.seconds
             worst = result if worst.kind == "ok" else worst
     if len(fractions) == 2:
         fractions["gap"] = fractions["visible"] - fractions["hidden"]
-    value = fractions["hidden" if hidden else "visible"]
-    return score_of(worst, value, code, {**fractions, **suspicious})
+    return fractions, worst
 
 
 def _check(

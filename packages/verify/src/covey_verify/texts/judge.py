@@ -20,7 +20,7 @@ import re
 import time
 import unicodedata
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -348,29 +348,38 @@ async def judge(
         return Score(0.0, "no_answer", steps=None if split_by is None else ())
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
     spans = split(answer, split_by) if split_by is not None else []
-    questions = list(weights)
-    shown = answer
-    if spans:
-        # The steps' names contain a hash of the text, so no step can claim to be another one.
-        names = [f"Step {_hash(answer)[:6]}-{n}" for n in range(1, len(spans) + 1)]
-        questions = [f"{name}: {c}" for name in names for c in weights]
-        shown = "\n".join(f"{n}: {answer[a:b].strip()}" for n, (a, b) in zip(names, spans, strict=True))
+    shown, questions = _questions_about_steps(answer, spans, weights) if spans else (answer, list(weights))
     key = os.environ.get(key_variable, "") if key_variable else ""
-    found: list[bool] = []
+    verdicts: list[bool] = []
     for begin in range(0, len(questions), QUESTIONS_AT_ONCE):
         some = questions[begin : begin + QUESTIONS_AT_ONCE]
         question = Question.of(model, prompt, shown, some, reference)
         try:
-            found += await endpoint(url).verdicts(question, key, patience)
+            verdicts += await endpoint(url).verdicts(question, key, patience)
         except Unreadable as error:
             return Score(0.0, "unparsable", steps=None if split_by is None else (), detail=str(error)[:300])
-    # `found` is flat: the criteria of the first step, then those of the second, ...
-    each = len(weights)
-    met = [dict(zip(weights, found[n : n + each], strict=True)) for n in range(0, len(found), each)]
-    fractions = [sum(weights[c] * ok for c, ok in m.items()) / sum(weights.values()) for m in met]
     if spans:
-        return score_steps(spans, fractions, token_ends, total)
-    return Score(fractions[0], metrics={c[:40]: float(ok) for c, ok in met[0].items()})
+        each = len(weights)
+        of_steps = [verdicts[n : n + each] for n in range(0, len(verdicts), each)]
+        return score_steps(spans, [_fraction(weights, met) for met in of_steps], token_ends, total)
+    metrics = {criterion[:40]: float(met) for criterion, met in zip(weights, verdicts, strict=True)}
+    return Score(_fraction(weights, verdicts), metrics=metrics)
+
+
+def _questions_about_steps(
+    answer: str, spans: Sequence[tuple[int, int]], criteria: Iterable[str]
+) -> tuple[str, list[str]]:
+    """Return the answer as named steps, and each criterion asked of the first step, of the second, ..."""
+    # The names contain a hash of the text, so no step can claim to be another one.
+    names = [f"Step {_hash(answer)[:6]}-{n}" for n in range(1, len(spans) + 1)]
+    shown = "\n".join(f"{n}: {answer[a:b].strip()}" for n, (a, b) in zip(names, spans, strict=True))
+    return shown, [f"{name}: {criterion}" for name in names for criterion in criteria]
+
+
+def _fraction(weights: Mapping[str, float], verdicts: Sequence[bool]) -> float:
+    """Return the weighted fraction of criteria that are met."""
+    met = sum(weight * ok for weight, ok in zip(weights.values(), verdicts, strict=True))
+    return met / sum(weights.values())
 
 
 def empty(text: str) -> bool:

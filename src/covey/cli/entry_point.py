@@ -1,0 +1,91 @@
+"""The entry point: a user's mistake ends in one message and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cyclopts import CycloptsError, MissingArgumentError
+
+from covey.cli.options import (
+    app,
+    print_result,
+)
+from covey.errors import as_error, disk_error, is_panic
+from covey.system.console import Output, inert, tolerant_output
+from covey.system.parent import CRASHED
+from covey.system.processes import said_by_another
+from covey_verify.errors import ConfigError, CoveyError
+
+if TYPE_CHECKING:
+    pass
+
+TRAINING = {"demo", "train", "resume", "sweep"}
+"""Commands whose result is in a folder, whatever becomes of what they print."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
+    with tolerant_output():
+        try:
+            code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+            # A training's result is in its folder: lost output must not turn its exit code into an error.
+            if not TRAINING.intersection(arguments[:1]):
+                _check_output()
+            return int(code or 0)
+        except KeyboardInterrupt:
+            print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
+            return 130
+        except BaseException as caught:
+            # Rust panics (tokenizers) are BaseExceptions, but are reported as errors like any other.
+            if not (isinstance(caught, Exception | SystemExit) or is_panic(caught)):
+                raise
+            error = _understood(caught)
+            if said_by_another(error):
+                return error.code
+            if "--json" in arguments:
+                print_result(True, {"error": str(error), "exit_code": error.code}, ())
+            print(f"{'' if error.code == 75 else 'error: '}{inert(str(error))}", file=sys.stderr)
+            return error.code
+
+
+def _check_output() -> None:
+    """Raise OutOfRoom if printed output, the whole result of the command, could not be written.
+
+    A reader that has seen enough (`| head`) is no error.
+    """
+    if isinstance(sys.stdout, Output):
+        sys.stdout.flush()
+        error = sys.stdout.lost
+        if error is not None and error.errno != errno.EPIPE:
+            raise disk_error(error, "standard output")
+
+
+def _understood(caught: BaseException) -> CoveyError:
+    """Return the exception that ended a command as a CoveyError."""
+    if isinstance(caught, CycloptsError):
+        return _misused(caught)
+    return _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+
+
+def _misused(caught: CycloptsError) -> CoveyError:
+    """Return the error for a command line that does not fit its command."""
+    command = " ".join(("covey", *(caught.command_chain or ())))
+    said = str(caught)
+    if isinstance(caught, MissingArgumentError) and caught.argument is not None and not caught.keyword:
+        place = caught.argument.field_info.is_positional
+        said = f"{caught.argument.name.lstrip('-').upper() if place else caught.argument.name} is missing."
+    return ConfigError(f"{said}{'' if said.endswith('.') else '.'} See {command} --help")
+
+
+def _exited(caught: SystemExit) -> CoveyError:
+    """Return the error for user code that called sys.exit."""
+    place = traceback.extract_tb(caught.__traceback__)[-1]
+    error = CoveyError(
+        f"{place.filename}:{place.lineno} ended the program (exit code {caught.code}); remove that"
+    )
+    error.code = CRASHED
+    return error

@@ -1,0 +1,52 @@
+"""The commands to learn with: algorithms, lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covey.cli.groups import LEARN
+from covey.cli.options import (
+    Json,
+    Open,
+    app,
+    print_result,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(name="algorithms", group=LEARN)
+def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
+    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
+    from covey.cli.algorithms import show_all, show_one
+
+    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
+
+
+@app.command(name="lab", group=LEARN)
+def command_lab(
+    runs: Path = Path("runs"),
+    *,
+    port: int = 0,
+    open_browser: Open = True,
+    static: Path | None = None,
+    as_json: Json = False,
+) -> int:
+    """Understand GRPO by trying it: rewards in, advantages out, with the library's own functions.
+
+    :param runs: Runs whose groups can be opened, as for `covey ui`.
+    :param port: On 127.0.0.1; 0 takes any that is free.
+    :param static: Write a copy with the worked examples into this folder instead; it needs no server.
+    """
+    if static is not None:
+        from covey.insight.pages.copy import write_copy
+
+        page = write_copy(static)
+        print_result(as_json, {"page": str(page)}, [str(page)])
+        return 0
+    from covey.insight.pages.server import serve_pages
+
+    serve_pages(runs if runs.is_dir() else None, port, open_browser, "#/lab", as_json)
+    return 0

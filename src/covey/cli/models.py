@@ -1,0 +1,130 @@
+"""The commands that use a model: eval, sample, serve, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from covey.cli.groups import MODELS
+from covey.cli.options import (
+    Json,
+    Settings,
+    Trust,
+    app,
+    json_object,
+    load,
+    print_result,
+    tell,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(name="eval", group=MODELS)
+def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as_json: Json = False) -> int:
+    """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
+
+    :param config: A YAML file, or the folder of a run: its final model is measured,
+        or its newest checkpoint if it has not ended; of several stages, the last one's.
+    """
+    loaded = load(config, settings, as_json, trained=True, trust=trust)
+    tell(as_json, [f"measuring {config}: loading ..."])
+    from covey.commands.inference import evaluate_once
+    from covey.system.console import RunConsole
+
+    result = evaluate_once(loaded, RunConsole(quiet=as_json))
+    print_result(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
+    return 0
+
+
+@app.command(name="sample", group=MODELS)
+def command_sample(
+    model: str,
+    *prompts: str,
+    n: int = 1,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    chat: bool = False,
+    system: str = "",
+    chat_template_kwargs: str = "",
+    tools: str = "",
+    seed: int = 0,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    as_json: Json = False,
+) -> int:
+    """Complete prompts with a model; with --chat, show what it was asked and what it answered.
+
+    :param model: A folder or hub id.
+    :param n: Completions per prompt.
+    :param max_tokens: Longest completion.
+    :param temperature: 0 is greedy.
+    :param chat: Send the prompts as a user's messages through the chat template.
+    :param system: With --chat: the system message before them.
+    :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
+    :param tools: What the model may call, as python,tools.py:look_up.
+    :param precision: As in a config; auto: as the run that made the model, else as this processor is fast.
+    """
+    from covey import api
+    from covey.commands.inference import shown
+
+    arguments = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    called = [name.strip() for name in tools.split(",") if name.strip()]
+    manner = (n, max_tokens, temperature, chat, seed, system, arguments)
+    tell(as_json, [f"sampling from {model}: loading ..."])
+    found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
+    said = list(zip(prompts, found, strict=True))
+    # The same prompt may be given twice; JSON has one key for it.
+    by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
+    print_result(as_json, by_prompt, shown(by_prompt, chat, system))
+    return 0
+
+
+@app.command(name="serve", group=MODELS)
+def command_serve(
+    model: str,
+    *settings: Settings,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    weights: Path | None = None,
+    name: str = "",
+) -> int:
+    """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
+
+    :param model: A folder or hub id.
+    :param host: Where to listen; anything but this machine needs a token, in COVEY_TOKEN.
+    :param port: 0 takes a free one.
+    :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
+    :param name: What callers call the model; the folder's name by default.
+    """
+    from covey.cluster.serving.run import serve_http
+
+    serve_http(model, host, port, weights, name, settings)
+    return 0
+
+
+@app.command(name="export", group=MODELS)
+def command_export(
+    run: Path,
+    *,
+    step: int | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    gguf: str = "",
+    as_json: Json = False,
+) -> int:
+    """Write a checkpoint of a run as a model folder that everybody loads: by default the best evaluated one.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param step: Steps done by then; a run keeps its newest checkpoints and that of the best evaluation.
+    :param output: The folder to write; by default `export/step_...` in the run's.
+    :param gguf: Write a GGUF file for llama.cpp and Ollama too: f32, f16, bf16 or q8_0.
+    """
+    from covey.insight.export import export
+
+    written = export(run, step, output, gguf)
+    files = [str(file) for file in written.glob("*.gguf")]
+    lines = [f"model   {written}", *(f"gguf    {file}" for file in files)]
+    print_result(as_json, {"model": str(written), "gguf": files}, lines)
+    return 0

@@ -1,0 +1,121 @@
+"""The program's name, the options that several commands share, and how a command prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter, validators
+
+from covey.cli.groups import OPTIONS
+from covey.system.console import as_line, inert, say_aside
+from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    from covey.config.load import ResolvedConfig
+
+app = App(
+    name="covey",
+    group_commands=OPTIONS,
+    help="Train language models by reinforcement learning without a critic.",
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,
+)
+app.register_install_completion_command(help="Complete commands and options in this shell.", group=OPTIONS)
+
+Settings = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Any setting of the config, as --section.key value; it holds in every stage. "
+        "Of one stage: --stages.2.section.key value.",
+    ),
+]
+Rewarding = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Built-in names, module.py:function, or a file with all its rewards; or a config or run, whose "
+        "weights, gates, scoring and sandbox then hold too, with settings as --section.key value.",
+    ),
+]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
+
+Trust = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Run the code that a run names, and ask its servers, though it is not one you began.",
+    ),
+]
+
+
+Open = Annotated[
+    bool, Parameter(name="--open", negative="--no-open", help="Open a browser, where there is one.")
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RunFlags:
+    """Command-line options that are not part of the config."""
+
+    max_minutes: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
+    """End after this long with the state saved (exit code 75)."""
+    strict: bool = False
+    """Refuse a damaged checkpoint, or anything else that would not continue exactly."""
+    inject: str = ""
+    """Fail on purpose, as reward.hang@7,save.enospc@3: see docs/reliability.md."""
+
+
+PLAIN = RunFlags()
+
+
+def load(
+    config: Path,
+    settings: Sequence[str],
+    as_json: bool,
+    trained: bool = False,
+    trust: bool = False,
+    names_only: bool = True,
+) -> ResolvedConfig:
+    """Load the config of a YAML file or a run's folder; with ``trained``, with the run's newest model.
+
+    ``trust`` and ``names_only`` are those of ``load_run``.
+    """
+    if config.is_dir():
+        from covey.runs.reader import load_run, look_at
+
+        loaded = load_run(config, settings, None, trust, names_only) if trained else look_at(config, settings)
+    else:
+        from covey.config.load import load_config
+
+        loaded = load_config(config, settings)
+    tell(as_json, (f"note: {note}" for note in loaded.notes))
+    return loaded
+
+
+def json_object(text: str, option: str) -> dict[str, object]:
+    """Return the object of a JSON text that was given to ``option``; empty text: an empty one."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: {text!r} is not a JSON object")
+    return value
+
+
+def print_result(as_json: bool, value: object, lines: Iterable[str]) -> None:
+    """Print a command's result: one JSON object, or lines for people."""
+    for line in [as_line(value)] if as_json else lines:
+        print(inert(line))
+
+
+def tell(as_json: bool, lines: Iterable[str]) -> None:
+    """Print remarks on standard error, for people only."""
+    for line in () if as_json else lines:
+        say_aside(line)

@@ -1,0 +1,83 @@
+"""The commands that check rewards: score, stress, rescore."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covey.cli.groups import REWARDS
+from covey.cli.options import (
+    Json,
+    Rewarding,
+    Trust,
+    app,
+    print_result,
+    tell,
+)
+from covey.system.console import as_line
+from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(name="score", group=REWARDS)
+def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
+    """Apply rewards to a JSONL file of completions, a row each. Exit code 1 if one of them judged no row.
+
+    :param file: Rows with a `completion` and whatever columns the rewards ask for.
+    """
+    from covey.commands.scoring import score_file
+
+    notes = list[str]()
+    rows, means = score_file(file, rewards, trust, notes.append)
+    tell(as_json, (f"note: {note}" for note in notes))
+    print_result(as_json, {"means": means, "rows": rows, "notes": notes}, map(as_line, rows))
+    tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
+    return int(any(map(math.isnan, means.values())))
+
+
+@app.command(name="stress", group=REWARDS)
+def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
+    """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
+
+    :param file: A config, whose rewards, tools and data are used, or a data file, with rewards behind it.
+    """
+    from covey.commands.scoring import load_for_stress
+    from covey.commands.stress import attack_rewards
+
+    report = attack_rewards(*load_for_stress(file, rewards, trust))
+    tell(as_json, (f"not tested: {note}" for note in report.notes))
+    accepted = [vars(f) for f in report.findings]
+    value = {"tried": report.tried, "accepted": accepted, "notes": report.notes}
+    print_result(as_json, value, map(str, report.findings))
+    tell(as_json, [f"{len(report.findings)} of {report.tried} attacks were paid"])
+    return int(bool(report.findings))
+
+
+@app.command(name="rescore", group=REWARDS)
+def command_rescore(
+    run: Path,
+    *words: Rewarding,
+    rewards: list[str] | None = None,
+    steps: int = 8,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> int:
+    """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
+
+    :param run: Its folder; its data give the columns.
+    :param rewards: The same as the arguments after the folder.
+    :param steps: How many of the last steps are scored.
+    """
+    if steps < 1:
+        raise ConfigError(f"--steps {steps} must be at least 1")
+    from covey.commands.scoring import named_rewards
+    from covey.insight import rescore
+
+    notes = list[str]()
+    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps, notes.append)
+    said = [f"note: {note}" for note in notes]
+    print_result(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
+    return 0

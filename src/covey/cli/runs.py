@@ -1,0 +1,210 @@
+"""The commands that look at runs: show, explain, diff, diagnose, audit, verify, pairs, report, ui."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from covey.cli.groups import RUNS
+from covey.cli.options import (
+    Json,
+    Open,
+    Trust,
+    app,
+    print_result,
+    tell,
+)
+from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(name="show", group=RUNS)
+def command_show(
+    run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
+) -> int:
+    """Show a run in the terminal: its course; the groups of a step; a group with all its completions.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param step: Counted from 0.
+    :param group: Its number in the step.
+    """
+    from covey.insight import show
+
+    if step is None:
+        print_result(as_json, *show.show_run(run))
+    elif group is None:
+        print_result(as_json, *show.show_step(run, step))
+    else:
+        print_result(as_json, *show.show_group(run, step, group))
+    return 0
+
+
+@app.command(name="explain", group=RUNS)
+def command_explain(what: str = "", *, as_json: Json = False) -> int:
+    """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.
+
+    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
+        of the algorithm, a finding, or a name of TRL's; without it every setting is listed.
+    """
+    if what and Path(what).is_dir():
+        from covey.insight.findings.watch import explain_run
+        from covey.insight.sample_command import shell_word
+        from covey.insight.show import what_stands_out
+        from covey.runs.reader import recorded_method
+
+        stage, verdict, findings = explain_run(Path(what))
+        output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
+        said = what_stands_out(stage, findings)
+        if findings and recorded_method(stage) == "rl":
+            said.append(f"to try what would help: covey diagnose {shell_word(what)}")
+        lines: Iterable[str] = [verdict, *said] if verdict else said
+    else:
+        from covey.cli.settings import settings, show
+
+        output = settings(what)
+        lines = show(output)
+    print_result(as_json, output, lines)
+    return 0
+
+
+@app.command(name="diff", group=RUNS)
+def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
+    """Compare two runs: settings, curves, and the problems both have met, with intervals.
+
+    :param a: Folder of a run.
+    :param b: Folder of the other; differences are B's less A's.
+    """
+    from covey.insight.difference import difference
+
+    print_result(as_json, *difference(a, b))
+    return 0
+
+
+@app.command(name="diagnose", group=RUNS)
+def command_diagnose(
+    run: Path,
+    *,
+    change: Annotated[list[str] | None, Parameter(negative=())] = None,
+    start: int | None = None,
+    steps: int = 0,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> int:
+    """Find the cause by experiment: continue a run under several changes, with the same draws, and compare.
+
+    The run itself stays as it is. Ctrl-C keeps what there is; the same command continues. Exit code 1 if no
+    change clearly helps.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param change: A setting to try, as train.lr=1e-6; may be repeated. Without it covey tries the remedies of
+        its findings and some settings that metrics do not tell apart.
+    :param start: Steps done where the trials begin, which needs a checkpoint, or 0 for the first model; by
+        default the last checkpoint before the first severe finding.
+    :param steps: Steps of each trial; by default as many as lead to that finding, and at least 10.
+    """
+    if steps < 0:
+        raise ConfigError(f"--steps {steps} must be at least 1")
+    from covey.commands.diagnose import diagnose, outlook, plan_trials
+    from covey.insight.trials import helping, lines_of_trials, record_of_trials
+    from covey.system.console import RunConsole
+    from covey.system.signals import StopSignal
+
+    plan = plan_trials(run, change or (), start, steps, trust)
+    tell(as_json, [outlook(plan)])
+    trials, unchanged = diagnose(plan, RunConsole(quiet=as_json), StopSignal())
+    print_result(as_json, record_of_trials(trials, unchanged), lines_of_trials(trials, unchanged))
+    return int(not helping(trials))
+
+
+@app.command(name="audit", group=RUNS)
+def command_audit(run: Path, *, as_json: Json = False) -> int:
+    """Say what is wrong in a run of any framework: masks, log-probs, advantages, rewards, loss.
+
+    All of it is computed again from what the trainer wrote down. Exit code 1 if a severe mistake was found.
+
+    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run
+        folder of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
+    """
+    from covey.audit.table import audit, lines_of, record_of
+
+    record, report = audit(run)
+    print_result(as_json, record_of(record, report), lines_of(run, record, report))
+    return int(any(f.severity == "severe" for f in report.findings))
+
+
+@app.command(name="verify", group=RUNS)
+def command_verify(run: Path, *, as_json: Json = False) -> int:
+    """Say of every file of a run whether it is as it was written. Exit code 4 if one is damaged or missing.
+
+    :param run: Its folder, or that of a pipeline.
+    """
+    from covey.runs.verify import verify_run
+
+    found = verify_run(run)
+    whole = all(v.state in ("whole", "unsealed") for v in found)
+    print_result(as_json, {"whole": whole, "files": [vars(v) for v in found]}, map(str, found))
+    return 0 if whole else 4
+
+
+@app.command(name="pairs", group=RUNS)
+def command_pairs(
+    run: Path,
+    *,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    margin: float = 0.0,
+    per_problem: int = 1,
+    as_json: Json = False,
+) -> int:
+    """Write pairs from what a run has sampled: the best completion of each group against the worst.
+
+    :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
+    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it; by default
+        `pairs.jsonl` in the run's folder.
+    :param margin: By how much the better one's reward has to be above the other's.
+    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
+    """
+    from covey.runs.harvest import write_pairs
+
+    target = output or run / "pairs.jsonl"
+    found = write_pairs(run, target, margin, per_problem)
+    print_result(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {target}",))
+    return 0
+
+
+@app.command(name="report", group=RUNS)
+def command_report(
+    run: Path,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("report.html"),
+    *,
+    as_json: Json = False,
+) -> int:
+    """Write a run into one HTML file: verdict, curves, findings, completions, settings. It loads nothing.
+
+    :param run: Its folder, or that of a pipeline.
+    :param output: The file.
+    """
+    from covey.insight.pages.report import write_report
+
+    write_report(run, output)
+    print_result(as_json, {"report": str(output)}, [f"report  {output}"])
+    return 0
+
+
+@app.command(name="ui", group=RUNS)
+def command_ui(
+    runs: Path = Path("runs"), *, port: int = 0, open_browser: Open = True, as_json: Json = False
+) -> int:
+    """Look at runs in a browser: curves while they write, groups, completions token by token.
+
+    :param runs: The folder of a run, or one with runs in it.
+    :param port: On 127.0.0.1; 0 takes any that is free.
+    """
+    from covey.insight.pages.server import serve_pages
+
+    serve_pages(runs, port, open_browser, "#/", as_json)
+    return 0

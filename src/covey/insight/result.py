@@ -1,0 +1,185 @@
+"""The end of a run or stage: its record, what is added to the verdict, its curve, the gain of each stage."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.insight.chart import Line, Panel, chart
+from covey.insight.evidence import Records
+from covey.insight.sample_command import shell_word
+from covey.insight.verdict import Verdict, points
+from covey.models.reward_model import is_reward_model
+from covey.runs.atomic import write_file
+from covey.runs.best import Best
+from covey.runs.estimates import Evaluation, gains, wilson
+from covey.runs.folder import CURVE, RESULT, read_stream
+from covey.sampling.prompts import Prompted
+from covey.system.integrity import read_sealed
+from covey.system.notebook import result_html
+from covey.system.opening import count_lines
+from covey.system.plot import table
+from covey.tasks.source import EXAMPLES
+from covey_verify.types import Messages
+
+ACCURACY = re.compile("held_out/.+/accuracy")
+SMOOTHING = 10
+"""Number of steps that one point of the training curve averages."""
+STAGE_HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")
+MEASURES: Mapping[str, str] = {
+    "held_out/preference/accuracy": "held-out pairs ranked {:.0%}",
+    "held_out/reward_model/accuracy": "held-out ranked {:.0%}",
+    "text/reflection": "reflection {:.2f}",
+}
+"""Metrics of the last step that accuracy does not show, with their texts."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record of how a run, or a stage of it, ended."""
+
+    folder: Path
+    """Folder of the stage: `final/` in it is the model, or `examples.jsonl` the examples it made."""
+    steps: int
+    seconds: float
+    example: str | Messages
+    """A prompt to try the model with; ``template`` has further arguments of its chat template."""
+    verdict: Verdict | None = None
+    """The verdict; None if there were no held-out problems."""
+    template: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def made(self) -> Path:
+        """The model's folder, or the file of examples."""
+        return self.folder / (EXAMPLES if (self.folder / EXAMPLES).is_file() else "final")
+
+    @property
+    def kind(self) -> str:
+        """The kind of ``made``: `examples`, a `reward model` or a `model`."""
+        if self.made.name == EXAMPLES:
+            return "examples"
+        return "reward model" if is_reward_model(self.made) else "model"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the verdict, the model's folder and the curve."""
+        verdict = self.verdict.sentence if self.verdict else f"{self.steps} steps"
+        return result_html(
+            [f"{self.folder.name}: {verdict}", f"{self.kind}: {self.made}"], self.folder / CURVE
+        )
+
+    def record(self) -> dict[str, object]:
+        """Return the result as JSON."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def read_result(output: Path) -> Result:
+    """Return the record of a run that has ended. Raises CheckpointError if it is damaged."""
+    return read_sealed(
+        output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
+    )
+
+
+def better_step_hint(best: Best | None, output: Path) -> str:
+    """Name the best evaluated step, if it beats the last one, and the command that exports its model."""
+    if best is None or not best.fell:
+        return ""
+    chance = "" if best.clear else ", which may be chance"
+    return f"best evaluation was {best}{chance}: covey export {shell_word(str(output))} --step {best.step}"
+
+
+def better_step_clause(best: Best, step: int, chosen: bool) -> str:
+    """Return the part of a verdict about a better step before the last, ``step``.
+
+    ``chosen``: `final/` is the best step.
+    """
+    if chosen and best.step != step:
+        return f"; final/ is step {best.step}, the best of {best.count} evaluations, so partly by chance"
+    sampled = best.evaluation.summary()["pass@1"]
+    return f"; step {best.step} was better, {sampled} sampled" if best.clear else ""
+
+
+def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
+    """Describe the last result on held-out examples; empty if there are none."""
+    results = [m for m in metrics if any(name.startswith("held_out/") for name in m)]
+    if not held_out or not results:
+        return ""
+    # One such metric per method of preference training.
+    rates = [v for name, v in results[-1].items() if ACCURACY.fullmatch(name) and isinstance(v, float)]
+    count = len(held_out)
+    description = "pairs with the chosen above the rejected"
+    if len(held_out[0].answers) != 2:
+        # An answer is one question; an answer with labels by step is one question per labelled step.
+        count = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)
+        description = f"{'answers' if count == len(held_out) else 'steps'} judged as they are labelled"
+    return f"Of {count} held-out {description}: {wilson(round(rates[0] * count), count)}"
+
+
+# --- the learning curve -----------------------------------------------------------------------------
+
+
+def write_curve(path: Path, title: str, metrics: Records, evals: Records) -> None:
+    """Draw a run's `metrics.jsonl` and `evals.jsonl` records."""
+    accuracy = [
+        _held_out(evals, "greedy", "held-out, greedy", 100),
+        _held_out(evals, "pass@1", "held-out, sampled", 100),
+        _training(metrics, "accuracy", 100),
+    ]
+    reward = [_held_out(evals, "reward", "held-out, sampled"), _training(metrics, "reward/mean")]
+    panels = [Panel("Accuracy", accuracy, unit=" %", bounds=(0, 100)), Panel("Reward", reward)]
+    write_file(path, chart(panels, title, title=title))
+
+
+def _training(metrics: Records, name: str, scale: float = 1.0) -> Line:
+    known = [(m["step"] + 1, scale * m[name]) for m in metrics if m.get(name) is not None]
+    means = [np.mean(known[i : i + SMOOTHING], axis=0).tolist() for i in range(0, len(known), SMOOTHING)]
+    return Line("training, sampled", [s for s, _ in means], [v for _, v in means], background=True)
+
+
+def _held_out(evals: Records, name: str, shown: str, scale: float = 1.0) -> Line:
+    """Return an estimate over the steps of its evaluations; None in a record means unknown."""
+
+    def values(key: str) -> list[float]:
+        return [math.nan if e.get(key) is None else scale * e[key] for e in evals]
+
+    steps = [e["step"] for e in evals]
+    return Line(shown, steps, values(name), values(f"{name}/low"), values(f"{name}/high"))
+
+
+# --- the stages of a pipeline -------------------------------------------------------------------------
+
+
+def stage_table(folders: Sequence[Path]) -> list[str]:
+    """Return lines for people: each stage, its final held-out accuracy and its gain."""
+    return table([STAGE_HEAD, *(_stage_row(folder) for folder in folders)])
+
+
+def _stage_row(folder: Path) -> tuple[str, ...]:
+    metrics = read_stream(folder, "metrics.jsonl")
+    evals = [Evaluation.from_record(record) for record in read_stream(folder, "evals.jsonl")]
+    accuracy = ("", "", "")
+    if len(evals) > 1:
+        end = evals[-1].summary()
+        accuracy = (str(end["greedy"]), str(end["pass@1"]), points(gains(evals[0], evals[-1])["sampled"]))
+    last: Mapping[str, Any] = metrics[-1] if metrics else {}
+    length = last.get("length/mean", math.nan)
+    tokens = "" if length is None or math.isnan(length) else f"{length:.0f}"
+    return (folder.name, str(len(metrics)), *accuracy, tokens, ", ".join(_remarks(folder, last)))
+
+
+def _remarks(folder: Path, last: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what accuracy does not show of a stage, from the metrics of its ``last`` step."""
+    if (folder / EXAMPLES).is_file():
+        yield f"{count_lines(folder, EXAMPLES)} examples"
+    for name, text in MEASURES.items():
+        if last.get(name):
+            yield text.format(last[name])
+    for name, value in last.items():
+        # The mean of each reward function; the mean of their sum is reward/mean.
+        if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2:
+            yield f"{name.split('/')[1]} {value:.2f}"

@@ -1,0 +1,82 @@
+"""Checks of a model's folder before its use: sizes of its files, and a trial of its texts in a child."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from covey.models import folder_trial_child
+from covey.system.opening import load_json, read_regular
+from covey_verify.errors import CoveyError
+from covey_verify.sandbox.client import ForkServer
+from covey_verify.sandbox.confine import Limits
+
+CONFIG_BYTES, TEXT_BYTES = 16 << 20, 256 << 20
+"""Most bytes of a JSON file with settings, and of a file with a vocabulary."""
+VOCABULARIES = {"tokenizer.json", "vocab.json", "added_tokens.json", "model.safetensors.index.json"}
+LONGEST_TOKEN = 1 << 16
+"""Most bytes of a token, or of a pattern."""
+LONG_STRING = re.compile(rb'"[^"]{%d,}"' % LONGEST_TOKEN)
+MOST_ENDS = 1000
+"""Largest number of end-of-sequence tokens that a model may have."""
+PATIENCE, SECONDS, MEMORY = 120.0, 10, 3 << 30
+"""Limits of the trial of a file: seconds until it is killed, seconds of CPU time, and bytes of memory."""
+TRYING = str(folder_trial_child.__file__)
+TRIED = ("tokenizer.json", *folder_trial_child.WITH_TEMPLATES)
+
+
+def refuse_unusable(folder: Path) -> None:
+    """Raise ValueError that names a file of the folder which is too large or too deeply nested."""
+    for path, _, _ in _texts(folder):
+        vocabulary = path.name in VOCABULARIES or path.suffix in (".txt", ".model")
+        try:
+            content = read_regular(path, TEXT_BYTES if vocabulary else CONFIG_BYTES)
+            if path.suffix == ".json" and not vocabulary:
+                _check_ends(load_json(content))
+        except CoveyError as error:
+            raise ValueError(str(error)) from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        if path.name == "tokenizer.json" and LONG_STRING.search(content):
+            raise ValueError(f"{path}: it has a token, or a pattern, of more than {LONGEST_TOKEN:,} bytes")
+
+
+def try_texts(folder: Path) -> None:
+    """Use the tokenizer and templates of a folder once, each file in a child process.
+
+    Files that have not changed are not tried again. Raises ValueError that names a file that cannot be used.
+    """
+    _try(_texts(folder))
+
+
+def _texts(folder: Path) -> tuple[tuple[Path, int, int], ...]:
+    """The files that are read as texts, with the time of their last change and their size."""
+    files = sorted(p for p in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")) if p.is_file())
+    read = (p for p in files if p.suffix in (".json", ".jinja", ".txt", ".model"))
+    return tuple((p, p.stat().st_mtime_ns, p.stat().st_size) for p in read)
+
+
+def _check_ends(config: object) -> None:
+    ends = config.get("eos_token_id") if isinstance(config, dict) else None
+    if isinstance(ends, list) and len(ends) > MOST_ENDS:
+        raise ValueError(f"eos_token_id has {len(ends):,} tokens, and at most {MOST_ENDS:,} end a completion")
+
+
+@cache
+def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
+    limits = Limits(wall=PATIENCE, cpu=SECONDS, memory=MEMORY)
+    server = ForkServer(preload=[TRYING], landlock=False, syscalls=False)
+    try:
+        for path, _, _ in texts:
+            if path.suffix == ".jinja" or path.name in TRIED:
+                tried = server.call(f"{TRYING}:use", str(path.absolute()), limits=limits)
+                if tried.kind == "lost":
+                    raise OSError(tried.text)
+                if tried.kind != "ok":
+                    raise ValueError(
+                        f"{path} cannot be used: {tried.text[:200]}. It was tried in a process of its own "
+                        f"with {SECONDS} s and {MEMORY >> 30} GB"
+                    )
+    finally:
+        server.close()

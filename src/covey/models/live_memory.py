@@ -1,0 +1,55 @@
+"""Measured memory of a model: the bytes behind live tensors and activations, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from covey.models.sharded import local_part
+from covey.system.processes import world_size
+
+
+def alive_bytes(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the tensors' storages; views of the same storage count once."""
+    storages = (local_part(t).untyped_storage() for t in tensors if t is not None)
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+class Activations:
+    """The memory that forward passes keep for their backward pass, as the peak over all passes."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        """Peak in bytes."""
+
+    @contextmanager
+    def counted(self, device: torch.device, weights: Iterable[Tensor]) -> Iterator[None]:
+        """Count the forward pass inside the block; ``weights`` are in memory anyway and do not count.
+
+        On a GPU the allocator knows. On a CPU the tensors that autograd saves are counted, but only if
+        weights are not split: gathered weights would count as activations.
+        """
+        if not torch.is_grad_enabled() or (world_size() > 1 and device.type == "cpu"):
+            yield
+            return
+        if device.type == "cuda":
+            before = torch.cuda.memory_allocated(device)
+            yield
+            self.most = max(self.most, torch.cuda.memory_allocated(device) - before)
+            return
+        known = {w.untyped_storage().data_ptr() for w in weights}
+        saved = dict[int, int]()
+
+        # autograd calls this for every tensor that it saves; views and repeats share a storage.
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor.detach()  # the tensor itself would keep its own graph alive
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+            yield
+        self.most = max(self.most, sum(saved.values()))

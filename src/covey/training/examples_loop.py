@@ -1,0 +1,126 @@
+"""The loop over given examples; imitation, preferences and reward models differ in their loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from covey.learner.batching import Batch, MicroBatch, given_batch
+from covey.learner.learner import Objective
+from covey.learner.schedule import learning_rate
+from covey.models.logprobs import TokenScores
+from covey.rng import key, permutation
+from covey.system.processes import run_on_all
+from covey.training.run import Run
+
+Shares = Mapping[str, float]
+"""A micro-batch's part of each metric of its step; parts add up. One of them is `loss`."""
+Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
+"""Numbers of examples -> their batch, and its objective, computed before the update.
+
+Held-out examples are numbered after those that are trained on.
+"""
+
+
+def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
+    """Run the remaining steps of the lesson that ``lesson_of`` makes for the run."""
+    config = run.loaded.config
+    learner = run.learner
+    journal = run.journal
+    lesson = lesson_of(run)
+    for step in range(run.state.step, config.train.steps):
+        # A stop request that reaches one process stops all at the same step.
+        run_on_all(run.safe_point)
+        run.begin_step()
+        rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
+        journal.console.doing("updating")
+        with journal.clock("update"):
+            batch, objective = lesson(rows)
+            seen = learner.forward_backward(batch, objective)
+            norm = run.update(learner, step, batch, [s["loss"] for s in seen])
+        run.sampler.sync(learner)
+        run.advance(step + 1)
+        journal.clock.count("update", int(batch.mask.sum()))
+        metrics = {
+            **sum_of_parts(seen),
+            "optimizer/grad_norm": norm,
+            "optimizer/skipped": float(not math.isfinite(norm)),
+            "optimizer/lr": learning_rate(step, config.train),
+            **(held_out(run, lesson) if measures_after(step + 1, run) else {}),
+        }
+        times = journal.log(step, metrics)
+        rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
+        values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
+        journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
+        if run.end_step(metrics):
+            break
+
+
+ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
+"""Metrics shown on the console."""
+
+
+def sum_of_parts(seen: Sequence[Shares]) -> dict[str, float]:
+    """Add up the metrics of a step from the parts of its micro-batches."""
+    return {name: math.fsum(s[name] for s in seen) for name in seen[0]} if seen else {"loss": 0.0}
+
+
+def measures_after(step: int, run: Run) -> bool:
+    """Whether the held-out examples are evaluated after ``step`` steps."""
+    every = run.loaded.config.eval.every
+    last = run.loaded.config.train.steps
+    return bool(run.held_out) and (step == last or bool(every and step % every == 0))
+
+
+def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
+    """Evaluate the held-out examples: mean metrics over one batch, so that each example counts equally."""
+    first = len(run.train_set)
+    with run.journal.clock("eval"):
+        seen = run.learner.measure(*lesson(range(first, first + len(run.held_out))))
+    return {f"held_out/{name}": value for name, value in sum_of_parts(seen).items()}
+
+
+def imitation(run: Run) -> Lesson:
+    """Return the lesson of the supervised loop: the answers of a data file or of a task's solutions."""
+
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+        return given_batch([run.train_set[i] for i in rows]), NegativeLogLikelihood()
+
+    return lesson
+
+
+class GivenObjective:
+    """The part that all objectives over given examples have of ``covey.learner.learner.Objective``."""
+
+    temperature = 1.0
+    max_tokens = 1
+    skips_idle = False
+    whole_groups = False
+    needs_reference = False
+
+
+class NegativeLogLikelihood(GivenObjective):
+    """-mean log pi of the trained answer tokens of an optimizer step."""
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+        """Return a micro-batch's part of the loss, and its value for the log."""
+        logprobs = micro.packed.unpack(scores.logprobs)
+        mask = micro.rows.mask.to(logprobs.device)
+        # Divided by the step's tokens, so that micro-batches add up to the mean.
+        loss = -logprobs[mask].sum() / micro.totals.tokens
+        return loss, {"loss": float(loss.detach())}
+
+
+def batch_rows(count: int, size: int, step: int, seed: int) -> list[int]:
+    """Return the row numbers of a step's batch, from permutations that follow one another without a break."""
+    rows: list[int] = []
+    for position in range(step * size, (step + 1) * size):
+        epoch, place = divmod(position, count)
+        # At the start of the batch and of every epoch; both follow from the step, so a resume needs no
+        # state.
+        if not rows or place == 0:
+            order = permutation(key(seed, "order", epoch), count)
+        rows.append(int(order[place]))
+    return rows

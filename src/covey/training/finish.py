@@ -1,0 +1,170 @@
+"""The end of a stage: its model or examples, card, curve, verdict and result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from covey.errors import GuardStop
+from covey.insight.card import CardFacts, write_cards
+from covey.insight.findings.settings import settings_of
+from covey.insight.findings.table import gravest, likely, no_signal
+from covey.insight.result import (
+    Result,
+    better_step_clause,
+    better_step_hint,
+    held_out_ranking,
+    write_curve,
+)
+from covey.insight.sample_command import example_of
+from covey.insight.verdict import Verdict, judge_run
+from covey.models.policy import save_policy
+from covey.models.readback import check_folder
+from covey.models.sharded import full_weights
+from covey.runs.atomic import committed_folder, write_file
+from covey.runs.estimates import Evaluation
+from covey.runs.folder import (
+    CURVE,
+    RESULT,
+    WRITTEN,
+)
+from covey.runs.pending import forget_completions
+from covey.system.console import duration
+from covey.system.integrity import digest_of, sealed
+from covey.system.processes import (
+    on_rank_zero,
+)
+from covey.tasks.source import EXAMPLES
+from covey.training import collect
+from covey.training.memory import in_megabytes, memory_measured
+from covey.training.run import Run
+
+
+def finish_examples(run: Run) -> Result:
+    """Write the examples and the result of a collecting stage."""
+    on_rank_zero(lambda: collect.write_examples(run))
+    seconds = round(run.journal.clock.total(), 1)
+    example = example_of([p.problem for p in run.train_set])
+    folder = run.journal.folder.path
+    result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
+    on_rank_zero(lambda: _conclude(run, result))
+    return result
+
+
+def _conclude(run: Run, result: Result) -> None:
+    """Write the result, last of all: its existence marks the stage as complete."""
+    written = {name: list(known) for name, known in run.journal.folder.sync().streams.items()}
+    write_result(result, written)
+
+
+def write_result(result: Result, written: Mapping[str, object]) -> None:
+    """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
+    made = result.folder / EXAMPLES
+    examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
+    write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
+
+
+def evaluate_again(run: Run) -> Evaluation | None:
+    """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
+    train = run.loaded.config.train
+    if train.stop_at is None or run.state.step >= train.steps or not run.spare:
+        return None
+    found = run.evaluate_on(run.spare)
+    values = {name: estimate.value for name, estimate in found.summary().items()}
+    run.journal.event(run.state.step, "measured again", problems=len(run.spare), **values)
+    return found
+
+
+def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
+    """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
+    if not run.state.updates:
+        why = "Every gradient was 0; check the settings of `loss`"
+        if run.loaded.config.method == "rl":
+            metrics = run.journal.folder.read("metrics.jsonl")
+            found = no_signal(metrics, settings_of(run.loaded), run.findings())
+            why = f"No group had a nonzero advantage: {found}"
+        raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
+    best = on_rank_zero(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
+    # The model to write is an earlier one, and so is its evaluation.
+    if best is not None and best.step != run.state.step:
+        run.load_weights_of(best.step)
+        evaluations = {**evaluations, "after": best.evaluation}
+    run.learner.check_finite(str(run.journal.folder.path / "final"))
+    # All processes have to take part; only the first one writes.
+    critic = full_weights(run.critic.policy.model) if run.critic is not None else {}
+    return on_rank_zero(lambda: _write_final(run, evaluations, critic, again))
+
+
+def _write_final(
+    run: Run,
+    evaluations: Mapping[str, Evaluation],
+    critic: Mapping[str, Tensor],
+    again: Evaluation | None,
+) -> Result:
+    """Write the model, its card and the curve of a run that has ended, and print the verdict."""
+    folder = run.journal.folder.path
+    seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
+    best = run.journal.folder.best()
+    takes_best = run.loaded.config.train.final == "best"
+    verdict = _verdict(run, evaluations, again, seconds)
+    example = example_of([p.problem for p in run.test_set or run.train_set])
+    metrics = run.journal.folder.read("metrics.jsonl")
+    besides = held_out_ranking(metrics, run.held_out) or CardFacts.besides
+    steps = best.step if best is not None and takes_best else run.state.step
+    loader = run.learner.policy.loader_name
+    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, besides))
+    run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
+    title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
+    write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
+    # Completions drawn ahead are of no use after the last step.
+    forget_completions(folder)
+    result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
+    _conclude(run, result)
+    words = verdict.sentence if verdict else f"done in {duration(seconds)}"
+    scores = "" if verdict and not run.held_out else f". {besides}"
+    run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
+    _say_what_to_do(run, verdict, "" if takes_best else better_step_hint(best, folder))
+    return result
+
+
+def _verdict(
+    run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None, seconds: float
+) -> Verdict | None:
+    """Return the verdict on a run, None if it was not evaluated; it names a better step if there is one."""
+    if not evaluations:
+        return None
+    train = run.loaded.config.train
+    verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
+    sentence = verdict.sentence
+    if again is not None:
+        rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
+        sentence += f"; stopped at {train.stop_at:.0%} sampled, {rate}"
+    best = run.journal.folder.best()
+    if best is not None:
+        sentence += better_step_clause(best, run.state.step, train.final == "best")
+    return replace(verdict, sentence=sentence)
+
+
+def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
+    """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
+    with committed_folder(run.journal.folder.path / "final") as final:
+        save_policy(run.learner.policy.whole, final)
+        if run.critic is not None:
+            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
+            check_folder(final / "critic", critic)
+        write_cards(final, trained)
+
+
+def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
+    """Print how to get the best step, and the likely cause if the run did not learn."""
+    if better:
+        run.journal.say(f"the {better}, or train with train.final: best", "yellow")
+    if verdict is None or verdict.word not in ("did not learn", "got worse"):
+        return
+    # The gravest finding names the cause; without findings the logs are searched for a likely one.
+    streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
+    cause = gravest(run.findings()) or likely(*streams, settings_of(run.loaded))
+    if cause is not None:
+        run.journal.say(f"likely cause: {cause}", "yellow")

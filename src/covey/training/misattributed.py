@@ -1,0 +1,78 @@
+"""Strangers: groups whose recorded log-probs cannot belong to their prompt and the weights that drew them.
+
+A reply names the request that it answers, if the server supports that. If not, a proxy or a cache may give
+one request the reply to another. Then the trainer's log-probs, which an update computes anyway, are far off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from covey.objective.diagnostics import TokenStats
+from covey.runs.journal import Journal
+from covey.types import Group
+
+STRANGE = 1.0
+"""Nats per token, averaged over a group, from which it is reported; rounding causes about 0.01."""
+STRANGER = "answer to another request"
+
+
+@dataclass(frozen=True)
+class MisattributedGroup:
+    """A group whose log-probs are far off."""
+
+    problem: str
+    servers: tuple[str, ...]
+    nats: float
+    """Mean difference of the log-probs of its tokens."""
+
+
+def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int) -> list[MisattributedGroup]:
+    """Return groups from servers whose tokens of ``version`` have log-probs far off, the worst first.
+
+    ``stats`` are those of the updates on these groups, in order.
+    """
+    # In the order of the rollout batch, which ``origin`` counts.
+    rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
+    differences = np.zeros(len(groups))
+    tokens = np.zeros(len(groups))
+    seen = set[int]()
+    for s in stats:
+        if s.origin is None or s.mismatch is None:
+            continue
+        for place, trained, values in zip(s.origin.tolist(), s.mask.numpy(), s.mismatch.numpy(), strict=True):
+            number, completion = rows[place]
+            if place in seen or not completion.provenance.server:  # later the policy has moved
+                continue
+            seen.add(place)
+            # Tokens of older versions differ for a good reason: they were drawn by other weights.
+            own = trained[: len(completion.tokens)] & (completion.token_versions == version)
+            differences[number] += float(np.abs(values[: len(own)][own]).sum())
+            tokens[number] += own.sum()
+    mean = differences / np.maximum(tokens, 1)
+    servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
+    found = [
+        MisattributedGroup(group.problem.id, tuple(own), float(nats))
+        for group, own, nats in zip(groups, servers, mean, strict=True)
+        if nats > STRANGE
+    ]
+    return sorted(found, key=lambda stranger: -stranger.nats)
+
+
+def note_strangers(journal: Journal, step: int, cases: Sequence[MisattributedGroup]) -> None:
+    """Warn of the groups of a step that are far off, with their servers."""
+    if not cases:
+        return
+    worst = cases[0]
+    more = f", and {len(cases) - 1} groups more" if len(cases) > 1 else ""
+    journal.say(
+        f"step {step + 1}: the log-probs from {' and '.join(worst.servers)} for {worst.problem}{more} differ "
+        f"from the trainer's by {worst.nats:.2g} nats per token. They belong to another prompt or to other "
+        "weights; the group was trained on all the same. Is there a proxy or a cache in front of the server?",
+        "yellow",
+    )
+    for one in cases:
+        journal.event(step, STRANGER, problem=one.problem, servers=list(one.servers), nats=one.nats)

@@ -1,0 +1,145 @@
+"""The progress of a run in time: what is left, and what a stop waits for and loses."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from covey.runs.clock import Clock
+from covey.system.console import duration
+
+NOTICED = 1.0
+"""Seconds of work below which a loss is not worth a word."""
+
+
+class StopForecast(NamedTuple):
+    """Where a run that was asked to stop will end."""
+
+    after: str
+    seconds: float
+    """How long that takes; 0 if it is not known."""
+
+
+class Progress:
+    """Notes when steps, updates and checkpoints of a run began and ended. Other threads may ask it."""
+
+    def __init__(self, clock: Clock, steps: int, updates: int) -> None:
+        """``steps``: of the run. ``updates``: optimizer steps of each."""
+        self.clock = clock
+        self.steps = steps
+        self.updates = updates
+        self.between_steps = True
+        """Whether the state in memory is that after a whole step, its logs included: a run may end here."""
+        self.begin(0, saved=False)
+
+    def begin(self, step: int, saved: bool) -> None:
+        """Note that the run begins, or goes on from a checkpoint (``saved``), after ``step`` steps."""
+        self.step = step
+        self.saved = step if saved else None
+        self.updated = 0
+        self.micro_batch = 0.0
+        self._steps = 0
+        self._seconds = 0.0  # of this process
+        self.saved_at = self.step_at = self._micro_at = time.monotonic()
+
+    def step_begins(self) -> None:
+        """Note that a step begins."""
+        self.step_at = time.monotonic()
+        self.updated = 0
+
+    def micro_batch_begins(self) -> None:
+        """Note that a micro-batch begins, of an update or of what it is prepared with."""
+        now = time.monotonic()
+        if self._micro_at > self.clock.since:  # the one before was of the same phase
+            self.micro_batch = now - self._micro_at
+        self._micro_at = now
+
+    def update_begins(self, number: int) -> None:
+        """Note that the optimizer makes its ``number``-th step: from now on the step has to be finished."""
+        self.between_steps = False
+        self.updated = number + 1
+
+    def step_ends(self, step: int) -> None:
+        """Note that a step is complete and logged, ``step`` in all."""
+        now = time.monotonic()
+        if step != self.step:
+            self._steps += 1
+            self._seconds += now - self.step_at
+        self.between_steps = True
+        self.step = step
+        self.step_at = now
+
+    def checkpoint(self) -> None:
+        """Note that everything up to the last whole step is saved."""
+        self.saved = self.step
+        self.saved_at = time.monotonic()
+
+    def unsaved_minutes(self) -> float:
+        """Return the minutes since the last checkpoint, or since this process began."""
+        return (time.monotonic() - self.saved_at) / 60
+
+    def seconds_left(self, evaluations: int) -> float | None:
+        """Return the seconds left for the remaining steps and ``evaluations``; None before the first step."""
+        now = time.monotonic()
+        done = self._steps + (not self.between_steps)
+        if not done:
+            return None
+        spent = now - self.step_at  # in this step, or in what follows it
+        mean = (self._seconds + (0.0 if self.between_steps else spent)) / done
+        left = mean * (self.steps - self.step - (not self.between_steps))
+        evaluation = self.clock.last.get("eval", 0.0)
+        if self.clock.phase == "eval":
+            left += max(0.0, evaluation - spent)
+        elif self.between_steps and self.step < self.steps:
+            left -= min(mean, spent)
+        return left + evaluations * evaluation
+
+    def updating_left(self) -> float:
+        """Return the seconds left of the present update; 0 if they are not known."""
+        spent = time.monotonic() - self.clock.since
+        expected = self.clock.last.get("update", 0.0)
+        if self.updated:
+            expected = expected or spent / self.updated * self.updates
+        return max(0.0, expected - spent)
+
+    def describe_stop(self, again: str) -> str:
+        """Say what a stop does now: when the run ends, what is repeated, and what a second signal loses."""
+        if self.clock.phase == "final":
+            return (
+                f"the model is being written, then the run ends. {again} stops at once; the same command "
+                "then writes it"
+            )
+        now = time.monotonic()
+        ending = self._stop_forecast()
+        about = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
+        said = [f"stopping {ending.after}{about}"]
+        what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
+        under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
+        if under_way and now - self.step_at >= NOTICED:
+            said.append(f"{what} is repeated when the run continues ({duration(now - self.step_at)})")
+        lost = (self.step_at if self.between_steps else now) - self.saved_at
+        said.append(self._second_signal(again, lost, ending.seconds))
+        return ". ".join(sentence[0].upper() + sentence[1:] for sentence in said)
+
+    def _stop_forecast(self) -> StopForecast:
+        """Return where the run ends, from the times of the steps before."""
+        saved = self.between_steps and self.saved == self.step
+        saving = 0.0 if saved else self.clock.last.get("save", 0.0)
+        phase = self.clock.phase
+        if self.between_steps:
+            piece = phase in ("prepare", "update")
+            after = "after this micro-batch" if piece else "now"
+            then = "" if saved else f", and saving step {self.step}"
+            return StopForecast(f"{after}{then}", saving + piece * self.micro_batch)
+        spent = time.monotonic() - self.clock.since
+        other = max(0.0, self.clock.last.get(phase, 0.0) - spent) if phase else 0.0
+        left = self.updating_left() if phase == "update" else other
+        return StopForecast("after this step", left + saving)
+
+    def _second_signal(self, again: str, lost: float, waiting: float) -> str:
+        steps = self.step - (self.saved or 0) + (not self.between_steps)
+        if lost < NOTICED or (self.between_steps and self.saved == self.step):
+            return f"{again} loses nothing more"
+        what = f"{steps} step{'s' * (steps != 1)}" if steps else "what came before it"
+        less = "less than that: " if lost < waiting else ""
+        return f"{again} stops at once and loses {less}{what} ({duration(lost)})"

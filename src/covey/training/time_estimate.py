@@ -1,0 +1,106 @@
+"""How long a run will take, said before its first sample: from the measured rates of matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from covey.config.methods import COLLECTS
+from covey.insight.forecast import Workload, evaluations_of
+from covey.learner.memory import shape_of
+from covey.models.kernels.build import tested_kernels
+from covey.sampling.prompts import Prompted
+from covey.system.console import duration
+from covey.system.processes import world_size
+from covey.training.run import Run
+
+SAMPLING = 0.6
+UPDATING = 0.55
+"""Fractions of the rate of products alone that sampling and updates reach with a model of 135M parameters."""
+WORTH_A_LINE = 60.0
+"""Seconds below which nothing is said. With tiny models other work takes longer than products."""
+
+
+class TokenCost(NamedTuple):
+    """Seconds that all threads together take for one token, on a machine that does nothing else."""
+
+    prompt: float
+    """A token that is read while sampling."""
+    sampled: float
+    trained: float
+    """A token of an update, forward and backward."""
+
+
+def token_cost(run: Run) -> TokenCost | None:
+    """Return what a token costs by the measured rates of products; None where others do the work."""
+    policy = run.learner.policy.whole
+    library = tested_kernels() if policy.decoder is not None and policy.decoder.all_compiled else None
+    if library is None or not library.trial.rates:
+        return None
+    shape = shape_of(policy)
+    threads = torch.get_num_threads() * world_size()
+    # kind of product -> GFLOP/s of one thread, ours and torch's.
+    rates = library.trial.rates["mixed" if policy.rounds else str(policy.model.dtype).removeprefix("torch.")]
+    # A product of a token with all weights takes two operations a weight.
+    seconds = {kind: 2e-9 * shape.parameters / ours / threads for kind, (ours, _) in rates.items()}
+    gradient = seconds["weights"] * shape.trained / shape.parameters
+    return TokenCost(
+        seconds["forward"] / SAMPLING,
+        seconds["decode"] / SAMPLING,
+        (seconds["forward"] + seconds["inputs"] + gradient) / UPDATING,
+    )
+
+
+def step_seconds(run: Run, cost: TokenCost) -> float:
+    """Return the seconds of a training step, no completion ending before ``rollout.max_tokens``."""
+    config = run.loaded.config
+    own = mean_tokens(run.train_set)
+    if config.method != "rl" and config.method not in COLLECTS:
+        return config.train.batch_size * own * cost.trained
+    longest = config.rollout.max_tokens
+    work = Workload.of(config, run.loaded.algorithm, 0.0, longest)
+    prompts = work.completions / config.rollout.group_size * own
+    sampling = prompts * cost.prompt + work.completions * longest * cost.sampled
+    updating = (prompts + work.trained * longest) * cost.trained if config.method == "rl" else 0.0
+    return sampling + updating
+
+
+def hours_line(run: Run) -> str:
+    """Say how long the remaining steps and evaluations take at most; empty where that is not known.
+
+    It is known where compiled operations do the work, for a machine that does nothing else.
+    """
+    cost = token_cost(run)
+    if cost is None:
+        return ""
+    config = run.loaded.config
+    step = step_seconds(run, cost)
+    now = run.state.step
+    left = config.train.steps - now
+    evaluations, completions = evaluations_of(config, len(run.test_set))
+    if now and evaluations:  # those that a resumed run has behind it
+        evaluations -= 1 + (now // config.eval.every if config.eval.every else 0)
+    # Each problem is read twice: for its samples, and for its greedy completion.
+    read = 2 * completions / (config.eval.samples + 1) * mean_tokens(run.test_set)
+    evaluation = read * cost.prompt + completions * config.rollout.max_tokens * cost.sampled
+    total = left * step + evaluations * evaluation
+    if total < WORTH_A_LINE:
+        return ""
+    besides = f" and {evaluations} evaluations{_each(evaluation)}" if evaluations else ""
+    return (
+        f"estimated time: at most about {duration(total)}: {left} steps{_each(step)}{besides}, on a "
+        "machine that does nothing else"
+    )
+
+
+def _each(seconds: float) -> str:
+    """Say how long one of them takes, if that is a second at least."""
+    return f" of {duration(seconds)}" if seconds >= 1 else ""
+
+
+def mean_tokens(rows: Sequence[Prompted]) -> float:
+    """Return the mean tokens of a row, its answers included; 0 without rows."""
+    tokens = sum(len(r.tokens) + sum(len(a.tokens) for a in r.answers) for r in rows)
+    return tokens / max(len(rows), 1)

@@ -1,0 +1,320 @@
+"""Rollouts: order of problems, refills, scoring as results come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from tests.fakes import ScriptedSampler, completion, prompted
+
+from covey.config.algorithm import build_algorithm
+from covey.config.sampling import Rollout
+from covey.rewards.audit import PATIENCE
+from covey.rewards.base import load_rewards
+from covey.rewards.contract import Reward
+from covey.rewards.reading import Reader
+from covey.rewards.scorer import Rewards
+from covey.rollouts.batch import Position, RolloutBatch
+from covey.rollouts.loop import Rollouts
+from covey.rollouts.metrics import staleness
+from covey.rollouts.segments import Cut, with_segments
+from covey.sampling.base import SamplingParams
+from covey.sampling.prompts import Prompted
+from covey.tasks.difficulty import Difficulty
+from covey.types import Completion, Group, Problem, Provenance
+from covey_verify.contract import reward as declared
+from covey_verify.errors import CoveyError, DataError, RewardError
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 <= done <= total
+
+
+def rollouts(sampler, problems, algorithm="dapo", seed=0, **settings) -> Rollouts:
+    rewards = load_rewards([{"exact_answer": {"rule": "whole"}}], None)
+    config = Rollout(**{"group_size": 4, "prompts_per_step": 3, "max_tokens": 8, **settings})
+    return Rollouts(problems, sampler, rewards, config, build_algorithm(algorithm), seed)
+
+
+def first(source: Rollouts) -> RolloutBatch:
+    return next(source.after(0, Position(), quiet))
+
+
+def half_right(prompt: np.ndarray, stream: int) -> str:
+    return str(prompt[0] - 1) if stream % 2 else "wrong"
+
+
+def test_every_problem_is_used_once_per_epoch_in_a_new_order() -> None:
+    source = rollouts(ScriptedSampler(half_right), prompted(6), algorithm="grpo")
+    ids = [g.problem.id for batch in islice(source.after(0, Position(), quiet), 4) for g in batch.groups]
+    assert sorted(ids[:6]) == sorted(ids[6:]) == [f"p{i}" for i in range(6)]
+    assert ids[:6] != ids[6:]
+
+
+def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None:
+    whole, resumed = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
+    *_, third, then = islice(whole.after(0, Position(), quiet), 4)
+    again = next(resumed.after(3, third.position, quiet))
+    assert [g.problem.id for g in then.groups] == [g.problem.id for g in again.groups]
+    assert then.position == again.position
+    for a, b in zip(then.groups, again.groups, strict=True):
+        np.testing.assert_array_equal(a.rewards, b.rewards)
+
+
+def test_keys_of_draws_never_repeat() -> None:
+    sampler = ScriptedSampler(lambda *_: "wrong")
+    source = rollouts(sampler, prompted(2), prompts_per_step=5, max_resampling_rounds=2)
+    list(islice(source.after(0, Position(), quiet), 4))
+    assert len(set(sampler.streams)) == len(sampler.streams) > 100
+
+
+def test_dead_groups_are_replaced_in_bounded_rounds() -> None:
+    # Problems 0..4 are never solved, 5..9 half of the time.
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return half_right(prompt, stream) if prompt[0] > 5 else "wrong"
+
+    batch = first(rollouts(ScriptedSampler(answer), prompted(10), group_size=16, max_resampling_rounds=8))
+    assert len(batch.groups) == 3
+    assert not any(g.dead for g in batch.groups)
+    assert all(g.dead for g in batch.filtered)
+    hopeless = first(rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(10), max_resampling_rounds=2))
+    assert hopeless.groups == []
+    assert hopeless.metrics["rollout/resampling_rounds"] == 2
+    assert len(hopeless.filtered) == 9
+
+
+def test_without_a_filter_dead_groups_are_kept() -> None:
+    batch = first(rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(4), algorithm="grpo"))
+    assert len(batch.groups) == 3
+    assert batch.metrics["rollout/resampling_rounds"] == 0
+
+
+def test_a_stop_in_the_middle_leaves_no_trace() -> None:
+    source, other = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(source.after(0, Position(), stop))
+    batches = (next(r.after(0, Position(), quiet)) for r in (source, other))
+    first, fresh = ([g.problem.id for g in batch.groups] for batch in batches)
+    assert first == fresh
+
+
+def test_remax_scores_a_greedy_completion_too() -> None:
+    source = rollouts(ScriptedSampler(lambda p, _: str(p[0] - 1)), prompted(3), algorithm="remax")
+    batch = first(source)
+    assert [g.baselines.greedy_reward for g in batch.groups] == [1.0, 1.0, 1.0]
+
+
+def test_the_greedy_baseline_is_drawn_greedily_and_once_per_problem() -> None:
+    sampler = ScriptedSampler(lambda p, _: str(p[0] - 1) if sampler.greedy else "wrong")
+    batch = first(rollouts(sampler, prompted(3), algorithm="remax"))
+    assert [g.baselines.greedy_reward for g in batch.groups] == [1.0, 1.0, 1.0]
+    assert [g.rewards.tolist() for g in batch.groups] == [[0.0] * 4] * 3
+    assert len(sampler.streams) == 3 * 4 + 3
+
+
+def test_the_cursor_counts_problems_that_replaced_others() -> None:
+    # Every other problem is never solved, so every step takes more problems than it keeps.
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return half_right(prompt, stream) if prompt[0] % 2 else "wrong"
+
+    source = rollouts(ScriptedSampler(answer), prompted(12), group_size=16, max_resampling_rounds=8)
+    taken: list[str] = []
+    for batch in islice(source.after(0, Position(), quiet), 2):
+        taken += [g.problem.id for g in (*batch.groups, *batch.filtered)]
+        assert batch.position.cursor == len(taken)
+    assert batch.filtered
+    assert len(set(taken[:12])) == min(len(taken), 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "paid"), [("informative", 0.0), ({"name": "pass_rate_band", "low": 0.2, "high": 0.8}, 1.0)]
+)
+def test_a_filter_does_not_see_what_could_not_be_judged(name: object, paid: float) -> None:
+    """All that was judged got the same; what was not is no other reward."""
+
+    def judged(completion: str) -> float | None:
+        return None if completion == "unclear" else paid
+
+    answer = ScriptedSampler(lambda _, stream: "unclear" if stream % 2 else "wrong")
+    config = Rollout(group_size=8, prompts_per_step=3, max_tokens=8, max_resampling_rounds=0)
+    rewards, algorithm = load_rewards([judged], None), build_algorithm({"name": "grpo", "filter": name})
+    batch = first(Rollouts(prompted(3), answer, rewards, config, algorithm, 0))
+    assert any(0 < g.scorable.sum() < 8 for g in batch.filtered)
+    assert batch.groups == []
+
+
+@pytest.mark.parametrize("answer", [lambda rewards: rewards > 0, lambda rewards: "no", lambda rewards: None])
+def test_a_filter_that_does_not_say_yes_or_no_is_named(answer) -> None:
+    rewards, algorithm = (
+        load_rewards(["exact_answer"], None),
+        build_algorithm({"name": "grpo", "filter": answer}),
+    )
+    config = Rollout(group_size=4, prompts_per_step=2, max_tokens=8)
+    source = Rollouts(prompted(3), ScriptedSampler(half_right), rewards, config, algorithm, 0)
+    with pytest.raises(CoveyError, match=r"algorithm\.filter .*not True or False; problem p"):
+        first(source)
+
+
+def test_problems_that_were_rejected_are_remembered_as_hard() -> None:
+    source = rollouts(
+        ScriptedSampler(lambda *_: "wrong"), prompted(3), curriculum="frontier", max_resampling_rounds=0
+    )
+    batch = first(source)
+    assert len(batch.filtered) == 3
+    memory = Difficulty(3)
+    memory.load(batch.position.difficulty)
+    assert memory.rates.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_problems_solved_often_enough_are_not_drawn_again() -> None:
+    """Of six, p0 and p1 are always solved: retired after two times in a row; position and order resume."""
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
+
+    make = lambda: rollouts(ScriptedSampler(answer), prompted(6), "grpo", retire_after=2, group_size=8)
+    batches = list(islice(make().after(0, Position(), quiet), 8))
+    drawn = [[g.problem.id for g in batch.groups] for batch in batches]
+    assert sorted(drawn[0] + drawn[1]) == sorted(drawn[2] + drawn[3]) == [f"p{i}" for i in range(6)]
+    late = {name for of_step in drawn[4:] for name in of_step}
+    assert late == {"p2", "p3", "p4", "p5"}
+    assert batches[-1].metrics["difficulty/solved"] == pytest.approx(2 / 6)
+    again = next(make().after(5, batches[4].position, quiet))
+    assert [g.problem.id for g in again.groups] == drawn[5]
+
+
+def test_the_frontier_does_not_draw_what_is_retired() -> None:
+    """Eight times right is solved; p2 to p5 are solved half of the time, and two problems a step suffice."""
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
+
+    source = rollouts(
+        ScriptedSampler(answer),
+        prompted(6),
+        "grpo",
+        retire_after=1,
+        group_size=8,
+        prompts_per_step=4,
+        curriculum="frontier",
+    )
+    solved: set[str] = set()
+    for batch in islice(source.after(0, Position(), quiet), 12):
+        assert not solved & {g.problem.id for g in batch.groups}
+        solved |= {g.problem.id for g in batch.groups} & {"p0", "p1"}
+    assert solved == {"p0", "p1"}
+
+
+def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None:
+    """One step's refusal may be the row's fault, so they are counted from step to step, through a resume."""
+    refuses = declared(example=lambda row: row["answer"])(lambda completion, answer: 0.5)
+    rewards = Rewards([Reward("refuses", refuses)])
+    config = Rollout(group_size=4, prompts_per_step=3, max_tokens=8)
+    source = Rollouts(
+        prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
+    )
+    steps = source.after(0, Position(), quiet)
+    counts = [dict(next(steps).position.refused) for _ in range(PATIENCE - 1)]
+    assert counts == [{"refuses": times} for times in range(1, PATIENCE)]
+    with pytest.raises(RewardError, match="known to be correct"):
+        next(steps)
+    with pytest.raises(RewardError, match="known to be correct"):
+        next(source.after(PATIENCE - 1, Position(refused=counts[-1]), quiet))
+
+
+def test_where_all_are_solved_all_are_drawn_again() -> None:
+    right = ScriptedSampler(lambda prompt, _: str(prompt[0] - 1))
+    source = rollouts(right, prompted(3), "grpo", retire_after=1)
+    for batch in islice(source.after(0, Position(), quiet), 3):
+        assert len(batch.groups) == 3
+
+
+def test_running_means_follow_the_samples_and_travel_with_the_position() -> None:
+    problems = [replace(p, problem=replace(p.problem, columns={**p.problem.columns, "role": "ab"[i % 2]}))
+                for i, p in enumerate(prompted(4))]  # fmt: skip
+    spec = {"name": "rae", "advantage": {"decay": 0.5, "by": "role"}}
+    source = rollouts(ScriptedSampler(half_right), problems, spec, prompts_per_step=2)
+    one, two = islice(source.after(0, Position(), quiet), 2)
+    means = {"a": 0.0, "b": 0.0}
+    for group in [*one.groups, *two.groups]:
+        role = str(group.problem.columns["role"])
+        for reward, before in zip(group.rewards, group.baselines.running_mean, strict=True):
+            assert before == pytest.approx(means[role])
+            means[role] = 0.5 * means[role] + 0.5 * reward
+    assert two.position.means == pytest.approx(means)
+    again = next(source.after(1, one.position, quiet))
+    kept, computed = (batch.groups[0].baselines.running_mean for batch in (two, again))
+    np.testing.assert_array_equal(computed, kept)
+    with pytest.raises(DataError, match="no column 'rule'"):
+        first(rollouts(ScriptedSampler(half_right), problems, {**spec, "advantage": {"by": "rule"}}))
+
+
+def test_continuations_from_cuts_give_values() -> None:
+    """A completion of three tokens, two a segment: one cut after the second, from which half succeed."""
+    asked: list[int] = []
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        asked.append(len(prompt))
+        return half_right(prompt, stream)
+
+    spec = {
+        "name": "vine_ppo",
+        "advantage": {"continuations": 40, "split_by": "tokens", "most": 4},
+    }
+    sampler = ScriptedSampler(answer)
+    source = rollouts(sampler, prompted(3), spec)
+    source.rewards.reader = Reader(lambda tokens: "0")  # of every whole completion
+    batch = first(source)
+    assert len(set(sampler.streams)) == len(sampler.streams) == 3 * 4 * 41
+    assert asked.count(1) == 3 * 4
+    assert asked.count(3) == 3 * 4 * 40  # the prompt's token and the two that were kept
+    by_id = {g.problem.id: g for g in batch.groups}
+    for name, group in by_id.items():
+        assert [list(s.ends) for s in group.baselines.segments] == [[1]] * 4
+        assert [list(s.values) for s in group.baselines.segments] == [[float(name == "p0")]] * 4
+    assert batch.metrics["rollout/scored"] == 3 * 4 * 41
+    assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
+    again = first(source)
+    assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]
+
+
+def test_continuations_that_nobody_could_judge_do_not_count() -> None:
+    """Three cuts after one token each: of two continuations one is judged, or none, or both."""
+    nan = float("nan")
+    judged = {1: [1.0, nan], 2: [nan, nan], 3: [1.0, 0.0]}
+
+    def score(problems: Sequence[Prompted], *_: object) -> list[Group]:
+        return [
+            Group(p.problem, p.tokens, (completion(),) * 2, np.array(judged[len(p.tokens) - 1]))
+            for p in problems
+        ]
+
+    whole = Group(Problem("p", "?"), np.array([7]), (completion(length=4),), np.ones(1))
+    settings = {"split_by": "tokens", "most": 4, "continuations": 2}
+    limit, sampler = SamplingParams(max_tokens=4), ScriptedSampler(half_right)
+
+    def stream(cut: Cut, number: int) -> int:
+        return 10 * cut.end + number
+
+    (found,), tokens = with_segments([whole], settings, sampler, limit, str, stream, score)
+    (segments,) = found.baselines.segments
+    assert dict(zip(segments.ends, segments.values, strict=True)) == {0: 1.0, 2: 0.5}
+    assert tokens == 2 * 2 + 2 * 1, "without the tokens that each continues"
+
+
+def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:
+    """What a tool said has no weights that drew it."""
+    tokens = np.arange(4)
+    sampled = np.array([True, False, False, True])
+    drawn_by = Provenance(3, np.array([3, 0, 0, 5]))
+    one = Completion(tokens, np.zeros(4, np.float32), "", "stop", drawn_by, sampled)
+    group = Group(Problem("p", "?"), tokens, (one,), np.zeros(1))
+    assert staleness([group], 7) == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/continued": 1.0}
