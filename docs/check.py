@@ -1,4 +1,4 @@
-"""Whether the pages say what is there: links, commands, configs, paths and Python, in the field's words.
+"""Check that pages agree with the code, and the words of both: links, commands, configs, paths, Python.
 
 `make docs` runs it.
 
@@ -8,6 +8,7 @@ of one; a python block that begins with `# name.py` is a file beside the page's 
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
@@ -32,6 +33,9 @@ DEMO = PACKAGE / "config/recipes/demo.yaml"
 PLACES = (ROOT, PACKAGE, VERIFY / "src")
 """Where a path in a page may begin."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *VERIFY.glob("*.md")])
+SOURCES = [
+    f for room in (PACKAGE, VERIFY / "src") for kind in ("*.py", "*.yaml") for f in sorted(room.rglob(kind))
+]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 CODE, LINK = re.compile(r"`([^`]+)`"), re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"([\w.-]+(?:/[\w.-]+)*/?)(?::(?:\w+\.)?(\w+))?")
@@ -56,11 +60,17 @@ BETTER = {
     "wrong answer": "incorrect answer",
     "wrong completion": "incorrect completion",
 }
-"""Phrase that no user's page has -> the better word. CONTRIBUTING.md has the same table."""
+"""Phrase banned from users' pages and texts in the code -> the better word; in CONTRIBUTING.md too."""
 NOT_FOR_USERS = ("CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "coverage.md", "log.md")
 BANNED = re.compile(
     r"\b(?:" + "|".join(phrase.replace(" ", r"\s+") for phrase in BETTER) + r")s?\b", re.IGNORECASE
 )
+OPENING = re.compile(r"(?:Say|What|How|Where|When|Why|Whoever|Its|Those) ")
+"""First words that no docstring has: a verb or a noun is clearer, as Show, Reason, Number, Time, Place."""
+ARROW = re.compile(r"[.;:]\s+-> [a-z]")
+"""An arrow in the place of `Return`. Between shapes, or a key and its value, arrows are at home."""
+OURS = re.compile(r"(?<![\w./-])(?:benchmarks|conformance|docs|examples|tests)/[\w./-]+\.(?:py|md|yaml)\b")
+"""A file of the repository that a text names, as in `python benchmarks/real.py`."""
 Line = tuple[int, str]
 Block = tuple[int, str, list[str]]
 """Number of the first line, language, lines."""
@@ -86,13 +96,14 @@ def findings(page: Path) -> Iterator[Line]:
     found = [(n, path_problem(page, code)) for n, line in prose for code in CODE.findall(line)]
     found += [(n, link_problem(page, target)) for n, line in prose for target in LINK.findall(line)]
     if page.name != "log.md":  # which says what was, on its day
-        found += [(n, count_problem(line)) for n, line in prose]
+        found += [(n, problem(line)) for n, line in prose for problem in (count_problem, file_problem)]
     if page.name not in NOT_FOR_USERS:
         found += banned_phrases(prose)
     commands = [(n, code) for n, line in prose for code in CODE.findall(line)]
     for start, language, lines in blocks:
         if language == "sh":
             commands += whole_commands(start, lines)
+            found += [(n, file_problem(line)) for n, line in enumerate(lines, start)]
         if language == "python":
             found.append((start, python_problem("\n".join(lines))))
     found += [(n, command_problem(code)) for n, code in commands if code.startswith(("covey ", "make "))]
@@ -148,6 +159,31 @@ def banned_phrases(prose: list[Line]) -> Iterator[Line]:
         yield numbers[text.count("\n", 0, phrase.start())], f"not '{said}', but: {better}"
 
 
+def texts(source: Path) -> Iterator[tuple[list[Line], bool]]:
+    """Texts in a file of the package, as numbered lines, and whether each is a docstring, as of a field."""
+    content = source.read_text(encoding="utf-8")
+    if source.suffix == ".yaml":
+        yield list(enumerate(content.splitlines(), start=1)), False
+        return
+    nodes = list(ast.walk(ast.parse(content)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        # A string without a space is a name.
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield list(enumerate(node.value.splitlines(), node.lineno)), id(node) in docstrings
+
+
+def source_findings(source: Path) -> Iterator[Line]:
+    """All that is wrong with the words of messages, settings, helps, docstrings and tables."""
+    for lines, docstring in texts(source):
+        yield from banned_phrases(lines)
+        yield from ((n, problem) for n, line in lines for problem in [file_problem(line)] if problem)
+        if docstring and OPENING.match(lines[0][1]):
+            yield lines[0][0], f"a docstring begins with a verb or a noun, not: {lines[0][1].split()[0]}"
+        if docstring and ARROW.search("\n".join(line for _, line in lines)):
+            yield lines[0][0], "a docstring says `Return ...` instead of `. -> ...`"
+
+
 def python_problem(text: str) -> str | None:
     """Why a block is not Python."""
     try:
@@ -184,6 +220,12 @@ def command_problem(code: str) -> str | None:
     return None
 
 
+def file_problem(line: str) -> str | None:
+    """Why a line names a file that is not there. What a script made may name it with its commit."""
+    missing = [path for path in OURS.findall(line) if not (ROOT / path).exists()]
+    return f"no such file: {missing[0]}" if missing and "of commit" not in line else None
+
+
 def config_problems(blocks: list[Block]) -> Iterator[Line]:
     """Blocks of YAML that covey would refuse, rewards included."""
     with tempfile.TemporaryDirectory() as folder:
@@ -205,6 +247,7 @@ def config_problems(blocks: list[Block]) -> Iterator[Line]:
 
 if __name__ == "__main__":
     everything = [(page.relative_to(ROOT), *line) for page in PAGES for line in sorted(findings(page))]
+    everything += [(file.relative_to(ROOT), *line) for file in SOURCES for line in source_findings(file)]
     for where, number, what in everything:
         print(f"{where}:{number}: {what}")
     sys.exit(bool(everything))

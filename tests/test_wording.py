@@ -111,7 +111,7 @@ def test_stress_cuts_thoughts_off_as_the_configs_template_writes_them(
 ) -> None:
     save_policy(policy_with(chat_template), folder / "model")
     (folder / "mine.py").write_text(ENDS_IN)
-    name = "correct inside reasoning that the prompt opens, cut off"
+    name = "correct inside reasoning that the prompt opens, truncated"
     assert main(["stress", "run.yaml", "mine.py:ends_in", "--json"]) == 1
     assert name in {f["attack"] for f in json.loads(capsys.readouterr().out)["accepted"]}
     assert main(["stress", "run.yaml", "--json"]) == 0  # math_answer

@@ -33,8 +33,9 @@ from covey.config.load import load_config
 from covey.config.rows import key_paths
 from covey.config.schema import Data
 from covey.insight.pages.compare import compared
-from covey.insight.pages.records import Runs, group_page, listed_runs, run_page, step_page
+from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.insight.pages.server import json_answer
+from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.tokens import token_page
 from covey.system.integrity import SEAL, sealed_line
 from covey.tasks.files import read_problems

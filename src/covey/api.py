@@ -88,7 +88,7 @@ def explain(run: str | Path) -> list[Finding]:
     """Return the findings of a run: what went wrong, and the config line that helps."""
     from covey.insight.findings.watch import explain_run
 
-    return explain_run(Path(run))[2]
+    return explain_run(Path(run)).findings
 
 
 def sample(
@@ -159,7 +159,9 @@ def run_start(
             "`covey train`"
         )
     again = resumed is not None
-    session = RunOptions(strict, again, start.record(), loaded.config.output, same_inputs=not again)
+    session = RunOptions(
+        strict=strict, changes=again, same_inputs=not again, start=start.record(), home=loaded.config.output
+    )
     if observer is not None:
         session = replace(session, observer=observer)
     # Under torchrun every rank runs this script; one of them prints.

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from covey_verify.extract import TAGS, Thoughts
+from covey_verify.extract import TAGS, Thoughts, last_text
 from covey_verify.types import Messages, Score, StepRewards
 
 VERSION = "0.2.0"
@@ -77,8 +77,7 @@ class Problem:
 
     def ends_with(self, text: str) -> bool:
         """Whether the prompt, or its last message, ends with ``text``."""
-        last = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
-        return str(last).endswith(text)
+        return last_text(self.prompt).endswith(text)
 
     @property
     def chat(self) -> bool:

@@ -45,6 +45,8 @@ def sound() -> Lines:
         "dtype": "float32",
         "repetition_penalty": 1.0,
         "reward_weights": [1.0],
+        "warmup_steps": 0,
+        "max_steps": 4,
     }
     tokens = {"bos": BOS, "eos": [EOS], "pad": 0, "names": {"8": "<tool_response>", "9": "</tool_response>"}}
     data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
@@ -242,6 +244,15 @@ def rolled(values: list[Any]) -> list[Any]:
     return [*values[1:], values[0]]
 
 
+def reordered(lines: Lines) -> None:
+    """Put everything of an update's rows but completions and advantages in another order."""
+    for update, number in zip(updates(lines), (0, 0, 1, 1), strict=True):
+        moved = [{**row} for row in rolled(update["rows"])]
+        for row, other in zip(update["rows"], moved, strict=True):
+            ids = rollouts(lines)[number]["completions"][other["completion"]]["ids"]
+            row |= {**other, "ids": ids, "completion": row["completion"], "advantage": row["advantage"]}
+
+
 MISTAKES: dict[str, Callable[[Lines], None]] = {
     "nothing_trained": every(rows, mask=lambda r: [0] * len(r["mask"])),
     "tokens_replaced": every(rows, ids=lambda r: [99] * len(r["mask"])),
@@ -257,6 +268,11 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     "end_lost": every(samples, ids=lambda s: [*s["ids"][:-1], 33]),
     "never_ends": both(settings(max_completion_length=3), every(samples, ids=lambda s: [33] * len(s["ids"]))),
     "bos_doubled": every(samples, prompt_ids=[BOS, BOS, 70]),
+    "prompt_ended": every(samples, prompt_ids=lambda s: [*s["prompt_ids"], EOS]),
+    "template_twice": both(
+        lambda lines: lines[0]["tokens"]["names"].update({str(EOS): "<|end|>"}),
+        every(samples, prompt=lambda s: [{"role": "user", "content": f"<|user|>{s['prompt']}<|end|>"}]),
+    ),
     "not_finite": lambda lines: updates(lines)[1].update(loss=math.nan),
     "logprobs_shifted": every(
         rows, logprobs=lambda r: rolled(r["logprobs"]), old_logprobs=lambda r: rolled(r["old_logprobs"])
@@ -277,6 +293,7 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         every(updates, loss=None),
     ),
     "group_mixed": every(samples, group=lambda s: 0),
+    "group_of_one": lambda lines: [s.update(group=n % 8) for n, s in enumerate(samples(lines))],
     "advantages_moved": every(rows, advantage=lambda r: -r["advantage"]),
     "advantages_negated": advantages(lambda a: [-x for x in a]),
     "advantages_order": advantages(lambda a: [a[0], a[2], a[1], *a[3:]]),
@@ -297,6 +314,11 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         every(samples, rewards={"right": 0.0}, alone={"right": 0.0}), advantages(lambda a: [0.0 for _ in a])
     ),
     "pays_any_row": every(samples, elsewhere=lambda s: s["alone"]),
+    "reward_drowned": every(
+        samples, rewards=lambda s: {**s["rewards"], "style": 1e-4 * (s["group"] + len(s["ids"]))}
+    ),
+    "reordered_alone": reordered,
+    "answer_empty": lambda lines: samples(lines)[0]["row"].update(answer=" "),
     "rows_duplicated": lambda lines: lines[0]["data"].update(distinct=5),
     "eval_is_train": lambda lines: lines[0]["data"].update(eval_in_train=10),
     "kl_sign": settings(beta=-0.04),
@@ -305,6 +327,7 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         rows, after_logprobs=lambda r: [p - (0.01 if r["advantage"] > 0 else -0.01) for p in r["logprobs"]]
     ),
     "rate_zero": every(updates, learning_rate=0.0, weights_changed=0.0),
+    "warmup_long": settings(warmup_steps=2000, max_steps=4),
     "no_motion": every(updates, weights_changed=0.0),
     "too_coarse": both(settings(dtype="bfloat16"), every(updates, weights_changed=0.03)),
     "gradient_zero": every(updates, grad_norm=0.0),
@@ -326,6 +349,33 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
     lines = copy.deepcopy(sound())
     MISTAKES[name](lines)
     assert found(lines, tmp_path / "run.jsonl")[:1] == [name]
+
+
+def of_verl(lines: Lines, **settings: Any) -> Lines:
+    """The record as verl's, whose rewards are those of its functions."""
+    lines[0] |= {"framework": "verl", "settings": settings}
+    for sample in samples(lines):
+        sample["reward"] = sample["rewards"]["right"]
+    return lines
+
+
+def test_a_score_at_every_token_is_another_reward(tmp_path: Path) -> None:
+    lines = of_verl(sound(), **{"algorithm.adv_estimator": "grpo"})
+    assert "reward_differs" not in found(lines, tmp_path / "run.jsonl")
+    for sample in samples(lines):
+        sample["reward"] *= len(sample["ids"])
+    assert "reward_differs" in found(lines, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize(("sign", "names"), [(-1, []), (1, ["kl_sign"])])
+def test_a_kl_in_the_reward_is_subtracted(sign: int, names: list[str], tmp_path: Path) -> None:
+    kl = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.1}
+    lines = of_verl(sound(), **{"algorithm.adv_estimator": "reinforce_plus_plus"}, **kl)
+    for number, rollout in enumerate(rollouts(lines)):
+        for sample in rollout["completions"]:
+            # The reference of the second rollout is .02 nats below the policy at each token.
+            sample["reward"] += sign * 0.1 * 0.02 * number * len(sample["ids"])
+    assert [name for name in found(lines, tmp_path / "run.jsonl") if name == "kl_sign"] == names
 
 
 def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:
@@ -480,7 +530,7 @@ def test_a_recorder_that_fails_leaves_the_trainer_alone(capsys) -> None:
 
     assert [recorder.around(broken, lambda x: x + 1, 1) for _ in range(2)] == [2, 2]
     said = capsys.readouterr().out
-    assert said == "run.jsonl: the record ends here (KeyError: 'advantages'); training goes on\n"
+    assert said == "run.jsonl: the record ends here (KeyError: 'advantages'); training continues\n"
 
 
 def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys) -> None:

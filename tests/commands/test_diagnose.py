@@ -17,6 +17,7 @@ from covey.config.load import load_config
 from covey.errors import Stopped
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import settings_of
+from covey.insight.findings.watch import Explanation
 from covey.insight.trials import (
     NOT_KNOWN,
     Change,
@@ -171,7 +172,9 @@ def test_a_stage_of_a_pipeline_is_diagnosed_wherever_it_lies(tmp_path: Path) -> 
 
 def test_trials_begin_before_the_trouble(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(*findings: Finding) -> Plan:
-        monkeypatch.setattr("covey.commands.diagnose.explain_run", lambda _: (run, "", list(findings)))
+        monkeypatch.setattr(
+            "covey.commands.diagnose.explain_run", lambda _: Explanation(run, "", list(findings))
+        )
         return plan_trials(run)
 
     severe, mild = Finding("farmed", 4, "severe", ""), Finding("flat", 1, "warning", "")

@@ -16,8 +16,9 @@ from covey.insight.rescore import RescoredGroup
 from covey.runs.estimates import paired_bootstrap
 from covey.runs.folder import WRITTEN
 from covey.runs.rollouts import read_rollouts
-from covey.system.console import RunConsole, inert
+from covey.system.console import RunConsole
 from covey.system.integrity import sealed, unsealed
+from covey.system.text import inert
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.training.test_runs import start
 
@@ -179,7 +180,7 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
         "def opposite(completion):\n    return -(sum(map(ord, completion)) % 5) / 4\n\n"
         "def _helper(completion):\n    return 0.0\n\n\ndef other(x):\n    return x\n"
     )
-    found = json.loads(out(capsys, "rescore", runs[0], "--rewards", tmp_path / "new.py", "--json"))
+    found = json.loads(out(capsys, "rescore", runs[0], tmp_path / "new.py", "--json"))
     assert found["groups"] == sum(len(read_rollouts(runs[0], step).groups) for step in range(3))
     for row in found["of_groups"]:
         old, new = np.array(row["old"]), np.array(row["new"])

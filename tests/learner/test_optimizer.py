@@ -17,7 +17,7 @@ from torch import nn
 
 from covey.config.schema import Train
 from covey.learner.batching import MicroBatch, given_batch
-from covey.learner.learner import Learner
+from covey.learner.learner import Learner, Requirements
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
@@ -76,11 +76,7 @@ class Times:
     """The mean log-prob of given answers, times a factor."""
 
     factor: float
-    temperature: float = 1.0
-    max_tokens: int = 1
-    skips_idle: bool = False
-    whole_groups: bool = False
-    needs_reference: bool = False
+    requires = Requirements()
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[torch.Tensor, str]:
         return self.factor * scores.logprobs.mean(), "seen"

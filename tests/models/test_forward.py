@@ -13,7 +13,7 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedModel
 from covey.config.load import load_config
 from covey.config.schema import Lora
 from covey.models.forward import supported
-from covey.models.load import load_policy, skeleton, with_lora
+from covey.models.load import load_policy, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy, save_policy
@@ -123,8 +123,8 @@ def test_a_run_may_turn_all_sequences_by_the_long_table(tmp_path: Path) -> None:
     """Short ones as transformers turns long ones, also where the trained model is loaded again."""
     save_policy(Policy(sharpened(BY_LENGTH["longrope"]), policy_of("qwen3").tokenizer), tmp_path / "given")
     loaded = load_config(values={"model": str(tmp_path / "given"), "longrope": "long"})
-    assert skeleton(loaded).context == 128
     policy = load_policy(loaded)
+    assert policy.context == 128
     prompt, answer = random_prompts(9, 100)
     every = policy.score(pack([prompt], [[answer]]), 1.0).logprobs.detach()
     expected = reference_logprobs(sharpened(BY_LENGTH["longrope"]), prompt, answer)

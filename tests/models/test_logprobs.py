@@ -96,7 +96,7 @@ def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
         return logits if cap is None else soft_cap(logits, cap)
 
     if compiled:
-        found = score_compiled(hidden, FusedLinear(head), targets, 0.7, mask, cap)
+        found = score_compiled(hidden, FusedLinear(head), targets, 0.7, mask, cap, None)
     else:
         other = (other_hidden, lambda h: limited(other_head(h)))
         found = score_tokens(hidden, lambda h: limited(head(h)), targets, 0.7, other, mask)

@@ -244,8 +244,8 @@ def evaluated(
     """Loss of an optimizer step on the batch, cut by ``budget``, and the gradient by completion id."""
     policy = leaves(batch.advantages.dtype)
     total = policy.logprobs.new_zeros(())
-    whole = algorithm.whole_groups
-    for micro in micro_batches(batch, budget, LONGEST, skip_idle=skip_idle, whole_groups=whole):
+    computed = batch.pulling(skips_idle=True) if skip_idle else None
+    for micro in micro_batches(batch, budget, LONGEST, computed, algorithm.whole_groups):
         place = micro.packed.place
         mine = identities(micro.rows)
         scores = TokenScores(*(leaf[mine][:, : place.shape[1]][place] for leaf in policy))

@@ -20,7 +20,7 @@ from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
-from covey.rollouts.segments import Cut, with_segments
+from covey.rollouts.segments import Cut, SegmentSettings, with_segments
 from covey.sampling.base import SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.tasks.difficulty import Difficulty
@@ -298,7 +298,7 @@ def test_continuations_that_nobody_could_judge_do_not_count() -> None:
         ]
 
     whole = Group(Problem("p", "?"), np.array([7]), (completion(length=4),), np.ones(1))
-    settings = {"split_by": "tokens", "most": 4, "continuations": 2}
+    settings = SegmentSettings(continuations=2, split_by="tokens", most=4)
     limit, sampler = SamplingParams(max_tokens=4), ScriptedSampler(half_right)
 
     def stream(cut: Cut, number: int) -> int:

@@ -187,13 +187,13 @@ def test_guards_are_functions_of_what_they_are_given() -> None:
     assert isinstance(judge_update(False, memory, limits, step=4)[1], Stop)
     assert judge_update(True, memory, limits, step=4) == (GuardMemory(), None)
     metrics = {"entropy/sampled": 1.0, "kl/completion_k1": 7.0}
-    memory, (warning,) = judge_step(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps")
+    memory, (warning,) = judge_step(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps", str)
     assert memory == GuardMemory(dead_steps=1, kl_level=1)
     assert isinstance(warning, Warn)
-    memory, (stop,) = judge_step(4, metrics, False, memory, limits, lambda n: f"{n} steps")
+    memory, (stop,) = judge_step(4, metrics, False, memory, limits, lambda n: f"{n} steps", str)
     assert isinstance(stop, Stop)
     assert "2 steps" in stop.why
-    _, (stop,) = judge_step(5, {"entropy/sampled": 0.1}, True, memory, limits, str)
+    _, (stop,) = judge_step(5, {"entropy/sampled": 0.1}, True, memory, limits, str, str)
     assert "entropy_floor" in stop.why
 
 
@@ -401,9 +401,9 @@ def test_a_run_that_a_guard_stopped_is_shown_as_that(tmp_path: Path) -> None:
     (note,) = [n for n in page["notes"] if "updates in a row was not finite" in n]
     assert note.startswith("stopped by a guard: ")
     assert "covey resume" not in note
-    assert "covey resume" not in explain_run(run)[1]
+    assert "covey resume" not in explain_run(run).verdict
     (run / "exit.json").write_text(
         json.dumps({"exit_code": 75, "error": "stopped", "resume_command": "covey resume"})
     )
     assert run_state(run) != "stopped"
-    assert "Continue with: covey resume" in explain_run(run)[1]
+    assert "Continue with: covey resume" in explain_run(run).verdict

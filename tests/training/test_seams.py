@@ -61,7 +61,7 @@ def test_a_piece_that_keeps_step_counts_equal_adds_no_gradient(monkeypatch: pyte
             own = list(micro_batches(*arguments, **named))
             yield from own
             if extra:
-                yield replace(own[0], counts=False)
+                yield replace(own[0], repeated=True)
 
         monkeypatch.setattr(learner_module, "micro_batches", pieces)
         learner = Learner(policy_of("qwen3"), Train(tokens_per_micro_batch=8))

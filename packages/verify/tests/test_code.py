@@ -263,7 +263,7 @@ def test_tests_that_decide_nothing_are_found_before_training(row: Any, mode: Any
 
 def test_test_code_needs_a_backend_that_can_talk() -> None:
     class Batch:
-        name, interactive, layers = "batch", False, ()
+        name, layers = "batch", ()
 
         def script(self, code, stdin, limits):
             return Outcome("ok", "")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covey.audit.check import Predicate, Trouble
 from covey.audit.conventions import convention_of
-from covey.audit.record import AuditRecord, Numbers, Rollout, Sample
+from covey.audit.record import AuditRecord, Numbers, Rollout, Sample, Use
 from covey.objective.advantages import (
     divided,
     group_centered,
@@ -167,7 +167,7 @@ def fits(found: Tensor, candidate: Tensor) -> bool:
 
 
 class Compared(NamedTuple):
-    """The advantages of a rollout beside those that the convention gives."""
+    """The advantages of a rollout, with those that the convention gives."""
 
     rollout: Scored
     due: Tensor
@@ -308,6 +308,19 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
     return None
 
 
+def groups_have_one_completion(record: AuditRecord) -> Trouble | None:
+    """Every group of a rollout has one completion, though prompts occur several times in it."""
+    for rollout in record.rollouts:
+        numbers = [s.group for s in rollout.completions]
+        prompts = {s.prompt_text for s in rollout.completions}
+        if None not in numbers and len(set(numbers)) == len(numbers) > len(prompts):
+            said = f"{len(numbers)} completions of {len(prompts)} prompts are groups of one"
+            return Trouble(
+                f"{said}, compared with nothing", rollout.step, {"group": numbers[0] or 0, "completion": 0}
+            )
+    return None
+
+
 def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     """An update uses an advantage that is not the one that the completion got from its rollout, and the
     numbers of the update are among those of the rollout.
@@ -329,8 +342,33 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     return None
 
 
+def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
+    """The ids of an update are those of other completions of the rollout, whose advantages stayed behind."""
+    for rollout in record.rollouts:
+        sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
+        own = [use for use in record.uses if use.row.rollout == rollout.number]
+        ids = [(use, _trained_ids(use)) for use in own if use.row.ids and any(use.row.mask or ())]
+        moved = [
+            (use, sampled.get(trained)) for use, trained in ids if tuple(use.sample.ids or ()) != trained
+        ]
+        if len(moved) > 1 and all(n is not None for _, n in moved):
+            use, n = moved[0]
+            said = "completions are trained with the advantages of others"
+            evidence = {"completion": n or 0}
+            return Trouble(f"{said}: {n} with that of {use.row.completion}", use.update.step, evidence)
+    return None
+
+
+def _trained_ids(use: Use) -> tuple[int, ...]:
+    """Return the ids of an update's row as far as its mask reaches."""
+    mask, ids = use.row.mask or [], use.row.ids or []
+    return tuple(ids[: max(n + 1 for n, on in enumerate(mask) if on)])
+
+
 CHECKS: dict[str, Predicate] = {
+    "reordered_alone": rows_are_reordered_alone,
     "group_mixed": group_mixes_prompts,
+    "group_of_one": groups_have_one_completion,
     "advantages_moved": advantages_of_updates_differ,
     **{name: explained_by(name) for name in EXPLANATIONS},
 }

@@ -1,4 +1,4 @@
-"""Define a check of a record, and turn checks that fail into findings."""
+"""Checks of a record, and the findings of those that fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAMEWORKS = ("trl", "verl", "openrlhf")
 
 
 class Trouble(NamedTuple):
-    """What a check has found: a sentence with the numbers, and where it can be seen."""
+    """A fault that a check has found: a sentence with the numbers, and the place of an example."""
 
     sentence: str
     step: int = 0
@@ -29,7 +29,7 @@ Predicate = Callable[[AuditRecord], Trouble | None]
 
 
 class Words(BaseModel):
-    """What a row of `checks.yaml` says of a check."""
+    """The words of a check: a row of `checks.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,11 +37,11 @@ class Words(BaseModel):
     needs: tuple[str, ...]
     """Fields without which it cannot be judged; `a or b`: either of them."""
     convention: str = ""
-    """What is done instead, and by whom."""
+    """The usual practice, and who follows it."""
     any: str = ""
-    """What helps, in everybody's words."""
+    """The remedy, in words of no framework."""
     trl: str = ""
-    """The line to change, in a framework's words."""
+    """The line to change, in the words of this framework, as in the two below."""
     verl: str = ""
     openrlhf: str = ""
     silences: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Check:
 
     @property
     def condition(self) -> str:
-        """When the check speaks, in a sentence: the docstring of its predicate."""
+        """The condition of the fault, in a sentence: the docstring of the predicate."""
         return " ".join((inspect.getdoc(self.predicate) or "").split())
 
     def lacking(self, record: AuditRecord) -> list[str]:
@@ -67,7 +67,7 @@ class Check:
 
 
 class Report(NamedTuple):
-    """What an audit has found and what it could not judge."""
+    """The findings of an audit, and the checks that could not be applied."""
 
     findings: list[Finding]
     unjudged: dict[str, list[str]]

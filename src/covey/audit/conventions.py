@@ -52,7 +52,22 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
     return None
 
 
+def _is_rloo(record: AuditRecord) -> bool:
+    """Whether a run of TRL is its RLOOTrainer's, which alone has this setting."""
+    return "normalize_advantages" in record.header.settings
+
+
+def _rloo(record: AuditRecord) -> Algorithm:
+    """Return the algorithm of TRL's RLOOTrainer; its KL is part of the reward."""
+    beta = record.number("beta", 0.0)
+    whiten = "sample_zscore" if record.setting("normalize_advantages") is True else None
+    kl = {"estimator": "k1", "coef": beta, "place": "reward"} if beta else None
+    return build_algorithm({"name": "rloo", "whiten": whiten, "kl": kl})
+
+
 def _trl(record: AuditRecord) -> Algorithm | None:
+    if _is_rloo(record):
+        return _rloo(record)
     given = _loss_settings(record)
     # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
     if given.get("loss_type") == "bnpo":
@@ -85,8 +100,14 @@ def same_loss(record: AuditRecord) -> bool:
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )
+    if _is_rloo(record):
+        return False
+    settings = _loss_settings(record)
+    # A mean over the micro-batch is that over the update if there is one.
+    if settings.get("loss_type") == "bnpo" and record.number("gradient_accumulation_steps", 1) == 1:
+        settings["loss_type"] = "dapo"
     try:
-        algorithm_of(_loss_settings(record))
+        algorithm_of(settings)
     except ConfigError:
         return False
     return plain and not record.setting("sync_ref_model")

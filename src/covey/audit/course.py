@@ -1,4 +1,4 @@
-"""How another trainer's run went: covey's findings, on the metrics that the trainer logged, in its words."""
+"""The course of another trainer's run: covey's findings on the metrics that it logged, in its words."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Sample(_Part):
     alone: Scores = {}
     """Rewards of this completion scored once more, in a call of its own."""
     elsewhere: Scores = {}
-    """Its rewards if it is shown with another problem's row."""
+    """Rewards of this completion with another problem's row."""
     empty: Scores = {}
     """Rewards of an empty text for this row."""
 
@@ -113,7 +113,7 @@ class Row(_Part):
     rollout: int
     """``number`` of the line of its rollout."""
     completion: int
-    """Its place in that line, from 0."""
+    """Index of the completion in that line, from 0."""
     ids: list[int] | None = None
     """Only if they are not those of the sample."""
     mask: list[Bit] | None = None

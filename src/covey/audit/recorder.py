@@ -1,4 +1,4 @@
-"""Write a record from any trainer: what `trl_writer.py` and writers of your own share.
+"""The base of writers of records, for `trl_writer.py` and for writers of your own.
 
 torch is imported late: a writer can be imported without it.
 """

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterator
 
+import torch
+
 from covey.audit.advantages import groups_of, totals, weights_of
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Rollout, Sample
@@ -108,6 +110,50 @@ def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
     )
 
 
+def rows_lack_their_answer(record: AuditRecord) -> Trouble | None:
+    """Some rows have an answer, and others have an empty one. The answer is a column of that name, or one of
+    which an empty value pays every completion the most, an empty text too, and no other value does.
+    """
+    best = max(_rewards(record), default=math.nan)
+    for column in dict.fromkeys(name for _, _, s in record.samples for name in s.row):
+        known = [(step, n, s) for step, n, s in record.samples if column in s.row]
+        empty = [(step, n, s) for step, n, s in known if _is_blank(s.row[column])]
+        if not empty or len(empty) == len(known):
+            continue
+        free = [s for _, _, s in known if s.empty and _sum(record, s.empty) >= best]
+        asked = [s for _, _, s in empty if s.empty]
+        decides = bool(asked) and len(free) == len(asked) and all(_is_blank(s.row[column]) for s in free)
+        if column in ANSWERS or decides:
+            step, n, _ = empty[0]
+            said = f"{column} is empty in the rows of {len(empty)} of {len(known)} completions"
+            return Trouble(said, step, {"completion": n})
+    return None
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or not str(value).strip()
+
+
+def one_reward_drowns_the_others(record: AuditRecord) -> Trouble | None:
+    """One function makes more than 99.9 % of the variance within groups, though another one varies too."""
+    spread: dict[str, float] = {}
+    for rollout in record.rollouts:
+        _, components, weights = totals(record, rollout.completions)
+        groups = torch.tensor(groups_of(rollout.completions))
+        names = list(dict.fromkeys(name for s in rollout.completions for name in s.rewards))
+        for name, values, weight in zip(names, components, weights, strict=True):
+            parts = [values[groups == g] for g in groups.unique()]
+            within = sum(float((weight * (p - p.nanmean())).square().nansum()) for p in parts)
+            spread[name] = spread.get(name, 0.0) + within
+    varied = {name: value for name, value in spread.items() if value > 0}
+    if len(varied) < 2 or max(varied.values()) <= 0.999 * sum(varied.values()):
+        return None
+    loud = max(varied, key=lambda name: varied[name])
+    others = ", ".join(name for name in varied if name != loud)
+    share = 100 * varied[loud] / sum(varied.values())
+    return Trouble(f"{loud} makes {share:.4g} % of the variance of the rewards: {others} counts for nothing")
+
+
 def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
     row, though at least eight are paid more than the least.
@@ -120,6 +166,22 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     columns = ", ".join(sorted({name for _, _, s in pairs for name in s.row}))
     said = f"no reward changes if a completion is shown with another problem's row: nothing reads {columns}"
     return Trouble(said, paid[0][0], {"completion": paid[0][1]})
+
+
+def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
+    """In verl, without a KL in the reward, the reward that advantages are made of is not the score of its
+    function, in more than a tenth of the completions.
+    """
+    if record.header.framework != "verl" or record.setting("algorithm.use_kl_in_reward") is True:
+        return None
+    known = [(step, n, s.reward, _sum(record, s.rewards)) for step, n, s in record.samples if s.rewards]
+    both = [(step, n, r, due) for step, n, r, due in known if r is not None and not math.isnan(due)]
+    other = [row for row in both if not math.isclose(row[2], row[3], rel_tol=1e-3, abs_tol=1e-4)]
+    if len(both) < FEWEST or len(other) <= 0.1 * len(both):
+        return None
+    step, n, trained, due = other[0]
+    said = f"{len(other)} of {len(both)} completions are trained with another reward than they were given"
+    return Trouble(f"{said}: {trained:.4g} for {due:.4g}", step, {"completion": n})
 
 
 def rewards_are_constant(record: AuditRecord) -> Trouble | None:
@@ -231,7 +293,7 @@ def _next_other(answers: list[str], n: int) -> str:
 
 
 def _told(rows: list[Sample], answers: list[str]) -> int:
-    """Return how many prompts have the answer beside them as a word of its own."""
+    """Return how many prompts contain the answer as a word of its own."""
     pairs = [(str(sample.prompt), answer) for sample, answer in zip(rows, answers, strict=True) if answer]
     return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None for text, answer in pairs)
 
@@ -257,6 +319,9 @@ CHECKS = {
     "copies_paid": copies_are_paid_differently,
     "weights_zero": weight_is_zero,
     "rewards_missing": rewards_are_missing,
+    "reward_drowned": one_reward_drowns_the_others,
+    "reward_differs": trained_reward_is_another,
+    "answer_empty": rows_lack_their_answer,
     "pays_empty": empty_text_is_paid_most,
     "rewards_constant": rewards_are_constant,
     "pays_any_row": other_rows_are_paid_alike,

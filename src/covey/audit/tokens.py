@@ -73,7 +73,7 @@ def mask_is_shifted(record: AuditRecord) -> Trouble | None:
         if use.sample.inserted is not None or len(ids) < 2:
             return None
         late = not mask[0] and all(mask[1 : len(ids)])
-        # Beyond the last place: the width of the batch may have cut it off.
+        # Beyond the last place: the width of the batch may have truncated it.
         early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :]) and _end(record, ids) is None
         return 0 if late else len(ids) - 1 if early else -1
 
@@ -105,7 +105,7 @@ def padding_is_trained(record: AuditRecord) -> Trouble | None:
 
 def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
     """Tokens that a tool wrote are trained: those declared as inserted, or two in a row whose log-prob the
-    sampler gives as 0 or not at all and the trainer as less than -1.
+    sampler gives as 0 or not at all and the trainer as less than -1, where the two agree on the others.
     """
 
     def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
@@ -114,7 +114,11 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
             not known and own is not None and own < -1
             for known, own in zip(sampler or (), trainer or (), strict=False)
         ]
-        foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair)}
+        # Where the other tokens differ too, the log-probs are not of these ids, and say nothing of a tool.
+        both = zip(sampler or (), trainer or (), strange, strict=False)
+        others = [abs(known - own) for known, own, odd in both if known and own is not None and not odd]
+        aligned = sum(others) <= len(others)
+        foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair) and aligned}
         foreign |= {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
         if not foreign:
             return None
@@ -197,6 +201,33 @@ def update_trains_no_token(record: AuditRecord) -> Trouble | None:
     return None
 
 
+def prompts_are_ended(record: AuditRecord) -> Trouble | None:
+    """Every prompt, of at least four, ends with an end token."""
+    ends = record.header.tokens.eos
+    prompts = [(step, n, s.prompt_ids) for step, n, s in record.samples if s.prompt_ids]
+    if len(prompts) < FEWEST or not all(ids[-1] in ends for _, _, ids in prompts):
+        return None
+    step, n, ids = prompts[0]
+    evidence = {"completion": n, "token": len(ids) - 1}
+    return Trouble("every prompt ends with the end token, and the answer comes after it", step, evidence)
+
+
+def template_is_applied_twice(record: AuditRecord) -> Trouble | None:
+    """A message of a prompt contains the text of the end token, which a template writes between messages."""
+    names = record.header.tokens.names
+    ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
+    for step, n, sample in record.samples:
+        messages = sample.prompt if isinstance(sample.prompt, list) else ()
+        shown = [
+            end for end in ends for m in messages if m.get("role") == "user" and end in str(m.get("content"))
+        ]
+        if shown:
+            return Trouble(
+                f"a user's message contains {shown[0]}: it is a prompt already", step, {"completion": n}
+            )
+    return None
+
+
 CHECKS = {
     "nothing_trained": update_trains_no_token,
     "tokens_replaced": other_tokens_are_trained,
@@ -209,4 +240,6 @@ CHECKS = {
     "end_lost": end_is_lost,
     "never_ends": nothing_ends,
     "bos_doubled": begin_is_doubled,
+    "prompt_ended": prompts_are_ended,
+    "template_twice": template_is_applied_twice,
 }

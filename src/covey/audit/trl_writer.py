@@ -1,7 +1,7 @@
-"""Write a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
+"""Writer of a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
 
 Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
-return is copied. Only the first process writes. If recording fails, the record ends and training goes on.
+return is copied. Only the first process writes. If recording fails, the record ends and training continues.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WRAPPED = (
     "_calculate_rewards",
     "_generate_and_score_completions",
+    "compute_loss",
     "_compute_loss",
     "_get_per_token_logps_and_entropies",
     "_get_grad_norm",
@@ -99,7 +100,7 @@ class _TrlRecorder:
         except Exception as error:
             self.failed = True
             reason = f"{type(error).__name__}: {error}"
-            print(f"{self.file.path}: the record ends here ({reason}); training goes on")
+            print(f"{self.file.path}: the record ends here ({reason}); training continues")
             return None
 
     def _calculate_rewards(
@@ -169,10 +170,14 @@ class _TrlRecorder:
     def _get_per_token_logps_and_entropies(self, result: Sequence[Tensor], *_: object, **__: object) -> None:
         self.logprobs = result[0]
 
-    def _compute_loss(self, loss: Tensor, _model: object, inputs: Tensors) -> None:
+    def compute_loss(self, loss: Tensor, *_: object, **__: object) -> None:
+        # The outer of the two methods: a subclass that scales the loss does it there.
+        if self.trainer.model.training:
+            self.update["loss"] += loss.item()
+
+    def _compute_loss(self, _loss: Tensor, _model: object, inputs: Tensors) -> None:
         if not self.trainer.model.training:
             return
-        self.update["loss"] += loss.item()
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         values = {"logprobs": self.logprobs}
         for name in ("old", "ref"):

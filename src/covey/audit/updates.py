@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import convention_of, same_loss
-from covey.audit.logprobs import after, own, pairs
+from covey.audit.logprobs import after, own, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Numbers, Update, Use
 from covey.audit.tokens import place
 from covey.objective.data import LossInputs
@@ -118,10 +118,34 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     if coef < 0:
         return Trouble(f"{name} is {coef:g}: the policy is paid for leaving its reference")
 
+    if record.setting("algorithm.use_kl_in_reward") is True:
+        return _kl_is_paid(record)
+
     def subtracted(found: float, due: Loss) -> bool:
         return float(due.kl) > 1e-4 and _alike(found, float(due.total) - 2 * coef * float(due.kl))
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
+
+
+def _kl_is_paid(record: AuditRecord) -> Trouble | None:
+    """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
+    coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
+    paid = fined = 0
+    for use in record.uses:
+        row, sample = use.row, use.sample
+        scores = [score for score in sample.rewards.values() if score is not None]
+        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
+        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
+            continue
+        change = sample.reward - sum(scores)
+        paid += math.isclose(change, coef * kl, rel_tol=0.02)
+        fined += math.isclose(change, -coef * kl, rel_tol=0.02)
+    if paid < 4 or fined:
+        return None
+    return Trouble(
+        f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
+    )
 
 
 def loss_is_scaled(record: AuditRecord) -> Trouble | None:
@@ -170,6 +194,19 @@ def rate_is_zero(record: AuditRecord) -> Trouble | None:
         return None
     return Trouble(
         f"the learning rate is at most {max(rates):g} in all {len(rates)} updates", record.updates[0].step
+    )
+
+
+def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:
+    """The warm-up takes at least as many steps as the run."""
+    warmup, steps = record.number("warmup_steps", 0), record.number("max_steps", -1)
+    rates = [u.learning_rate for u in record.updates if u.learning_rate is not None]
+    if not 0 < steps <= warmup or not rates:
+        return None
+    due = record.number("learning_rate", 0.0)
+    reached = f"the learning rate of {due:g} is never reached, {max(rates):.2g} at most"
+    return Trouble(
+        f"the warm-up takes {warmup:g} steps and the run {steps:g}: {reached}", record.updates[0].step
     )
 
 
@@ -247,10 +284,12 @@ CHECKS = {
     "loss_scaled": loss_is_scaled,
     "loss_differs": loss_differs,
     "rate_zero": rate_is_zero,
+    "warmup_long": warmup_is_longer_than_the_run,
     "no_motion": weights_do_not_move,
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,
     "penalty_untrained": penalties_are_not_trained,
     "clipped_always": gradient_is_always_clipped,
+    "ratio_wide": ratios_are_wide,
 }

@@ -32,15 +32,15 @@ def command_preview(
     temperature: list[float] | None = None,
     as_json: Json = False,
 ) -> int:
-    """Say before a run whether it can learn, with which group size, and at what cost; nothing is trained.
+    """Estimate whether a run can learn, the best group size, and the cost. Trains nothing.
 
-    Ctrl-C shows what there is by then. Exit code 1 if every group is dead, 130 after Ctrl-C.
+    Ctrl-C shows the results so far. Exit code 1 if every group is dead, 130 after Ctrl-C.
 
     :param config: A YAML file.
-    :param groups: Problems that are sampled, however long it takes; 0: as many as about a minute allows.
-    :param samples: Completions of each; 0: the group size, from 8 to 16, and fewer of a slow model.
-    :param temperature: Sample the same problems at this temperature too; may be repeated. Without it .7 and 1
-        are tried where the config's gives few live groups or few correct answers.
+    :param groups: Number of problems to sample; 0: as many as about a minute allows.
+    :param samples: Completions of each problem; 0: the group size, from 8 to 16, and fewer for a slow model.
+    :param temperature: Sample the same problems at this temperature too; may be repeated. By default .7 and
+        1 are tried if the config's temperature gives few live groups or few correct answers.
     """
     if config.is_dir():
         raise ConfigError(
@@ -70,14 +70,14 @@ def command_preview(
 def command_check(
     config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
 ) -> int:
-    """Prove on your own model and data that a training step is right; or say what a chat template does.
+    """Check that a training step is correct on your model and data, or describe a chat template.
 
-    Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
-    completion or example at a time, from what was recorded; of a pipeline, those of each stage.
+    For the folder of a run, a second trainer also repeats the first recorded steps (of each stage), in
+    float64, one completion or example at a time.
 
-    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`. Of a
-        model's folder the chat template is tried on made-up conversations; no weights are loaded.
-    :param steps: How many steps of a run are repeated.
+    :param config: A YAML file, or the folder of a run, with the same model as for `covey eval`; or the folder
+        of a model, whose chat template is tried on made-up conversations without loading weights.
+    :param steps: Number of steps of a run to repeat.
     """
     gguf = config.suffix.lower() == ".gguf"
     if gguf or (config / "tokenizer_config.json").is_file():
@@ -97,14 +97,14 @@ def command_check(
     findings = check_run(config, steps, console, trust) if config.is_dir() else []
     if loaded.config.method == "rl" or not findings:
         findings += measure(loaded, console)
-    lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
+    lines = (f"{'ok  ' if f.holds else 'FAIL'} {f.claim}: {f.evidence}" for f in findings)
     print_result(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1
 
 
 @app.command(name="new", group=BEFORE)
 def command_new(folder: Path, *, model: str = "", as_json: Json = False) -> int:
-    """Write a task that runs as it is: problems, a reward, its tests, a config. Replace it by yours.
+    """Write an example task to adapt: problems, a reward with tests, and a config. It trains as it is.
 
     :param folder: A folder that does not exist yet, or is empty.
     :param model: Hub id, folder or GGUF file for the config, in place of SmolLM2-135M-Instruct.
@@ -135,16 +135,16 @@ def command_recommend(
     memory: float = 0.0,
     as_json: Json = False,
 ) -> int:
-    """Say which method suits what you have, why, and what each takes in memory; with a config to begin from.
+    """Recommend a training method for your data, with its memory and a config to start from.
 
     :param verifier: A program can say whether an answer is correct.
     :param pairs: Pairs of answers, one preferred.
     :param judged: Answers judged good or bad, each alone.
     :param steps: Single steps of answers are labelled, or a program can judge them.
     :param worked: Worked answers to imitate.
-    :param budget: What may be spent: ample allows a reward model and a critic.
-    :param parameters: Of the model, in billions.
-    :param memory: Of the device, in GB.
+    :param budget: The budget for computing: ample allows a reward model and a critic.
+    :param parameters: Parameters of the model, in billions.
+    :param memory: Memory of the device, in GB.
     """
     from covey.insight.recommendation import Resources, recommend
 
@@ -162,11 +162,11 @@ def command_migrate(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("run.yaml"),
     as_json: Json = False,
 ) -> int:
-    """Write a config of TRL, verl or axolotl as one of covey, and say what has no counterpart.
+    """Translate a config of TRL, verl or axolotl, and list the settings without a counterpart.
 
     :param file: A YAML file, or the shell script that starts verl with settings as key=value.
-    :param from_: The trainer that it is for; by default as its settings look.
-    :param output: The file to write; one that is there is kept.
+    :param from_: The trainer that the file is for; by default it is recognized by its settings.
+    :param output: The file to write; an existing file is never overwritten.
     """
     from covey.commands.migrate import migrate
     from covey.runs.atomic import write_file
@@ -185,8 +185,8 @@ def command_migrate(
 
 @app.command(name="doctor", group=BEFORE)
 def command_doctor(*, as_json: Json = False) -> int:
-    """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
-    if anything keeps covey from running.
+    """Show what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
+    if covey cannot run here.
     """
     from covey.commands.doctor import examine
 

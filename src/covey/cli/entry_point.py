@@ -15,9 +15,10 @@ from covey.cli.options import (
     print_result,
 )
 from covey.errors import as_error, disk_error, is_panic
-from covey.system.console import Output, inert, tolerant_output
+from covey.system.console import Output, tolerant_output
 from covey.system.parent import CRASHED
 from covey.system.processes import said_by_another
+from covey.system.text import inert
 from covey_verify.errors import ConfigError, CoveyError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @app.command(name="algorithms", group=LEARN)
 def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
-    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
+    """List the algorithms axis by axis, or show the formulas and YAML of one, also in a --dialect."""
     from covey.cli.algorithms import show_all, show_one
 
     return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
@@ -34,7 +34,7 @@ def command_lab(
     static: Path | None = None,
     as_json: Json = False,
 ) -> int:
-    """Understand GRPO by trying it: rewards in, advantages out, with the library's own functions.
+    """Open an interactive page on GRPO: enter rewards and see advantages, by the library's own functions.
 
     :param runs: Runs whose groups can be opened, as for `covey ui`.
     :param port: On 127.0.0.1; 0 takes any that is free.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
-    :param config: A YAML file, or the folder of a run: its final model is measured,
-        or its newest checkpoint if it has not ended; of several stages, the last one's.
+    :param config: A YAML file, or the folder of a run, to measure its final model, or its newest checkpoint
+        if it has not ended. Of several stages the last one counts.
     """
     loaded = load(config, settings, as_json, trained=True, trust=trust)
     tell(as_json, [f"measuring {config}: loading ..."])
@@ -55,7 +55,7 @@ def command_sample(
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Complete prompts with a model; with --chat, show what it was asked and what it answered.
+    """Complete prompts with a model; with --chat, show the conversations.
 
     :param model: A folder or hub id.
     :param n: Completions per prompt.
@@ -64,8 +64,8 @@ def command_sample(
     :param chat: Send the prompts as a user's messages through the chat template.
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
-    :param tools: What the model may call, as python,tools.py:look_up.
-    :param precision: As in a config; auto: as the run that made the model, else as this processor is fast.
+    :param tools: Tools that the model may call, as python,tools.py:look_up.
+    :param precision: As in a config; auto: that of the run that made the model, else the fastest here.
     """
     from covey import api
     from covey.commands.inference import shown
@@ -94,10 +94,10 @@ def command_serve(
     """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
 
     :param model: A folder or hub id.
-    :param host: Where to listen; anything but this machine needs a token, in COVEY_TOKEN.
+    :param host: Address to listen on; others than this machine need a token, in COVEY_TOKEN.
     :param port: 0 takes a free one.
-    :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
-    :param name: What callers call the model; the folder's name by default.
+    :param weights: Folder with new weights, from which the server updates itself: a run's `sync`.
+    :param name: Name of the model for callers; by default the folder's name.
     """
     from covey.cluster.serving.run import serve_http
 
@@ -114,11 +114,11 @@ def command_export(
     gguf: str = "",
     as_json: Json = False,
 ) -> int:
-    """Write a checkpoint of a run as a model folder that everybody loads: by default the best evaluated one.
+    """Write a checkpoint of a run as a model folder for other programs; by default the best evaluated one.
 
-    :param run: Its folder; of several stages, the last one's is taken.
-    :param step: Steps done by then; a run keeps its newest checkpoints and that of the best evaluation.
-    :param output: The folder to write; by default `export/step_...` in the run's.
+    :param run: Folder of the run; of several stages the last one counts.
+    :param step: Number of steps done; a run keeps its newest checkpoints and that of the best evaluation.
+    :param output: The folder to write; by default `export/step_...` in the run's folder.
     :param gguf: Write a GGUF file for llama.cpp and Ollama too: f32, f16, bf16 or q8_0.
     """
     from covey.insight.export import export

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter, validators
 
 from covey.cli.groups import OPTIONS
-from covey.system.console import as_line, inert, say_aside
+from covey.system.console import say_aside
+from covey.system.text import as_line, inert
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Settings = Annotated[
     Parameter(
         allow_leading_hyphen=True,
         help="Any setting of the config, as --section.key value; it holds in every stage. "
-        "Of one stage: --stages.2.section.key value.",
+        "For one stage: --stages.2.section.key value.",
     ),
 ]
 Rewarding = Annotated[
@@ -48,7 +49,7 @@ Trust = Annotated[
     bool,
     Parameter(
         negative=(),
-        help="Run the code that a run names, and ask its servers, though it is not one you began.",
+        help="Run the code and ask the servers that a run names, even if you did not start the run.",
     ),
 ]
 

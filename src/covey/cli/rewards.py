@@ -15,7 +15,7 @@ from covey.cli.options import (
     print_result,
     tell,
 )
-from covey.system.console import as_line
+from covey.system.text import as_line
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @app.command(name="score", group=REWARDS)
 def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
-    """Apply rewards to a JSONL file of completions, a row each. Exit code 1 if one of them judged no row.
+    """Apply rewards to a JSONL file of completions. Exit code 1 if any reward judged no row.
 
-    :param file: Rows with a `completion` and whatever columns the rewards ask for.
+    :param file: Rows with a `completion` and the columns that the rewards ask for.
     """
     from covey.commands.scoring import score_file
 
@@ -40,9 +40,9 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
 
 @app.command(name="stress", group=REWARDS)
 def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
-    """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
+    """Attack rewards before training: list the texts that they should not pay. Exit code 1 if there are any.
 
-    :param file: A config, whose rewards, tools and data are used, or a data file, with rewards behind it.
+    :param file: A config with rewards, tools and data; or a data file, followed by rewards.
     """
     from covey.commands.scoring import load_for_stress
     from covey.commands.stress import attack_rewards
@@ -59,17 +59,15 @@ def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_jso
 @app.command(name="rescore", group=REWARDS)
 def command_rescore(
     run: Path,
-    *words: Rewarding,
-    rewards: list[str] | None = None,
+    *rewards: Rewarding,
     steps: int = 8,
     trust: Trust = False,
     as_json: Json = False,
 ) -> int:
-    """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
+    """Apply other rewards to the completions of a run, and show which groups change sign, die or come alive.
 
-    :param run: Its folder; its data give the columns.
-    :param rewards: The same as the arguments after the folder.
-    :param steps: How many of the last steps are scored.
+    :param run: Folder of the run; its data give the columns.
+    :param steps: Number of last steps to score.
     """
     if steps < 1:
         raise ConfigError(f"--steps {steps} must be at least 1")
@@ -77,7 +75,7 @@ def command_rescore(
     from covey.insight import rescore
 
     notes = list[str]()
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps, notes.append)
+    found = rescore.rescore(run, named_rewards(rewards, trust), steps, notes.append)
     said = [f"note: {note}" for note in notes]
     print_result(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
     return 0

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
 ) -> int:
-    """Show a run in the terminal: its course; the groups of a step; a group with all its completions.
+    """Show a run in the terminal; with --step its groups, with --group all completions of one.
 
-    :param run: Its folder; of several stages, the last one's is taken.
-    :param step: Counted from 0.
-    :param group: Its number in the step.
+    :param run: Folder of the run; of several stages the last one counts.
+    :param step: Step, counted from 0.
+    :param group: Number of the group in the step.
     """
     from covey.insight import show
 
@@ -46,10 +46,10 @@ def command_show(
 
 @app.command(name="explain", group=RUNS)
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
-    """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.
+    """Find what went wrong in a run and the setting that helps, or explain a setting, metric or finding.
 
     :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
-        of the algorithm, a finding, or a name of TRL's; without it every setting is listed.
+        of the algorithm, a finding, or a name of TRL's. By default all settings are listed.
     """
     if what and Path(what).is_dir():
         from covey.insight.findings.watch import explain_run
@@ -74,10 +74,10 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
 
 @app.command(name="diff", group=RUNS)
 def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
-    """Compare two runs: settings, curves, and the problems both have met, with intervals.
+    """Compare two runs: settings, curves, and the problems that both have seen, with intervals.
 
     :param a: Folder of a run.
-    :param b: Folder of the other; differences are B's less A's.
+    :param b: Folder of the other run; differences are B minus A.
     """
     from covey.insight.difference import difference
 
@@ -97,14 +97,14 @@ def command_diagnose(
 ) -> int:
     """Find the cause by experiment: continue a run under several changes, with the same draws, and compare.
 
-    The run itself stays as it is. Ctrl-C keeps what there is; the same command continues. Exit code 1 if no
+    The run itself is not changed. After Ctrl-C the same command continues. Exit code 1 if no
     change clearly helps.
 
-    :param run: Its folder; of several stages, the last one's is taken.
-    :param change: A setting to try, as train.lr=1e-6; may be repeated. Without it covey tries the remedies of
-        its findings and some settings that metrics do not tell apart.
-    :param start: Steps done where the trials begin, which needs a checkpoint, or 0 for the first model; by
-        default the last checkpoint before the first severe finding.
+    :param run: Folder of the run; of several stages the last one counts.
+    :param change: A setting to try, as train.lr=1e-6; may be repeated. By default the remedies of the run's
+        findings and some settings whose effects metrics cannot separate.
+    :param start: Step of the checkpoint where the trials begin, or 0 for the first model; by default the last
+        checkpoint before the first severe finding.
     :param steps: Steps of each trial; by default as many as lead to that finding, and at least 10.
     """
     if steps < 0:
@@ -123,9 +123,9 @@ def command_diagnose(
 
 @app.command(name="audit", group=RUNS)
 def command_audit(run: Path, *, as_json: Json = False) -> int:
-    """Say what is wrong in a run of any framework: masks, log-probs, advantages, rewards, loss.
+    """Find mistakes in a run of any framework: masks, log-probs, advantages, rewards, loss.
 
-    All of it is computed again from what the trainer wrote down. Exit code 1 if a severe mistake was found.
+    All of it is computed again from the trainer's records. Exit code 1 if a severe mistake was found.
 
     :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run
         folder of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
@@ -139,9 +139,9 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
 
 @app.command(name="verify", group=RUNS)
 def command_verify(run: Path, *, as_json: Json = False) -> int:
-    """Say of every file of a run whether it is as it was written. Exit code 4 if one is damaged or missing.
+    """Check that every file of a run is intact. Exit code 4 if one is damaged or missing.
 
-    :param run: Its folder, or that of a pipeline.
+    :param run: Folder of a run or a pipeline.
     """
     from covey.runs.verify import verify_run
 
@@ -160,12 +160,12 @@ def command_pairs(
     per_problem: int = 1,
     as_json: Json = False,
 ) -> int:
-    """Write pairs from what a run has sampled: the best completion of each group against the worst.
+    """Write preference pairs from a run's completions: the best of each group against the worst.
 
     :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
     :param output: The file to write, a pair a line, as `method: dpo` and TRL read it; by default
         `pairs.jsonl` in the run's folder.
-    :param margin: By how much the better one's reward has to be above the other's.
+    :param margin: Least difference of the two rewards.
     :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
     """
     from covey.runs.harvest import write_pairs
@@ -183,10 +183,10 @@ def command_report(
     *,
     as_json: Json = False,
 ) -> int:
-    """Write a run into one HTML file: verdict, curves, findings, completions, settings. It loads nothing.
+    """Write a run into one HTML file, which loads nothing: verdict, curves, findings, completions, settings.
 
-    :param run: Its folder, or that of a pipeline.
-    :param output: The file.
+    :param run: Folder of a run or a pipeline.
+    :param output: The file to write.
     """
     from covey.insight.pages.report import write_report
 
@@ -199,7 +199,7 @@ def command_report(
 def command_ui(
     runs: Path = Path("runs"), *, port: int = 0, open_browser: Open = True, as_json: Json = False
 ) -> int:
-    """Look at runs in a browser: curves while they write, groups, completions token by token.
+    """Look at runs in a browser: live curves, groups, completions token by token.
 
     :param runs: The folder of a run, or one with runs in it.
     :param port: On 127.0.0.1; 0 takes any that is free.

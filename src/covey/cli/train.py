@@ -60,7 +60,7 @@ def command_demo(
 
 @app.command(name="train", group=TRAIN)
 def command_train(config: Path, *settings: Settings, manner: RunFlags = PLAIN, as_json: Json = False) -> int:
-    """Train as a YAML file says. Run it again to continue after an interruption."""
+    """Train by a YAML file. After an interruption the same command continues."""
     return _train(_start(config, settings), manner, as_json)
 
 
@@ -68,7 +68,7 @@ def command_train(config: Path, *settings: Settings, manner: RunFlags = PLAIN, a
 def command_resume(
     run: Path, *settings: Settings, manner: RunFlags = PLAIN, trust: Trust = False, as_json: Json = False
 ) -> int:
-    """Continue an interrupted run. Settings given here are changed; what that does is shown.
+    """Continue an interrupted run. Settings given here are changed, and the consequences are shown.
 
     :param run: The folder of the run.
     """
@@ -102,7 +102,9 @@ def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None =
     from covey.training.run import RunOptions
 
     home = loaded.config.output
-    session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
+    session = RunOptions(
+        strict=manner.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults
+    )
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
         with joined(loaded.config.guards.stall_minutes, loaded.config.device):
@@ -147,10 +149,10 @@ def command_launch(
 ) -> int:
     """Write the files that start a run on several devices or machines: for torchrun, Slurm and Ray.
 
-    :param config: A YAML file; `launch` in it says how many processes a machine has, and samplers in all.
+    :param config: A YAML file; its `launch` has the numbers of processes a machine and of all samplers.
     :param print_: Print them instead.
-    :param nodes: How many machines.
-    :param output: Where they are written.
+    :param nodes: Number of machines.
+    :param output: Folder for the files.
     """
     if nodes < 1:
         raise ConfigError(f"--nodes {nodes} must be at least 1")
@@ -176,14 +178,14 @@ def command_sweep(
     manner: RunFlags = PLAIN,
     as_json: Json = False,
 ) -> int:
-    """Train with every combination of some settings, and say which is best and how sure that is.
+    """Train with every combination of some settings, and name the best one with its uncertainty.
 
-    Each is an ordinary run in a folder below --output, named by its settings. The same command again goes on
-    where it was interrupted and makes the runs that failed once more. Exit code 1 if any failed.
+    Each is an ordinary run in a folder below --output, named by its settings. Repeat the command to continue
+    after an interruption; failed runs are tried again. Exit code 1 if any failed.
 
     :param config: A YAML file.
     :param sets: A setting and its values, as train.lr=1e-4,2e-4; may be repeated.
-    :param seeds: Runs of each combination, with seeds that all combinations share.
+    :param seeds: Number of runs of each combination; all combinations share the seeds.
     """
     from covey.config.grid import planned_runs
     from covey.config.start import Start

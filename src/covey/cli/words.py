@@ -1,4 +1,4 @@
-"""Explain names that are not settings: metrics, functions, presets, rewards and findings."""
+"""Explanations of names that are not settings: metrics, functions, presets, rewards and findings."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ RAY = """\
 set -euo pipefail
 cd {folder}
 
-# Ray's ports answer only whoever has the token. It lies where all machines read it, and nobody else does.
+# Ray's ports require this token. Keep the file readable for all machines of the run and for nobody else.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="${{RAY_AUTH_TOKEN_PATH:-$PWD/.ray_token}}"
 export RAY_USAGE_STATS_ENABLED=0
 if [ ! -s "$RAY_AUTH_TOKEN_PATH" ]; then

@@ -37,7 +37,7 @@ TICK = 0.05
 
 
 def launch(config: Config, as_json: bool = False) -> int:
-    """Run this command in several processes. -> its exit code. Raises CoveyError if one was killed."""
+    """Run this command in several processes and return its exit code. Raises CoveyError if one was killed."""
     restarts = config.launch.restarts
     works_in(config.output)
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
@@ -85,7 +85,7 @@ class _Job:
             self.processes = place_ranks(config, command)
 
     def run(self) -> dict[int, int]:
-        """Wait for all of them. -> their exit codes by rank, in the order in which they ended."""
+        """Wait for all processes and return their exit codes by rank, in the order in which they ended."""
         codes: dict[int, int] = {}
         since = math.inf  # when the first failure was seen
         late = False

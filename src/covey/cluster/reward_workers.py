@@ -25,7 +25,7 @@ class RewardHost:
         """Return once the user's file is imported: the constructor has ended."""
 
     def ask(self, message: CallRequest) -> tuple[CallReply | None, str]:
-        """Call the function. -> its reply; or None, and how its process ended."""
+        """Call the function and return its reply; or None, and how its process ended."""
         try:
             return self.link.ask(message).result(), ""
         except CallFailed as error:
@@ -66,7 +66,7 @@ class PlacedLink:
         return 0.0
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
-        """Send a request. -> the future answer. Raises Failed if the process has ended."""
+        """Send a request and return the future answer. Raises CallFailed if the process has ended."""
         if self.gone is not None:
             raise CallFailed(self.gone)
         answer = Future[CallReply]()

@@ -46,7 +46,7 @@ class SamplerHost:
         """Return once the model is loaded: the constructor has ended."""
 
     async def answer(self, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Answer a request as over HTTP. -> status and body of the reply."""
+        """Answer a request as over HTTP: return status and body of the reply."""
         # An ASGI request without a server: localhost as the host passes the check of callers.
         scope = {
             "type": "http",

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from rich.text import Text
 
-from covey.commands.inference import Say, one_answer_each
+from covey.commands.inference import one_answer_each
 from covey.config.load import ResolvedConfig
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
 from covey.runs.reader import load_run, look_at, stages_in
-from covey.system.console import RunConsole, inert
+from covey.system.console import RunConsole
+from covey.system.text import Say, inert
 from covey.tasks.source import load_problems
 from covey.types import Problem
+from covey_verify.extract import last_text
 
 PROBLEMS = 3
 PAUSE = 0.02
@@ -37,11 +39,10 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
     how = "greedy" if greedily else "sampled"
     console.say(f"the first {len(problems)} held-out problems, {how}, before reinforcement and after:")
     for number, problem in enumerate(problems):
-        question = problem.prompt
-        if not isinstance(question, str):
+        question = "" if problem.chat else last_text(problem.prompt)
+        if problem.chat:
             # A chat's question may be long, so its first line stands above the answers.
-            console.say(f"  {str(question[-1]['content']).splitlines()[0]}")
-            question = ""
+            console.say(f"  {last_text(problem.prompt).splitlines()[0]}")
         for name, own in zip(("before", "after "), answers, strict=True):
             tokens, correct = own[number]
             write_tokens(console, f"  {question if name == 'before' else '':<10} {name} ", tokens, correct)

@@ -34,8 +34,9 @@ from covey.runs.compatibility import verdict
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.origin import write_own
 from covey.runs.reader import last_stage, load_recorded, resumable
-from covey.system.console import RunConsole, duration
+from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
+from covey.system.text import duration
 from covey.training.pipeline import run_in_folder
 from covey.training.run import Observer, ObserverRequest, RunOptions
 from covey_verify.errors import ConfigError, CoveyError
@@ -120,7 +121,7 @@ def plan_trials(
         raise ConfigError(
             f"{stage}: `covey diagnose` tries changes of reinforcement, not of method {loaded.config.method}"
         )
-    _, _, findings = explain_run(run)
+    findings = explain_run(run).findings
     trouble = _first_trouble(findings)
     last = loaded.config.train.steps
     # A trial needs steps to do: none is left after the last one.

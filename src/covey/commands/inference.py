@@ -1,8 +1,8 @@
-"""Evaluate or sample a model without training it."""
+"""Evaluation and sampling of a model without training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,12 +26,11 @@ from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
+from covey.system.text import Say
 from covey.tasks.source import Source, load_source
 from covey.training.evaluation import evaluate
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
-
-Say = Callable[[str], None]
 
 
 @contextmanager

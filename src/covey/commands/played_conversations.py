@@ -67,7 +67,7 @@ def made_up(answer: str | None, names: Sequence[str], thoughts: Thoughts = TAGS)
             "an answer that is only in a call", _said("", [call._replace(arguments={"a": answer})], "?", "")
         )
         cut = _said("", [call], "done", f"{thoughts.open}so it is {answer}")
-        yield Attack("reasoning that was cut off, after a call", replace(cut, finish="length"))
+        yield Attack("truncated reasoning, after a call", replace(cut, finish="length"))
 
 
 def _said(*parts: object) -> Completion:

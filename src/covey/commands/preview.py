@@ -6,12 +6,10 @@ is sampled: groups first, then an update, then what these groups leave open.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from covey.commands.preview_sampling import (
     Pilot,
@@ -38,7 +36,7 @@ from covey.sampling.prompts import Prompted
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
-from covey.training.setup import set_up
+from covey.training.setup import scratch_run
 from covey_verify.errors import ConfigError
 
 SECONDS, LEAST = 60.0, 30.0
@@ -56,7 +54,7 @@ SLOW_SAMPLES, FEWEST_SAMPLES, MOST_SAMPLES = 4, 8, 16
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is sampled."""
+    """The amount of sampling."""
 
     samples: int | None = None
     """Completions of each problem; None: the group size, from 8 to 16, and fewer of a slow model."""
@@ -94,18 +92,16 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
     Raises Stopped if no group was complete.
     """
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, caller_restored():
-        config = stage.config.model_copy(update={"output": Path(folder) / "preview", "tracker": None})
-        run = set_up(replace(stage, config=config), console, stop)
+    with caller_restored(), scratch_run(stage, console, stop) as run:
+        config = run.loaded.config
+        memory = (read_environment(config.output) or {})["memory"]
+        order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
+        problems = [run.train_set[i] for i in order]
+        pilot = Pilot(run, problems)
+        # The time of loading counts, so that the answer is there when it was promised.
+        budget = max(LEAST, SECONDS - (time.monotonic() - begun))
+        seconds = None if extent.groups else SAMPLING * budget
         try:
-            memory = (read_environment(config.output) or {})["memory"]
-            order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
-            problems = [run.train_set[i] for i in order]
-            pilot = Pilot(
-                stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample, console
-            )
-            budget = max(LEAST, SECONDS - (time.monotonic() - begun))
-            seconds = None if extent.groups else SAMPLING * budget
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):
                 found = Preview(
                     stage,
@@ -120,7 +116,6 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                 return found if found.measured.stopped else _closely(pilot, extent, found, budget)
         finally:
             console.end()
-            run.journal.folder.close()
 
 
 def _samples(extent: Extent, size: int) -> range:

@@ -12,27 +12,24 @@ import numpy as np
 import torch
 
 from covey.config.contradictions import updates_of
-from covey.config.load import ResolvedConfig
+from covey.config.schema import Config
 from covey.errors import Stopped
 from covey.insight.answers import AnswerVariant, Readings, readable
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
-from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
-from covey.models.policy import Policy
-from covey.models.value_head import ValueModel
 from covey.objective.controllers import first_coefficients
 from covey.rewards.groups import credited
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
-from covey.rollouts.groups import Progress, score_all, score_each
-from covey.rollouts.segments import Cut, PrefixSampler, cutting_of, with_segments
-from covey.sampling.base import Request, Sampler
+from covey.rollouts.groups import score_all, score_each
+from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
+from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
-from covey.system.console import RunConsole
 from covey.training.rl import prepare, updates
+from covey.training.run import Run
 from covey.types import Completion, Group, Problem
 
 T = TypeVar("T")
@@ -61,20 +58,20 @@ READ, FAST = 48, 0.02
 class Pilot:
     """The parts of a run that are measured."""
 
-    stage: ResolvedConfig
-    learner: Learner[Policy]
-    critic: Learner[ValueModel] | None
-    sampler: Sampler
-    rewards: Rewards
+    run: Run
     problems: Sequence[Prompted]
-    progress: Progress
-    console: RunConsole
+
+    @property
+    def config(self) -> Config:
+        """The run's config."""
+        return self.run.loaded.config
 
     def begin(self, what: str, completions: int = 0) -> None:
-        """Say what is done next, of which the progress counts ``completions``."""
-        self.console.end()
-        self.console.begin("preview", completions, by_completion=True)
-        self.console.loading(what)
+        """Show the work that begins, whose progress counts ``completions``."""
+        console = self.run.journal.console
+        console.end()
+        console.begin("preview", completions, by_completion=True)
+        console.loading(what)
 
 
 class Wave(NamedTuple):
@@ -92,13 +89,13 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    config, count = pilot.stage.config, len(pilot.problems)
+    config, count = pilot.config, len(pilot.problems)
     step = _seconds_of_step(pilot, samples[-1])
     size = count if seconds is None else min(FIRST, count)
     each, limit = samples[-1], config.rollout.max_tokens
     if seconds is not None:
         each, limit = _fitting(samples, limit, WORST * seconds / (step * size))
-    scorer = Scorer(pilot.rewards)
+    scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
     left = list(pilot.problems)
     while size:
@@ -142,7 +139,7 @@ def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
 def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, scorer: Scorer) -> Wave:
     """Sample some problems; after a stop the complete groups are kept."""
     pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
-    temperature = pilot.stage.config.rollout.temperature
+    temperature = pilot.config.rollout.temperature
     groups = list[Group]()
     begun = time.monotonic()
     try:
@@ -167,8 +164,8 @@ def _seconds_of_step(pilot: Pilot, samples: int) -> float:
     found = 0.0
     for tokens in (2, STEPS):
         begun = time.monotonic()
-        params = replace(sampling_params(pilot.stage.config.rollout), max_tokens=tokens)
-        list(pilot.sampler.sample([_request(pilot, pilot.problems[0], samples)], params))
+        params = replace(sampling_params(pilot.config.rollout), max_tokens=tokens)
+        list(pilot.run.sampler.sample([_request(pilot, pilot.problems[0], samples)], params))
         found = (time.monotonic() - begun) / tokens
         if 2 * found > SLOW:
             break
@@ -177,17 +174,17 @@ def _seconds_of_step(pilot: Pilot, samples: int) -> float:
 
 def _request(pilot: Pilot, problem: Prompted, samples: int) -> Request:
     name = problem.problem.id
-    return problem.request([key(pilot.stage.config.seed, "preview", name, s) for s in range(samples)])
+    return problem.request([key(pilot.config.seed, "preview", name, s) for s in range(samples)])
 
 
 def _draw(
     pilot: Pilot, problems: Sequence[Prompted], samples: int, temperature: float, limit: int, scorer: Scorer
 ) -> Iterator[Group]:
     """Yield the groups of problems in the order in which they are complete."""
-    params = replace(sampling_params(pilot.stage.config.rollout), temperature=temperature, max_tokens=limit)
+    params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
     requests = [_request(pilot, p, samples) for p in problems]
-    for _, group in score_each(problems, requests, pilot.sampler, params, scorer, pilot.progress):
-        yield credited(group.result(), pilot.stage.algorithm.credit)
+    for _, group in score_each(problems, requests, pilot.run.sampler, params, scorer, pilot.run.on_sample):
+        yield credited(group.result(), pilot.run.loaded.algorithm.credit)
 
 
 def at_temperature(
@@ -205,10 +202,10 @@ def at_temperature(
     samples = len(found.groups[0].completions)
     words = f"sampling {_problems(len(problems))} again at temperature {temperature:g}"
     pilot.begin(words, len(problems) * samples)
-    limit = found.limit or pilot.stage.config.rollout.max_tokens
+    limit = found.limit or pilot.config.rollout.max_tokens
     groups = list[Group]()
     try:
-        for group in _draw(pilot, problems, samples, temperature, limit, Scorer(pilot.rewards)):
+        for group in _draw(pilot, problems, samples, temperature, limit, Scorer(pilot.run.rewards)):
             groups.append(group)
     except Stopped:
         if len(groups) < FIRST:
@@ -221,7 +218,7 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
 
     None if tools answer in between, or if there is no time or context for a quarter more tokens.
     """
-    config = pilot.stage.config
+    config = pilot.config
     limit = config.rollout.max_tokens
     # As many tokens as fit, at the pace of the groups.
     room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
@@ -229,7 +226,7 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     truncated = _spread(truncated, CONTINUED)
     truncated = truncated[:: max(1, len(truncated) // max(FEWEST_CONTINUED, int(room / limit)))]
     longest = max(len(g.prompt) for g, _ in truncated) + limit
-    more = min(limit, int(room / len(truncated)), pilot.learner.policy.context - longest)
+    more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
@@ -243,8 +240,8 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
         requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
         begun[stream] = (whole, len(whole.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
-    sampler = PrefixSampler(pilot.sampler, begun, pilot.rewards.reader.decode)
-    groups = score_all(problems, requests, sampler, params, Scorer(pilot.rewards), pilot.progress)
+    sampler = PrefixSampler(pilot.run.sampler, begun, pilot.run.rewards.reader.decode)
+    groups = score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
     return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in truncated]))
 
 
@@ -258,15 +255,15 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
 
     None if it is slow, or reads more than a text.
     """
-    verdict = pilot.rewards.verdict
+    verdict = pilot.run.rewards.verdict
     slow = found.reward_seconds.get(verdict.name, 0.0) > FAST
-    if slow or pilot.stage.config.rollout.tools is not None:
+    if slow or pilot.config.rollout.tools is not None:
         return None
     rejected = [
         (g.problem, c) for g in found.groups for c, ok in zip(g.completions, g.correct, strict=True) if not ok
     ]
     rejected = _spread(rejected, READ)
-    scorer = Scorer(pilot.rewards)
+    scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
         for reading in readable(completion.text, problem.thoughts):
@@ -290,13 +287,13 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
 def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
     """Time each reward, and an update on as many completions as fit into ``seconds``."""
     pilot.begin("timing rewards and an update")
-    found = replace(found, reward_seconds=_rewards_timed(pilot.rewards, found.groups))
+    found = replace(found, reward_seconds=_rewards_timed(pilot.run.rewards, found.groups))
     # As many groups as a step has, live ones first: dead ones cost an update nothing.
-    few = sorted(found.groups, key=lambda g: g.dead)[: pilot.stage.config.rollout.prompts_per_step]
+    few = sorted(found.groups, key=lambda g: g.dead)[: pilot.config.rollout.prompts_per_step]
     valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], found)
     begun = time.monotonic()
     prepared, updating, tokens = _update_timed(pilot, valued)
-    # The first one includes what is compiled or allocated only once, unless that is little beside the rest.
+    # The first one includes what is compiled or allocated only once, unless that is little.
     if time.monotonic() - begun < seconds / 4:
         prepared, updating, tokens = _update_timed(pilot, valued)
     # Groups and, where not even one fits, some of its completions.
@@ -341,8 +338,8 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
 
 def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
     """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
-    config = pilot.stage.config
-    settings = cutting_of(pilot.stage.algorithm)
+    config = pilot.config
+    settings = SegmentSettings.of(pilot.run.loaded.algorithm)
     if settings is None:
         return groups, found
 
@@ -351,11 +348,11 @@ def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[
         return key(config.seed, "preview", name, cut.sample, "continue", cut.end, number)
 
     params = sampling_params(config.rollout)
-    scorer = Scorer(pilot.rewards)
+    scorer = Scorer(pilot.run.rewards)
     begun = time.monotonic()
     score = partial(score_all, scorer=scorer, progress=lambda *_: None)
     cut, tokens = with_segments(
-        groups, settings, pilot.sampler, params, pilot.rewards.reader.decode, stream, score
+        groups, settings, pilot.run.sampler, params, pilot.run.rewards.reader.decode, stream, score
     )
     count = sum(len(g.completions) for g in cut)
     took = (time.monotonic() - begun) / count
@@ -367,21 +364,21 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
 
     Of a group that trains nothing no token is counted; of the others the prompt, once.
     """
-    config = pilot.stage.config
-    algorithm = pilot.stage.algorithm
-    learner = pilot.learner
-    old = old_logprob_source(algorithm, pilot.sampler, updates_of(config))
+    config = pilot.config
+    algorithm = pilot.run.loaded.algorithm
+    learner = pilot.run.learner
+    old = old_logprob_source(algorithm, pilot.run.sampler, updates_of(config))
     now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     begun = time.monotonic()
-    batch = with_signal(prepare(groups, pilot.stage, old, now, learner, pilot.critic))
+    batch = with_signal(prepare(pilot.run, groups, old))
     _wait(learner.policy.device)
     prepared = time.monotonic() - begun
     tokens = 0
-    for minibatch in updates(batch, pilot.stage, old, step=0):
+    for minibatch in updates(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
-        busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
+        busy = minibatch.pulling(algorithm.skips_idle)
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()

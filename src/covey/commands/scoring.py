@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, look_at, with_own_model
+from covey.system.text import Say
 from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
@@ -36,7 +37,7 @@ NO_MODEL = "no model is named, so no chat template is known"
 
 
 def score_file(
-    file: Path, words: Sequence[str], trust: bool = False, say: Callable[[str], object] = lambda _: None
+    file: Path, words: Sequence[str], trust: bool = False, say: Say = lambda _: None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Return each row with its rewards, statuses and extracted answers, and the mean of each reward.
 
@@ -108,7 +109,7 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
     return columns
 
 
-def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
+def named_rewards(words: Sequence[str], trust: bool) -> Rewards:
     """Load rewards as the command line names them: built-in names, module.py:function, or a whole file.
 
     A config or a run's folder also brings weights, gates, `scoring` and `sandbox`; its settings may follow as
@@ -122,9 +123,9 @@ class NamedRewards(NamedTuple):
 
     rewards: Rewards
     data: Data
-    """How the config with the rewards reads its data."""
+    """The data section of the config with the rewards."""
     wording: ModelTexts
-    """How the config's model writes prompts and thoughts."""
+    """The marks that the config's model writes around prompts and thoughts."""
     stage: ResolvedConfig | None = None
     """The stage of the config with the rewards; None without a config."""
 
@@ -196,7 +197,7 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
 
 
 def load_for_stress(
-    file: Path, words: Sequence[str], trust: bool = False
+    file: Path, words: Sequence[str], trust: bool
 ) -> tuple[list[Problem], Rewards, Toolbox | None, ModelTexts]:
     """Load problems, rewards, tools and wording from a config, or from a data file and named rewards.
 

@@ -213,5 +213,5 @@ def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:
     marks = problem.thoughts
     answer = correct.rpartition(THINK_CLOSE)[2]
     if marks.begun:
-        return "correct inside reasoning that the prompt opens, cut off", f"so it is {answer}"
+        return "correct inside reasoning that the prompt opens, truncated", f"so it is {answer}"
     return f"correct inside unfinished reasoning ({marks.open})", f"{marks.open}so it is {answer}"

@@ -51,7 +51,7 @@ def sweep(
         before = _ends(run.folder)
         try:
             stop.check()
-            options = RunOptions(strict, False, run.start.record(), run.folder, faults)
+            options = RunOptions(strict=strict, start=run.start.record(), home=run.folder, faults=faults)
             results = run_in_folder(run.loaded, console, stop, options)
         except Stopped as stopped:
             done = number - 1 - len(failed)

@@ -147,7 +147,8 @@ def _folder_name(choices: Sequence[SweepAxis], cell: Sequence[str], seed: int) -
     named = [(key, re.sub(r"[^\w.+-]+", "_", value)) for key, value in zip(keys, cell, strict=True)]
     name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
     # A name that lost characters or is too long gets a hash, so that it stays unique.
-    if any(value != slug for value, (_, slug) in zip(cell, named, strict=True)) or len(name) > LONGEST_NAME:
+    complete = list(cell) == [slug for _, slug in named]
+    if not complete or len(name) > LONGEST_NAME:
         digest = hashlib.sha256("\0".join(cell).encode()).hexdigest()[:8]
         name = f"{name[:LONGEST_NAME]},{digest},seed={seed}"
     return name

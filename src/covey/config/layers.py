@@ -40,7 +40,7 @@ class Layers:
     raw: dict[str, object]
     """The file's values, over which the other layers are put."""
     origins: dict[str, str]
-    """Where each dotted key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
+    """The place where each key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
     notes: list[str] = field(default_factory=list)
     per_update: dict[tuple[str, str], str] = field(default_factory=dict)
     """Settings given by a TRL name that counts optimizer steps: (key, origin) -> that name."""
@@ -115,8 +115,8 @@ class Layers:
 
     def stages(self) -> list[tuple[str, dict[str, object], dict[str, str]]]:
         """Return (name, values, origins) of each stage; [] if there are no stages."""
-        listed = self.raw.get("stages")
-        listed = listed if isinstance(listed, list | tuple) else ()
+        given = self.raw.get("stages")
+        listed = given if isinstance(given, list | tuple) else ()
         base = {k: v for k, v in self.raw.items() if k != "stages"}
         self.names = [f"{n}-{self._method(base, s)}" for n, s in enumerate(listed, start=1)]
         overrides = [self._choose(s) for s in self.of_stages]

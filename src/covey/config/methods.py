@@ -30,7 +30,7 @@ class Method:
     makes: tuple[Kind, ...] = ()
     """Kinds of example that it makes instead of a model."""
     title: str = ""
-    """Its title in a model card, if the method's name is not clear enough."""
+    """Title in a model card, if the method's name is not clear enough."""
 
     @property
     def samples(self) -> bool:

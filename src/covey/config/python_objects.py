@@ -5,7 +5,7 @@ The record of a run has a text for each object; to resume the run, the object ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -178,7 +178,9 @@ AGAIN: Mapping[str, str] = {
 
 def refuse_lost(raw: Mapping[str, object]) -> None:
     """Raise ConfigError if a recorded config names something that only Python had."""
-    lost = {k: [t.removeprefix(OBJECT) for t in _texts(v) if t.startswith(OBJECT)] for k, v in raw.items()}
+    lost = {
+        k: [t.removeprefix(OBJECT) for t in strings_in(v) if t.startswith(OBJECT)] for k, v in raw.items()
+    }
     lost = {key: names for key, names in lost.items() if names}
     if lost:
         run = str(raw.get("output", ""))
@@ -194,9 +196,10 @@ def refuse_lost(raw: Mapping[str, object]) -> None:
         )
 
 
-def _texts(value: object) -> Iterable[str]:
+def strings_in(value: object) -> Iterator[str]:
+    """Yield all strings of a value, those in its lists and mappings too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for item in value.items() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
+            yield from strings_in(item)

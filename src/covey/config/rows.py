@@ -20,18 +20,18 @@ class SettingRow(NamedTuple):
     """A setting of the config, of a function of the algorithm, or of a loss."""
 
     key: str
-    """Its dotted key, as in a config."""
+    """Dotted key, as in a config."""
     owner: str
     """The function or record that it belongs to; empty for a setting of the config itself."""
     default: object
     type: object
-    """Its annotation, with a Setting in its metadata."""
+    """Annotation, with a Setting in its metadata."""
     names: Sequence[str] = ()
     """The functions or presets that it may name."""
 
     @property
     def setting(self) -> Setting:
-        """Its description, empty for a setting of a user's function that has none."""
+        """The description, empty for a setting of a user's function that has none."""
         return setting_of(getattr(self.type, "__metadata__", ()))
 
     @property

@@ -126,7 +126,7 @@ class ToolUse(Section):
         usual="30 to 600: the longest that a step may stand still",
     )
     result_tokens: Many = setting(
-        256, "Longest result, tokens; what is beyond is cut off.", usual="200 to 2,000"
+        256, "Longest tool result in tokens; longer results are truncated.", usual="200 to 2,000"
     )
 
     @model_validator(mode="after")

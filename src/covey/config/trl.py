@@ -66,18 +66,13 @@ PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 
 TrlLoss: TypeAlias = Mapping[str, object]
 """TRL's names of the loss -> their values, as read from YAML."""
-LOSS: TrlLoss = {
-    name: DEFAULTS[name]
-    for name in (
-        *("loss_type", "beta", "epsilon"),
-        *("epsilon_high", "delta", "sapo_temperature_pos"),
-        *("sapo_temperature_neg", "vespo_k_pos", "vespo_lambda_pos"),
-        *("vespo_k_neg", "vespo_lambda_neg", "importance_sampling_level"),
-        *("scale_rewards", "multi_objective_aggregation", "use_bias_correction_kl"),
-        *("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
-        *("entropy_coef", "off_policy_mask_threshold"),
-    )
-}
+IN_LOSS = (
+    "loss_type", "beta", "epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg",
+    "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "importance_sampling_level",
+    "scale_rewards", "multi_objective_aggregation", "use_bias_correction_kl", "sync_ref_model",
+    "ref_model_sync_steps", "ref_model_mixup_alpha", "entropy_coef", "off_policy_mask_threshold",
+)  # fmt: skip
+LOSS: TrlLoss = {name: DEFAULTS[name] for name in IN_LOSS}
 """The names that together define TRL's loss, with TRL's defaults; ``config/trl_loss.py`` reads them."""
 
 
@@ -85,7 +80,7 @@ class Other(NamedTuple):
     """Advice on a name of TRL that is no setting here."""
 
     remark: str
-    """What to write instead, or why there is nothing to write."""
+    """The replacement, or the reason why there is none."""
     exists: bool = True
     """Whether covey has it in another form."""
     inert: bool = False

@@ -1,4 +1,4 @@
-"""What the rewards of a run will meet: the form of the answers in samples of its own model.
+"""The form of the answers that the rewards of a run will meet, in samples of its own model.
 
 A verdict that pays none of them may still pay the same answers in another form (``readable``), which tells a
 verdict that cannot read from a model that cannot solve.
@@ -40,7 +40,7 @@ PLACES: Mapping[str, str] = {
     "first_line": "in the first line",
     "last_line": "in the last line",
 }
-"""Where an answer was found, in words."""
+"""The place of an answer in a completion, in words."""
 RULES = ("boxed", "answer_tag", "hash4", "last_number", "choice")
 
 
@@ -58,7 +58,7 @@ class Advice:
 
 
 class PromptForm(NamedTuple):
-    """How prompts speak to the model."""
+    """The form in which the model gets its prompts."""
 
     chat: bool
     """Whether they go through a chat template."""
@@ -80,7 +80,7 @@ class AnswerVariant(NamedTuple):
     """A text made of a completion, with the same answer in another form."""
 
     place: str
-    """Where the answer was in the completion: a name in ``PLACES``."""
+    """The place of the answer in the completion: a name in ``PLACES``."""
     form: str
     """A rule in whose form it is now; empty if it is alone."""
     text: str

@@ -1,4 +1,4 @@
-"""Write the model card: what the model is, its measured results and how to use it."""
+"""The model card: description of the model, measured results, and how to use it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class _Base:
     """The model with which a run began."""
 
     name: str
-    """Its folder, file or hub id; of an object, the name from which it was loaded."""
+    """Folder, file or hub id; of an object, the name from which it was loaded."""
     project: Path
     """The folder from which relative paths of the config are."""
 
@@ -175,12 +175,12 @@ class _Base:
 
     @cached_property
     def folder(self) -> Path | None:
-        """Its folder; None for a hub's model by its id, a GGUF file, and `tiny`."""
+        """The model's folder; None for a hub's model by its id, a GGUF file, and `tiny`."""
         return next((f for f in (self.project / self.name, Path(self.name)) if f.is_dir()), None)
 
     @cached_property
     def published(self) -> str | None:
-        """Its hub id, if that is known."""
+        """The model's hub id, if that is known."""
         if self.folder is None:
             return self.name if HUB_ID.fullmatch(self.name) and not is_gguf(self.name) else None
         cached = IN_CACHE.search(self.folder.resolve().as_posix())

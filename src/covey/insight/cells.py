@@ -19,8 +19,8 @@ from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
-from covey.system.console import duration
 from covey.system.plot import table
+from covey.system.text import duration
 
 RECORD_NAME = "sweep.json"
 CHART_NAME = "sweep.svg"
@@ -175,7 +175,7 @@ def _cells(row: CellRow) -> list[str]:
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
-    """Say which cell is best, and whether that is beyond chance.
+    """Name the best cell, and tell whether that is beyond chance.
 
     Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of its runs.
     """

@@ -1,4 +1,4 @@
-"""Draw charts as SVG: panels of lines with intervals and round ticks, for light and dark pages."""
+"""Charts as SVG: panels of lines with intervals and round ticks, for light and dark pages."""
 
 from __future__ import annotations
 

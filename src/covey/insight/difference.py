@@ -138,9 +138,10 @@ def by_problem(
 
 
 def _curves(first: Path, second: Path) -> Iterator[str]:
-    """Yield the curves of both runs, those of a metric beside each other and on one scale."""
+    """Yield the curves of both runs, those of a metric side by side and on one scale."""
     logs = [read_numbers(stage, "metrics.jsonl") for stage in (first, second)]
     evals = [read_numbers(stage, "evals.jsonl") for stage in (first, second)]
+    # At least 1, as curves of one step at 0 need an axis too.
     last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
     rewarded = any("reward/mean" in m for m in logs[0])
     for name, metric in CURVES.items():

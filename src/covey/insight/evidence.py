@@ -1,4 +1,4 @@
-"""Test whether a mean over steps has changed, if it is tested after every step.
+"""Tests whether a mean over steps has changed, repeated after every step.
 
 A test at two standard errors gives a false alarm in one of twenty looks, so nearly every run of a hundred
 looks has some. Here all looks share one error rate: the n-th may spend ``RATE`` / (n (n + 1)), which sums to

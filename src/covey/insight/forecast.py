@@ -1,4 +1,4 @@
-"""Forecast the time and memory of a run from the work of a step and the measured speed."""
+"""Forecast of the time and memory of a run, from the work of a step and the measured speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from covey.config.schema import Config
 from covey.objective.algorithms import Algorithm
 from covey.rollouts.segments import Continuations, expected_continuations
-from covey.system.console import duration
+from covey.system.text import duration
 
 NONE = Continuations()
 

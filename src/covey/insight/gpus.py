@@ -1,4 +1,4 @@
-"""Forecast the same run on one GPU that is not available: seconds and memory from its data sheet.
+"""Forecast of the same run on one GPU that is not available: seconds and memory from its data sheet.
 
 Nothing here was measured with covey. Compute counts at the fraction of the peak that prime-rl reports for
 updates of 0.6B and 4B models on an H100, bandwidth at half of its peak. The result is a lower bound:

@@ -1,4 +1,4 @@
-"""Estimate how likely a group is dead, by its size, with intervals, from the rewards of a few groups."""
+"""Estimates of the probability of a dead group, by group size, with intervals, from a few groups."""
 
 from __future__ import annotations
 

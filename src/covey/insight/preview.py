@@ -111,7 +111,7 @@ class Preview:
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """How often each reward occurred, by problem."""
+        """The number of times that each reward occurred, by problem."""
         return [reward_counts(g) for g in self.measured.groups]
 
     @cached_property

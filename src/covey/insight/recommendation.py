@@ -76,7 +76,7 @@ def routes() -> list[Route]:
 
 @cache
 def measured_memory() -> Mapping[str, Mapping[str, float]]:
-    """Return method -> part -> multiples of the float32 policy weights, from `benchmarks/lanes.py`."""
+    """Return method -> part -> measured multiples of the float32 policy weights."""
     return yaml.safe_load((files("covey") / "insight" / "memory_of_models.yaml").read_text(encoding="utf-8"))
 
 
@@ -170,7 +170,7 @@ def _lines(taken: Route, advice: list[str], rows: list[RouteRow]) -> Iterator[st
     head = ["route", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]
     yield from table([head, *map(_cells, rows)])
     yield (
-        "memory in multiples of the policy's weights in float32, measured (docs/lanes.md); activations and "
+        "memory in multiples of the policy's weights in float32, measured (docs/methods.md); activations and "
         "sampling come on top"
     )
 

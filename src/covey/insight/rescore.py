@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import finite
+from covey.system.text import Say, finite
 from covey.tasks.source import load_problems
 from covey.types import Problem
 from covey_verify.errors import DataError
@@ -46,7 +46,7 @@ class RescoredGroup:
 
     @property
     def change(self) -> str:
-        """How the group changes, in a word."""
+        """The change of the group, in a word or two."""
         dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
@@ -63,9 +63,7 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
     return np.where(np.abs(centred) < 1e-12, 0.0, np.sign(centred))
 
 
-def rescore(
-    run: Path, rewards: Rewards, steps: int, say: Callable[[str], object] | None = None
-) -> list[RescoredGroup]:
+def rescore(run: Path, rewards: Rewards, steps: int, say: Say | None = None) -> list[RescoredGroup]:
     """Score the groups of the last ``steps`` logged steps again, with the columns of the run's data.
 
     ``say`` is called with the reason if the run's chat template is unknown. Raises DataError if a problem of
@@ -161,8 +159,9 @@ def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
     counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
     old = np.concatenate([g.old for g in found])
     new = np.concatenate([g.new for g in found])
-    flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
-    text = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {_mean(old)} -> {_mean(new)}"]
+    flips = sum(g.flips for g in found)
+    text = [f"{len(found)} groups: {counts}"]
+    text.append(f"{flips} of {len(old)} completions change sign; mean reward {_mean(old)} -> {_mean(new)}")
     text += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
     return [*text, "", *_moved(run, found)]
 

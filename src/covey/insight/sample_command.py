@@ -1,4 +1,4 @@
-"""Choose a prompt to try a model with, and write the command that sends it as in training."""
+"""The command that samples a model with a prompt of its run, sent as in training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from covey.types import Problem
+from covey_verify.extract import content_text
 from covey_verify.types import Messages
 
 SHORT_PROMPT = 200
@@ -49,9 +50,9 @@ def last_turn(prompt: str | Messages) -> tuple[str, str]:
     """Return (system message or "", last user message) of a chat, and ("", text) for a plain prompt."""
     if isinstance(prompt, str):
         return "", prompt
-    system = [_text(m) for m in prompt[:1] if m["role"] == "system"]
-    user = [_text(m) for m in prompt if m["role"] == "user"]
-    return "".join(system), (user or [_text(prompt[-1])])[-1]
+    system = [content_text(m["content"]) for m in prompt[:1] if m["role"] == "system"]
+    user = [content_text(m["content"]) for m in prompt if m["role"] == "user"]
+    return "".join(system), (user or [content_text(prompt[-1]["content"])])[-1]
 
 
 def shell_word(text: str) -> str:
@@ -78,10 +79,3 @@ def _simple(problem: Problem) -> bool:
     system, text = last_turn(prompt)
     alone = isinstance(prompt, str) or len(prompt) == 1 + bool(system)
     return alone and (system + text).isprintable() and 0 < len(text) <= SHORT_PROMPT
-
-
-def _text(message: Mapping[str, object]) -> str:
-    """Return a message's content as text; it may be a list of parts."""
-    content = message["content"]
-    parts = content if isinstance(content, list) else [content]
-    return "".join(str(p.get("text", "")) if isinstance(p, Mapping) else str(p or "") for p in parts)

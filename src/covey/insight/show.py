@@ -16,9 +16,9 @@ from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import duration
 from covey.system.opening import count_lines
 from covey.system.plot import Curve, bar, draw, table
+from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 
@@ -92,7 +92,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
 
 def findings(stage: Path) -> list[str]:
     """Return a run's findings in words; if it logged none, those that follow from its records."""
-    return list(finding_lines(stage, explain_run(stage)[-1]))
+    return list(finding_lines(stage, explain_run(stage).findings))
 
 
 def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:

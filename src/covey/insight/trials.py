@@ -66,7 +66,7 @@ MOST = 8
 """Largest number of changes that are tried, unless the user names them."""
 RANGE, RATE = "out of range", "rate"
 CHANCE = "chance"
-"""Why another order of the data is tried: its trial shows what chance alone changes."""
+"""The reason for a trial with another order of the data: it shows what chance alone changes."""
 FALSE_ALARM = 0.05
 """Chance that any of the changes seems to do something, if none of them does."""
 SAMPLING = ("rollout.temperature", "rollout.top_p", "rollout.top_k")
@@ -80,7 +80,7 @@ class Change(NamedTuple):
     """A change of the config that is worth a trial."""
 
     line: str
-    """As in a config: `train.lr: 1e-06`."""
+    """The changed line of the config: `train.lr: 1e-06`."""
     why: str
     """The finding whose remedy it is, `out of range`, `rate`, or `chance`."""
 
@@ -117,7 +117,7 @@ def changes_worth_trying(
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What the steps under one change did, beside the same steps without it."""
+    """Results of the steps under one change, compared with the same steps without it."""
 
     change: Change
     folder: Path
@@ -128,7 +128,7 @@ class TrialResult:
     findings: tuple[str, ...]
     """Findings of the trial itself."""
     ended: str
-    """Why it ended before its last step; empty if it did not."""
+    """The reason why it ended before its last step; empty if it did not."""
 
     @property
     def effect(self) -> str:

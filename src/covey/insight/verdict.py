@@ -1,4 +1,4 @@
-"""Judge a run by held-out problems: learned, did not learn, got worse, or cannot tell, with evidence."""
+"""The verdict on a run by held-out problems: learned, did not, got worse, or cannot tell, with evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
 from covey.runs.reader import verdict_record
-from covey.system.console import duration
+from covey.system.text import duration
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05

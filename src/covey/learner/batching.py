@@ -36,7 +36,7 @@ class ValueTargets(NamedTuple):
     """The data that a critic learns from, (N, L) each."""
 
     values: Tensor
-    """Its value of the text before each token, before the updates."""
+    """The critic's value of the text before each token, before the updates."""
     targets: Tensor
     returns: Tensor
     """The discounted return from each token on, which the values are compared with in the metrics."""
@@ -77,6 +77,13 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def pulling(self, skips_idle: bool) -> Tensor:
+        """Return which completions have a gradient: (N,) bool.
+
+        One without a trained token has none; with ``skips_idle`` nor has one without an advantage at these.
+        """
+        return (self.advantages.bool() & self.mask if skips_idle else self.mask).any(-1)
 
     def select(self, rows: Sequence[int]) -> Batch:
         """Return the batch of some rows, in that order, padded to their longest completion."""
@@ -236,29 +243,22 @@ def micro_batches(
     batch: Batch,
     token_budget: int,
     max_tokens: int,
-    skip_idle: bool = False,
+    computed: Tensor | None = None,
     whole_groups: bool = False,
     rank: int = 0,
     processes: int = 1,
-    trained_only: bool = False,
 ) -> Iterator[MicroBatch]:
     """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
-    single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
-    completions without advantage at any trained token, ``trained_only`` those of which no token is trained:
-    their gradient is exactly zero, the totals still count them.
+    single completion longer than the budget forms a piece of its own. ``computed`` (N,) bool: the completions
+    that are in pieces; None: all. The totals count the others too.
     ``whole_groups`` never splits a group, for losses over all of its completions. With several ``processes``
     the pieces are of about equal size, and each process gets every ``processes``-th of them.
     """
     totals = batch.totals(max_tokens)
     group_tokens = batch.group_tokens
-    busy = torch.ones(len(batch), dtype=torch.bool)
-    if skip_idle:
-        busy &= (batch.advantages.bool() & batch.mask).any(-1)
-    if trained_only:
-        busy &= batch.mask.any(-1)
-    rows = torch.nonzero(busy)[:, 0].tolist()
+    rows = range(len(batch)) if computed is None else torch.nonzero(computed)[:, 0].tolist()
     # Rows that may not be separated: a group, or else each row by itself.
     together: dict[int, list[int]] = {}
     for i in rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -35,28 +35,28 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+@dataclass(frozen=True)
+class Requirements:
+    """The demands of an objective on the pass over its batch."""
+
+    temperature: float = 1.0
+    """The temperature of the distribution whose log-probs are trained."""
+    max_tokens: int = 1
+    """The limit on a completion's length that some reductions divide by."""
+    skips_idle: bool = False
+    """Whether completions without an advantage have no gradient and need not be computed."""
+    whole_groups: bool = False
+    """Whether the loss needs all completions of a group, which may not be split then."""
+    reference: bool = False
+    """Whether the reference's whole distribution is needed, for the exact KL."""
+
+
 class Objective(Protocol[T_co]):
     """The loss of a batch: a scalar to differentiate, and its statistics."""
 
     @property
-    def temperature(self) -> float:
-        """The temperature of the distribution whose log-probs are trained."""
-
-    @property
-    def max_tokens(self) -> int:
-        """The limit on a completion's length that some reductions divide by."""
-
-    @property
-    def skips_idle(self) -> bool:
-        """Whether completions without an advantage have no gradient and need not be computed."""
-
-    @property
-    def whole_groups(self) -> bool:
-        """Whether the loss needs all completions of a group, which may not be split then."""
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the reference's whole distribution is needed, for the exact KL."""
+    def requires(self) -> Requirements:
+        """Demands on the pass over the batch."""
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, T_co]:
         """Return a micro-batch's part of the loss, a scalar, and its statistics."""
@@ -182,18 +182,22 @@ class Learner(Generic[M]):
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
         """Yield losses and statistics of this process' micro-batches; None for one that does not count."""
-        skips = objective.skips_idle
-        whole = objective.whole_groups
-        most = objective.max_tokens
+        requires = objective.requires
         for piece in micro_batches(
-            batch, self.micro_tokens, most, skips, whole, rank(), world_size(), trained_only=True
+            batch,
+            self.micro_tokens,
+            requires.max_tokens,
+            batch.pulling(requires.skips_idle),
+            requires.whole_groups,
+            rank(),
+            world_size(),
         ):
             run_on_all(self.on_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
-            needed = self.reference if objective.needs_reference else None
+            needed = self.reference if requires.reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
             with self.activations.counted(self.policy.device, self.policy.model.parameters()):
-                loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+                loss, seen = objective(micro, self.policy.score(micro.packed, requires.temperature, other))
             yield loss, None if piece.repeated else seen
 
     def step(self, lr: float) -> float:

@@ -147,7 +147,7 @@ class LargestStep(NamedTuple):
     piece: int
     """Tokens of the largest part that goes through the model whole: a completion with its prompt, a pair."""
     loads: tuple[Load, ...] = ()
-    """What is sampled at once: by a step, by an evaluation."""
+    """The sampling of a step, and that of an evaluation."""
 
     def at_once(self, tokens: int) -> int:
         """Return the tokens in the model at once if micro-batches have ``tokens``."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from covey.learner.batching import MicroBatch
+from covey.learner.learner import Requirements
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
@@ -28,19 +29,13 @@ class PolicyObjective:
     """The loss of a critic on the policy's own hidden states."""
 
     @property
-    def skips_idle(self) -> bool:
-        """Whether completions without an advantage have no gradient."""
-        return self.algorithm.skips_idle
-
-    @property
-    def whole_groups(self) -> bool:
-        """Whether a group's completions stay in one micro-batch."""
-        return self.algorithm.whole_groups
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the KL is exact, which takes the reference's whole distribution."""
-        return "full_kl" in self.algorithm.needs
+    def requires(self) -> Requirements:
+        """Demands on the pass; an exact KL takes the reference's whole distribution."""
+        algorithm = self.algorithm
+        exact = "full_kl" in algorithm.needs
+        return Requirements(
+            self.temperature, self.max_tokens, algorithm.skips_idle, algorithm.whole_groups, exact
+        )
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
         """Return a micro-batch's part of the loss, and its token statistics."""
@@ -65,10 +60,11 @@ class ValueObjective:
 
     critic: Critic
     max_tokens: int
-    temperature: float = 1.0
-    skips_idle: bool = False
-    whole_groups: bool = False
-    needs_reference: bool = False
+
+    @property
+    def requires(self) -> Requirements:
+        """Demands on the pass: every trained token has a gradient."""
+        return Requirements(max_tokens=self.max_tokens)
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
         """Return a micro-batch's part of the loss, and its value for the log."""

@@ -44,7 +44,7 @@ SILENT = (
     "lora_model_dir", "processor_type", "plugins", "adapter", "evals_per_epoch", "saves_per_epoch",
 )  # fmt: skip
 WHY: Mapping[str, str] = {
-    "sequence_len": "an answer is never cut; rollout.max_tokens bounds what is sampled",
+    "sequence_len": "an answer is never truncated; rollout.max_tokens bounds what is sampled",
     "lora_dropout": "adapters have no dropout",
     "lora_target*": "lora.targets is all linear layers; set it to choose others",
     "special_tokens*": "covey adds no tokens to a model",
@@ -84,7 +84,7 @@ def from_axolotl(theirs: Mapping[str, object]) -> MigrationResult:
 
 
 def _steps(m: MigrationResult) -> None:
-    """Take over what needs another type here: a share of warm-up, checkpointing that also offloads."""
+    """Take over settings of another type: warm-up as a fraction, checkpointing that also offloads."""
     warmup = m.config.get("train.warmup_steps")
     share = m.number("warmup_ratio", 0.0)
     if isinstance(warmup, float) and warmup < 1:

@@ -11,7 +11,7 @@ import yaml
 
 @dataclass
 class MigrationResult:
-    """Settings of covey that stand for another trainer's."""
+    """Settings of covey that correspond to another trainer's."""
 
     theirs: dict[str, object]
     """The other trainer's settings that nobody has read yet."""
@@ -20,7 +20,7 @@ class MigrationResult:
     without: dict[str, str] = field(default_factory=dict)
     """Their setting, with its value -> why covey has no counterpart."""
     notes: list[str] = field(default_factory=list)
-    """What to look at before the first run."""
+    """Advice for the time before the first run."""
 
     def take(self, name: str, default: object = None) -> object:
         """Return one of their settings, which counts as read, or their default."""

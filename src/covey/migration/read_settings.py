@@ -1,4 +1,4 @@
-"""Read another trainer's settings: a YAML file, or a shell script that gives them as `key=value`."""
+"""Another trainer's settings, read from a YAML file, or a shell script that gives them as `key=value`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ KL: Mapping[str, str] = {
 }
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 OVERLONG = ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg.")
-"""Where recipes of different ages put DAPO's penalty for length."""
+"""Prefixes of DAPO's penalty for length in recipes of different ages."""
 SILENT = (
     "*fsdp*", "*megatron*", "*micro_batch*", "*_max_token_len*", "*use_dynamic_bsz*", "*parallel_size*",
     "*offload*", "*use_remove_padding*", "*torch_compile*", "*.strategy", "*use_shm*", "*profiler*",

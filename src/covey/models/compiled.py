@@ -306,9 +306,9 @@ def score_compiled(
     layer: FusedLinear,
     targets: Tensor,
     temperature: float,
-    mask: SamplingMask | None = None,
-    cap: float | None = None,
-    known: int | None = None,
+    mask: SamplingMask | None,
+    cap: float | None,
+    known: int | None,
 ) -> TokenScores:
     """Score tokens as ``score_tokens`` does, with compiled operations; the backward pass recomputes logits.
 

@@ -38,7 +38,7 @@ MAGIC = b"GGUF"
 GPT_2 = {"default", "gpt-2", "jais", "mpt", "olmo", "phi-2"}
 """Ways to split a text before merging bytes (`tokenizer.ggml.pre`) that are GPT-2's."""
 DIGITS_APART = {"codeshell", "command-r", "refact", "smollm", "starcoder"}
-"""Those in which every digit also stands alone."""
+"""Further ones that differ from GPT-2's in that each digit is split off."""
 NEEDS = "a GGUF file as a model needs the package gguf: pip install 'covey[gguf]'"
 
 

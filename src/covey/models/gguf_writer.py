@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-"""How matrices may be stored -> GGUF's name of such a file. Vectors (norms, biases) are always float32."""
+"""Type of stored matrices -> GGUF's name of such a file. Vectors (norms, biases) are always float32."""
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """transformers' `model_type` -> GGUF's `general.architecture`."""
 NAMES = (

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class ValueHead(nn.Linear):
     """The value V = w h + b of hidden states, in float32; it begins as 0 everywhere."""
 
-    def __init__(self, width: int, device: torch.device, pull: float = 1.0) -> None:
+    def __init__(self, width: int, device: torch.device) -> None:
         with torch.random.fork_rng(devices=[]):  # what nn.Linear draws is not used
             super().__init__(width, 1, device=device, dtype=torch.float32)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
-        self.pull = pull
+        self.pull = 1.0
         """Factor on the gradient that passes into the hidden states."""
 
     def forward(self, hidden: Tensor) -> Tensor:

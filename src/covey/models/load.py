@@ -9,12 +9,7 @@ from typing import TypeVar
 
 import torch
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from covey.config.load import ResolvedConfig
@@ -121,27 +116,6 @@ def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
     if config.precision == "bfloat16" or (config.precision == "auto" and can and rounding_pays()):
         policy.round_products()
     return policy
-
-
-def skeleton(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
-    """The policy of a config without its weights: shapes and tokenizer. Raises the errors of load_policy."""
-    config = loaded.config
-    if isinstance(config.model, GivenModel) or config.model == "tiny":
-        return load_policy(loaded, texts)
-    source = source_of(config.model, loaded.folder)
-    cached = unreachable(source)
-    # On "meta" parameters have shapes but take no memory, so any size of model can be described.
-    try:
-        tokenizer = pretrained_tokenizer(source, local_files_only=cached)
-        shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
-            if config.longrope == "long":
-                turn_by_long_table(model)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(f"model: {config.model!r}: the config cannot be read: {reason[:300]}") from None
-    return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
 
 
 def source_of(name: str, folder: Path) -> str:

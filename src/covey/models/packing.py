@@ -58,9 +58,10 @@ class Packed:
         return spans[spans[:, 1] > 0]
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Each completion after its own copy of its prompt, as flat positions, right-padded.
+        """Return each completion after its own copy of its prompt, as flat positions, right-padded.
 
-        -> index (N, W) int64 with 0 on padding, real (N, W) bool. For models that cannot share prompts.
+        These are index (N, W) int64 with 0 on padding, and real (N, W) bool. For models that cannot share
+        prompts.
         """
         prefix, prefix_length, start, length = (column[:, None] for column in self.completions.T)
         column = torch.arange(int((prefix_length + length).max()), device=start.device)

@@ -87,7 +87,7 @@ class Algorithm:
     ] = None
     nll: Annotated[
         NonNegative,
-        Setting("Weight of the likelihood of correct completions beside the policy loss; VAPO: 0.1."),
+        Setting("Weight of the likelihood of correct completions in addition to the policy loss; VAPO: 0.1."),
     ] = 0.0
     """The negative log-likelihood is a mean over the tokens of correct completions."""
     correction: Annotated[

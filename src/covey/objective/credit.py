@@ -148,10 +148,12 @@ def prefix_tree(
     return (values[:, 1:] - values[:, :-1] + outcome * shifted[:, None]) * mask
 
 
-Continuations = Annotated[Count, Setting("Completions sampled from each cut; more: less noise, more cost.")]
+Continuations = Annotated[
+    Count, Setting("Completions sampled from each split point; more: less noise, more cost.")
+]
 Segments = Annotated[
     Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"],
-    Setting("Where completions are cut: by their text, into equal parts, or before unlikely tokens."),
+    Setting("Where completions are split: by their text, into equal parts, or before unlikely tokens."),
 ]
 MostSegments = Annotated[Count, Setting("Segments of a completion, at most.")]
 

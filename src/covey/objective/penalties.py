@@ -72,34 +72,38 @@ class KL:
         ),
     ] = 0.001
     place: Annotated[
-        Literal["loss", "reward"], Setting("In the loss, or taken from the reward before the advantage.")
+        Literal["loss", "reward"],
+        Setting(
+            "In the loss, or detached in the reward: by response it is subtracted before the baseline, by "
+            "token after it, and then a token bears its own cost and that of all later tokens."
+        ),
     ] = "loss"
-    """In the reward the penalty is detached. By response it is subtracted before the baseline; by token after
-    it, and each token bears its own cost and that of all later tokens."""
-    level: Annotated[Literal["token", "response"], Setting("For each token, or for the whole response.")] = (
-        "token"
-    )
-    """``response``: the log-ratios of a completion are summed before the estimator."""
+    level: Annotated[
+        Literal["token", "response"],
+        Setting("For each token, or for the whole response, whose log-ratios the estimator gets as a sum."),
+    ] = "token"
     gradient: Annotated[
         Literal["formula", "straight_through", "ratio", "score"],
         Setting(
-            "The formula's, k2's (straight_through), that of ratio times value, which is unbiased, "
-            "or of pi / sg(pi) times value (score)."
+            "The gradient of the formula, of k2 (straight_through), of ratio times value, which is unbiased, "
+            "or of pi / sg(pi) times value (score), where pi / sg(pi) is 1 and has the gradient of log pi."
         ),
     ] = "formula"
-    """pi / sg(pi) is 1; its gradient is that of the probability of sampling the token."""
     bound: Annotated[
         Positive | None,
-        Setting("Largest size of a token's penalty; 10 in verl, OpenRLHF and NeMo-RL."),
+        Setting(
+            "Largest size of a token's penalty, with no gradient beyond; 10 in verl, OpenRLHF and NeMo-RL."
+        ),
     ] = None
-    """Beyond the bound there is no gradient."""
     to: Annotated[
         Literal["reference", "sampler"],
-        Setting("To the reference, or to the policy that sampled, which needs none."),
+        Setting(
+            "To the reference, or to the policy that sampled, which needs no reference: prime-rl's choice, "
+            "with k2 and a coefficient of 2e-3."
+        ),
     ] = "reference"
-    """``sampler`` is prime-rl's choice, with k2 and a coefficient of 2e-3."""
     target: Annotated[
-        Positive | None, Setting("KL in nats per completion that the coefficient is adapted to.")
+        Positive | None, Setting("Target of the adaptive coefficient: KL in nats per completion.")
     ] = None
     horizon: Annotated[Count, Setting("Completions over which a deviation from the target acts.")] = 10_000
     refresh_every: Annotated[
@@ -114,7 +118,7 @@ class KL:
     refresh_mix: Annotated[
         Share,
         Setting(
-            "How far it moves: 1 copies the policy, less mixes it in.",
+            "Weight of the policy in the new reference: 1 copies it.",
             trl="ref_model_mixup_alpha",
             resume="refused",
         ),

@@ -24,7 +24,7 @@ PairNoise = Annotated[
     float,
     Ge(0),
     Lt(0.5),  # with half of the pairs swapped nothing can be learned
-    Setting("Fraction of the pairs that are taken to be the wrong way round."),
+    Setting("Assumed fraction of pairs whose labels are swapped."),
 ]
 
 
@@ -256,7 +256,7 @@ def orpo(
     *,
     lam: Annotated[
         NonNegative,
-        Setting("Weight of the odds ratio beside the likelihood of the chosen answer; TRL's beta."),
+        Setting("Weight of the odds ratio in addition to the likelihood of the chosen answer; TRL's beta."),
     ] = 0.1,
 ) -> Tensor:
     """NLL - lam log sig(log odds ratio), the odds of averaged log-probs. (B,) -> (B,).

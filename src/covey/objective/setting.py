@@ -14,7 +14,7 @@ class Setting:
     """A setting of a function, a record or the config. Every description of it is read from here."""
 
     effect: str = ""
-    """Its effect in one sentence; empty if a user's own function gives none."""
+    """The effect in one sentence; empty if a user's own function gives none."""
     usual: str = ""
     """Values in papers and recipes; a start, not a limit."""
     source: str = ""

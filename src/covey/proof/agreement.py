@@ -1,4 +1,4 @@
-"""Compare a step of the shadow trainer with the recorded one, or with its twin's."""
+"""Comparison of a step of the shadow trainer with the recorded one, or with its twin's."""
 
 from __future__ import annotations
 

@@ -5,10 +5,8 @@ A run is set up in a scratch folder, one batch is sampled, and each claim is mea
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,14 +21,12 @@ from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy, weights_hash
 from covey.proof.direction import AGAINST, against, small_step, told_apart
-from covey.rollouts.batch import Position
-from covey.rollouts.loop import Rollouts
 from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.rl import prepare, updates
-from covey.training.setup import set_up
+from covey.training.setup import scratch_run
 from covey_verify.errors import ConfigError
 
 GRADIENT_ROUNDING = 1e-4
@@ -67,38 +63,28 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
             f"method: {method}: only reinforcement learning has a batch to measure; to repeat the first "
             "steps of a run of this method, give `covey check` its folder"
         )
-    with tempfile.TemporaryDirectory() as folder, caller_restored():
-        stage = loaded.stages()[-1]
-        # A run of its own in a scratch folder: the user's output folder is never touched.
-        config = stage.config.model_copy(update={"output": Path(folder) / "check"})
-        algorithm = stage.algorithm
-        run = set_up(replace(stage, config=config), console, StopSignal())
-        try:
-            problems = (run.train_set, run.sampler, run.rewards)
-            rollouts = Rollouts(*problems, config.rollout, algorithm, config.seed)
-            console.doing("sampling one batch")
-            sampled = next(rollouts.after(0, Position(), run.on_sample))
-            old = old_logprob_source(algorithm, run.sampler, updates_of(config))
-            groups = sampled.groups or sampled.filtered
-            now = run.state.coefficients
-            parts = (run.loaded, old, now, run.learner, run.critic)
-            batch = prepare(groups, *parts)
-            if not batch.advantages.any():
-                console.say(
-                    "all completions got the same reward; for this check every second one gets 1 instead"
-                )
-                # Without any advantage the gradient is 0 and every claim would hold for any code.
-                batch = with_signal(prepare(told_apart(groups), *parts))
-            # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
-            if algorithm.advantage.own and off_centre(batch, groups) is not None:
-                console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
-            minibatch = next(updates(batch, run.loaded, old, step=0))
-            console.doing("measuring")
-            rollout = config.rollout
-            objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
-            return list(claims(run.learner, run.sampler, objective, minibatch))
-        finally:
-            run.journal.folder.close()
+    stage = loaded.stages()[-1]
+    with caller_restored(), scratch_run(stage, console, StopSignal()) as run:
+        config = run.loaded.config
+        algorithm = run.loaded.algorithm
+        console.doing("sampling one batch")
+        sampled = next(run.rollouts())
+        old = old_logprob_source(algorithm, run.sampler, updates_of(config))
+        groups = sampled.groups or sampled.filtered
+        batch = prepare(run, groups, old)
+        if not batch.advantages.any():
+            console.say("all completions got the same reward; for this check every second one gets 1 instead")
+            # Without any advantage the gradient is 0 and every claim would hold for any code.
+            batch = with_signal(prepare(run, told_apart(groups), old))
+        # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
+        if algorithm.advantage.own and off_centre(batch, groups) is not None:
+            console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
+        minibatch = next(updates(batch, run.loaded, old, step=0))
+        console.doing("measuring")
+        rollout = config.rollout
+        now = run.state.coefficients
+        objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
+        return list(claims(run.learner, run.sampler, objective, minibatch))
 
 
 def claims(

@@ -111,7 +111,7 @@ CLAIMS = (
     ),
     ("the KL coefficient follows its controller", "kl_coef", "of it", GRADIENT_ROUNDING),
     (
-        "the loss, and the metrics beside it, follow from the given examples",
+        "loss and metrics follow from the given examples",
         "metrics",
         "of the value, or of 1 where that is larger,",
         10 * GRADIENT_ROUNDING,
@@ -158,7 +158,7 @@ def _repeated(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConso
         raise ConfigError(f"{stage}: {NO_STEP}")
     # A twin doubles the time, so it runs only if a fixed limit was exceeded.
     if not all(claim.holds for claim in _claims(agreements, scale)):
-        console.doing("repeating them beside a twin, which differs by rounding")
+        console.doing("repeating them together with a copy that differs by rounding")
         agreements = list(repeat(shadow_weights(policy), twin=True))
     return list(_claims(agreements, scale))
 

@@ -1,4 +1,4 @@
-"""Repeat a recorded run in the shadow trainer, to test that its record follows from the formulas."""
+"""The repetition of a recorded run in the shadow trainer: its record must follow from the formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeat a recorded run over given examples in the naive trainer, and compare it with the record."""
+"""The repetition of a run over given examples in the naive trainer, compared with the record."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Lessons:
     loss: AxisSettings
     examples: Sequence[ShadowExample]
     measured: Sequence[ShadowExample]
-    """Held out: they are not trained on, but their answers may be set beside others' prompts."""
+    """Held out: they are not trained on, but their answers may be paired with other prompts."""
     context: int
     """Tokens that the model reads."""
 
@@ -64,7 +64,7 @@ class Lessons:
 def given_step(
     trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, number: int
 ) -> tuple[float, StepMetrics]:
-    """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
+    """Repeat training step ``number`` with ``trainer``; return the gradient's norm and the metrics."""
     size = setting.train["batch_size"]
     metrics = StepMetrics(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)

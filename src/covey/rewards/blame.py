@@ -81,8 +81,8 @@ def _trace(found: Outcome) -> str:
 def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
     """Return the completions whose text alone, all others empty, hangs or ends a call, with their scores.
 
-    None if the call hangs or ends without any text too. A text alone has its share of the call's seconds,
-    beside those that the call takes without any text. So the search takes little longer than the call,
+    None if the call hangs or ends without any text too. A text alone gets its part of the call's seconds, in
+    addition to those that the call takes without any text. So the search takes little longer than the call,
     however many texts hang. A function that evaluates texts may take no empty one: it gets one text in the
     place of all, in the time of a whole call.
     """

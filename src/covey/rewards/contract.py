@@ -9,8 +9,9 @@ from typing import ClassVar
 from covey.rewards.ends import drawn_ends
 from covey.rewards.reading import Reader, Reply, Tagged
 from covey.types import Completion, Problem
-from covey_verify.contract import FROM_TRAINER, Place, RewardFunction, writable
+from covey_verify.contract import Place, RewardFunction, writable
 from covey_verify.errors import ConfigError
+from covey_verify.extract import last_text
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.sandbox.wire import Attributes
 from covey_verify.types import Row, Score
@@ -65,11 +66,14 @@ class Context:
         self.logged.setdefault(writable(name), []).append(float(value))
 
     def provided(self, reward: Reward) -> dict[str, object]:
-        """Return the arguments among FROM_TRAINER that a function takes, by name or through `**kwargs`."""
-        # In the order of FROM_TRAINER.
-        values = (TrainerState(self.step), self.log_extra, self.log_metric)
+        """Return the arguments of FROM_TRAINER that a function takes, by name or through `**kwargs`."""
+        values = {
+            "trainer_state": TrainerState(self.step),
+            "log_extra": self.log_extra,
+            "log_metric": self.log_metric,
+        }
         every = reward.takes_all and not reward.ours
-        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if every or n in reward.parameters}
+        return {name: value for name, value in values.items() if every or name in reward.parameters}
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Reward(RewardFunction):
         # Messages that covey made of a text (`data.chat`) reach a user's function as that text again.
         prompt = problem.prompt
         if not isinstance(prompt, str) and problem.asked_in_text and not self.ours:
-            prompt = str(prompt[-1]["content"])
+            prompt = last_text(prompt)
         in_text = isinstance(prompt, str)
         replies = [context.reader.read(problem, c) for c in completions]
         # Built-in rewards look for <think> tags; users' functions get the completion as it was sampled.

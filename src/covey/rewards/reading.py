@@ -79,7 +79,7 @@ def calls_by_text(problem: Problem, completion: Completion) -> Sequence[ToolCall
 
 @dataclass(frozen=True)
 class Reader:
-    """What a run knows of its model's texts. Without a model, calls are read in the form that they have."""
+    """Reads the texts of a run's model. Without a model, a call is read by its own form."""
 
     decode: Callable[[Sequence[int]], str] = lambda _: ""
     """Token ids -> their text."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from covey.rewards.serving import UserSetup
 from covey.rewards.worker import ASYNC_CALLS, Inline, Isolated, Link, Worker, WorkerLink, sent
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
-from covey_verify.extract import text_of
+from covey_verify.extract import content_text, text_of
 from covey_verify.texts.judge import JudgeFailed
 from covey_verify.threads import SHARED_SIZE, Call, Executor
 from covey_verify.types import Messages, Score
@@ -102,19 +102,15 @@ class Rewards:
         """
         arguments = reward.arguments(problem, completions, context)
         limit = reward.options.timeout or self.timeout  # seconds
-        # Threads for this function: a function that does not declare itself concurrent is never called twice
-        # at once.
-        size = SHARED_SIZE if reward.options.concurrent else 1
         if not reward.ours:
             # This thread only waits, for calls that are timed one by one.
             given = arguments if reward.place == "inline" else sent(reward, arguments)
             called = partial(self._apart(reward).call, problem, given, len(completions), context, limit)
-            lanes = SHARED_SIZE if reward.place in ("process", "sandbox") else size
-            lanes = ASYNC_CALLS if reward.is_async else lanes
-            return self.executor.submit(reward.name, lanes, called, math.inf)
+            return self.executor.submit(reward.name, waiting_threads(reward), called, math.inf)
         if reward.is_async:
             return self.executor.submit_async(reward.function(**arguments), limit)
         called = partial(reward.function, **arguments)
+        size = threads(reward)
         return self.executor.submit("shared" if size > 1 else reward.name, size, called, limit)
 
     def _apart(self, reward: Reward) -> Worker | Isolated | Inline:
@@ -124,8 +120,7 @@ class Rewards:
         """
         if reward.name not in self.apart:
             if reward.place == "inline":
-                size = SHARED_SIZE if reward.options.concurrent else 1
-                self.apart[reward.name] = Inline(reward, self.executor, size)
+                self.apart[reward.name] = Inline(reward, self.executor, threads(reward))
             elif reward.place in ("process", "sandbox"):
                 self.apart[reward.name] = Isolated(reward)
             else:
@@ -147,6 +142,19 @@ class Rewards:
         trace = error.trace if isinstance(error, CallFailed) else "" if told else trace_of(error)
         self.show_first(reward, problem, f"{words}\n{trace}")
         return Score(None, "infra_error", detail=words[:300])
+
+
+def threads(reward: Reward) -> int:
+    """Return how many threads may call a function at once: one, unless it declares itself concurrent."""
+    return SHARED_SIZE if reward.options.concurrent else 1
+
+
+def waiting_threads(reward: Reward) -> int:
+    """Return how many threads may wait for a user's function, which is called elsewhere."""
+    if reward.is_async:
+        return ASYNC_CALLS
+    # Each call has a process of its own.
+    return SHARED_SIZE if reward.place in ("process", "sandbox") else threads(reward)
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class Scorer:
 
     @property
     def stats(self) -> ScoringStats:
-        """Its statistics so far."""
+        """Statistics of all calls so far."""
         return ScoringStats(self.calls, self.completions, self.waited, dict(self.context.logged))
 
     def include(self, stats: ScoringStats) -> None:
@@ -226,15 +234,31 @@ class Scorer:
         return returned if not reward.ours else reward.scores(problem.id, returned, count)
 
 
+class PendingCall(NamedTuple):
+    """A call of a reward function that was started."""
+
+    reward: Reward
+    samples: Sequence[int]
+    """The completions of the group that it scores."""
+    context: Context
+    call: Call[Any]
+
+
+class SkippedCall(NamedTuple):
+    """A call that was not made because the completion's environment is gone."""
+
+    reward: Reward
+    sample: int
+
+
 class GroupScoring:
     """A group whose completions are being scored."""
 
     def __init__(self, scorer: Scorer, problem: Problem, prompt: np.ndarray, size: int) -> None:
         self.scorer, self.problem, self.prompt, self.size = scorer, problem, prompt, size
         self.completions: dict[int, Completion] = {}
-        self.calls: list[tuple[Reward, Sequence[int], Context, Call[Any]]] = []
-        self.lost: list[tuple[Reward, int]] = []
-        """(reward, sample) of the calls that were not made because the completion's environment is gone."""
+        self.calls: list[PendingCall] = []
+        self.skipped: list[SkippedCall] = []
 
     def add(self, sample: int, completion: Completion) -> None:
         """Add a completion that has ended, and start the calls that it makes possible."""
@@ -249,14 +273,14 @@ class GroupScoring:
         scorer = self.scorer
         # They get LOST in ``result``, so a group's function still judges the siblings.
         gone = [s for s in samples if lacks_environment(reward, self.problem, self.completions[s])]
-        self.lost += [(reward, sample) for sample in gone]
+        self.skipped += [SkippedCall(reward, sample) for sample in gone]
         samples = [s for s in samples if s not in gone]
         if not samples:
             return
         completions = [self.completions[s] for s in samples]
         context = scorer.context.of_call()
         call = scorer.rewards.submit(reward, self.problem, completions, context)
-        self.calls.append((reward, samples, context, call))
+        self.calls.append(PendingCall(reward, samples, context, call))
         scorer.calls += 1
         scorer.completions += len(samples)
 
@@ -271,7 +295,7 @@ class GroupScoring:
                 self.scorer.rewards.show_first(reward, self.problem, fault)
             for sample, score in zip(samples, scores, strict=True):
                 found[reward.name][sample] = score
-        for reward, sample in self.lost:
+        for reward, sample in self.skipped:
             found[reward.name][sample] = LOST
         self.scorer.waited += time.perf_counter() - begun
         completions = [self.completions[s] for s in range(self.size)]
@@ -280,21 +304,17 @@ class GroupScoring:
 
 def completion_of(said: str | Messages, tokens: int = 1) -> Completion:
     """Return a completion of a text or of turns that were not sampled, with ``tokens`` zero ids."""
-    turns = () if isinstance(said, str) else tuple(map(_as_text, said))
-    text = said if isinstance(said, str) else text_of([dict(turn) for turn in turns])
+    turns = (
+        ()
+        if isinstance(said, str)
+        else tuple({**turn, "content": content_text(turn.get("content"))} for turn in said)
+    )
+    text = said if isinstance(said, str) else text_of(list(turns))
     # One turn without calls is a text, whose calls are still to be read.
     called = len(turns) > 1 or any(turn.get("tool_calls") for turn in turns)
     transcript = Transcript(turns if called else ())
     ids = np.zeros(tokens, np.int64)
     return Completion(ids, np.zeros(tokens, np.float32), text, "stop", transcript=transcript)
-
-
-def _as_text(turn: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a message with its content as a text, which may be null or a list of parts."""
-    content = turn.get("content")
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return {**turn, "content": "".join(str(text) for text in texts if text is not None)}
 
 
 def _in_words(reward: Reward, error: Exception) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import CompletionStore, Prefetcher
-from covey.rollouts.segments import Cut, cutting_of, with_segments
+from covey.rollouts.segments import Cut, SegmentSettings, with_segments
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited
@@ -82,7 +81,7 @@ class Rollouts:
         self.params = sampling_params(rollout)
         drawing = Drawing(sampler, self.params, store)
         self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
-        self.cutting = cutting_of(algorithm)
+        self.segments = SegmentSettings.of(algorithm)
         self._waited = seconds_waited(sampler)
 
     def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
@@ -90,7 +89,9 @@ class Rollouts:
 
         An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
         """
-        # State of this iterator, which the methods below read.
+        # State of this iterator, which the methods below read. The thread that draws ahead reads step and
+        # cursor as one tuple, so that they always belong together; for that no lock is needed.
+        self.under_way = (step, position.cursor)
         self.progress = progress
         self.difficulty = Difficulty(len(self.problems))
         self.difficulty.load(position.difficulty)
@@ -120,7 +121,7 @@ class Rollouts:
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
-        self._now = (step, position.cursor)  # the thread that draws ahead reads it
+        self.under_way = (step, position.cursor)
         if self.store is not None:
             self.store.passed(step, position.cursor)
         scorer = Scorer(self.rewards, step)
@@ -185,8 +186,8 @@ class Rollouts:
                 draw = partial(self._take_drawn, self.prefetcher, step, range(place, place + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
             groups = gather_groups(prompted, partial(self._judged, draw, scorer))
-            if self.cutting is not None:
-                groups, tokens = self._with_segments(step, chosen.choices, groups, self.cutting, scorer)
+            if self.segments is not None:
+                groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 found.continued += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
                 found.by_problem[choice.problem] = group
@@ -209,7 +210,7 @@ class Rollouts:
     def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
         """Draw this process' part of some places of the data before their step, in the sampling thread."""
         torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
-        step, cursor = self._now
+        step, cursor = self.under_way
         own = self._own(tickets)
         draws = []
         for ticket in own:
@@ -242,7 +243,7 @@ class Rollouts:
         step: int,
         choices: Sequence[ProblemTurn],
         groups: Sequence[Group],
-        cutting: Mapping[str, Any],
+        settings: SegmentSettings,
         scorer: Scorer,
     ) -> tuple[list[Group], int]:
         """Return groups with the value of each segment of their completions, and the tokens it took."""
@@ -254,7 +255,7 @@ class Rollouts:
 
         score = partial(score_all, scorer=scorer, progress=self.progress)
         return with_segments(
-            groups, cutting, self.sampler, self.params, self.rewards.reader.decode, stream, score
+            groups, settings, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
     def _request(self, choice: ProblemTurn, samples: int, *step: int) -> Request:

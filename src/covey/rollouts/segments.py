@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,22 @@ class Cut:
     """The last token that is kept."""
 
 
+class SegmentSettings(NamedTuple):
+    """The settings of ``credit.segment_difference``, which are read where continuations are sampled."""
+
+    continuations: int
+    split_by: Segments
+    most: int
+
+    @classmethod
+    def of(cls, algorithm: Algorithm) -> SegmentSettings | None:
+        """Return those of an algorithm's estimator; None if it does not split completions."""
+        if "segments" not in algorithm.needs:
+            return None
+        values = {**setting_defaults(segment_difference), **algorithm.advantage.all_settings}
+        return cls(*(values[name] for name in cls._fields))
+
+
 class Continuations(NamedTuple):
     """The expected continuations of one completion."""
 
@@ -56,28 +72,20 @@ class Continuations(NamedTuple):
         return self.cuts * self.each * self.length
 
 
-def cutting_of(algorithm: Algorithm) -> dict[str, Any] | None:
-    """Return an estimator's settings for splitting completions; None if it does not split them."""
-    if "segments" not in algorithm.needs:
-        return None
-    return {**setting_defaults(segment_difference), **algorithm.advantage.all_settings}
-
-
 def expected_continuations(algorithm: Algorithm, limit: int, length: float) -> Continuations:
     """Estimate the continuations of completions of ``length`` tokens, if they are as long as the originals.
 
     Segments by text are counted as the most there may be, spread evenly over the completion.
     """
-    settings = cutting_of(algorithm)
+    settings = SegmentSettings.of(algorithm)
     if settings is None or length <= 1:
         return Continuations()
-    most = settings["most"]
-    each = settings["continuations"]
-    if settings["split_by"] == "tokens":
-        size = part_size(limit, most)
+    each = settings.continuations
+    if settings.split_by == "tokens":
+        size = part_size(limit, settings.most)
         left = [length - end for end in range(size, math.ceil(length), size)]
         return Continuations(len(left), each, sum(left) / max(len(left), 1))
-    return Continuations(min(most - 1, length - 1), each, length / 2)
+    return Continuations(min(settings.most - 1, length - 1), each, length / 2)
 
 
 class PrefixSampler:
@@ -111,7 +119,7 @@ class PrefixSampler:
 
 def with_segments(
     groups: Sequence[Group],
-    settings: Mapping[str, Any],
+    settings: SegmentSettings,
     sampler: Sampler,
     params: SamplingParams,
     decode: Decode,
@@ -122,15 +130,15 @@ def with_segments(
 
     The number is that of the tokens sampled in continuations.
 
-    ``settings`` are those of ``credit.segment_difference``; ``stream`` gives the key of a continuation by
-    place and number. Places whose continuations could not be judged are left out.
+    ``stream`` gives the key of a continuation by place and number. Places whose continuations could not be
+    judged are left out.
     """
     # (group, sample) -> last token of a segment -> value after it.
     values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
     for cuts in _bands(groups, settings, params, decode):
         problems = [_prefix(groups, cut) for cut in cuts]
-        streams = [[stream(cut, n) for n in range(settings["continuations"])] for cut in cuts]
+        streams = [[stream(cut, n) for n in range(settings.continuations)] for cut in cuts]
         requests = [p.request(own) for p, own in zip(problems, streams, strict=True)]
         prefixes = {
             own[0]: (groups[cut.group].completions[cut.sample], cut.end)
@@ -159,7 +167,7 @@ def _prefix(groups: Sequence[Group], cut: Cut) -> Prompted:
 
 
 def _bands(
-    groups: Sequence[Group], settings: Mapping[str, Any], params: SamplingParams, decode: Decode
+    groups: Sequence[Group], settings: SegmentSettings, params: SamplingParams, decode: Decode
 ) -> Iterator[list[Cut]]:
     """Yield all places to continue from, those with about as many tokens left together.
 
@@ -170,7 +178,7 @@ def _bands(
     for g, group in enumerate(groups):
         for s, completion in enumerate(group.completions):
             if group.scorable[s]:
-                for end in cut_places(completion, settings["split_by"], settings["most"], limit, decode):
+                for end in cut_places(completion, settings.split_by, settings.most, limit, decode):
                     # The band is the fraction of tokens left, in eighths.
                     bands[(limit - end - 1) * BANDS // limit].append(Cut(g, s, end))
     for band in sorted(bands, reverse=True):

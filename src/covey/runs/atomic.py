@@ -1,4 +1,4 @@
-"""Write files and folders atomically: a reader finds them complete, or not at all.
+"""Atomic writes of files and folders: a reader finds them complete, or not at all.
 
 A folder is written next to its place under a temporary name. Every file is synced, a manifest with sizes and
 checksums comes last, then the folder is renamed. A crash at any instant leaves the old state or the new one.

@@ -1,4 +1,4 @@
-"""Find the step of a run that was best on held-out problems.
+"""The step of a run that was best on held-out problems.
 
 It reads only `evals.jsonl`, which a resume truncates with the other logs. So an interrupted run keeps and
 reports the same step as an undisturbed one.

@@ -1,4 +1,4 @@
-"""Save and load checkpoints: a model folder with the trainer's state, complete or absent."""
+"""Checkpoints, saved and loaded: a model folder with the trainer's state, complete or absent."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def save_checkpoint(
     in the worst case only the newest one and that of the best evaluation.
     """
     target = checkpoint_at(folder.path, state.step)
-    # `by_first` runs its function on rank 0 and gives all ranks the result, `together` runs it on every rank.
-    # Both re-raise an error of one rank on all, so no rank waits for one that has failed.
+    # `on_rank_zero` runs its function on rank 0 and gives all ranks the result, `run_on_all` runs it on every
+    # rank. Both re-raise an error of one rank on all, so no rank waits for one that has failed.
     if on_rank_zero(target.exists):
         return
     for part in (learner, critic):

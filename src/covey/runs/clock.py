@@ -1,4 +1,4 @@
-"""Measure the time of a run by phase, with its token rates and its memory."""
+"""The time of a run by phase, with its token rates and its memory."""
 
 from __future__ import annotations
 

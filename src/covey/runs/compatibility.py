@@ -1,4 +1,4 @@
-"""Compare a run with its record before it continues: what differs, and whether it stays bit-exact."""
+"""Comparison of a run with its record before it continues: differences, and whether it stays bit-exact."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Difference:
 
     name: str
     words: str
-    """How it differs, with its name."""
+    """The difference in a sentence, with the name."""
     verdict: Resume = BREAKS
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Measure how far the policy has moved from its start, without a reference model.
+"""The distance of the policy from its start, measured without a reference model.
 
 Some completions of the first step are kept; their log-probs under the first policy were recorded when they
 were sampled. The sum of log p(then) - log p(now) over a completion's tokens, averaged over completions, is an

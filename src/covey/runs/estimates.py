@@ -205,7 +205,7 @@ def gain(
     return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), share)
 
 
-def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -> Estimate:
+def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
     """Mean difference over the same problems, with its 95 % bootstrap interval over problems. (n,), (n,).
 
     One pseudo-problem of each sign, as large as the range of the values, is drawn with the others: otherwise
@@ -218,8 +218,8 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
     known = np.concatenate((before, after))
     doubt = float(np.ptp(known[~np.isnan(known)]))
     padded = np.concatenate((difference, [doubt, -doubt]))
-    # (draws, n + 2) differences, each row one resampled set of problems.
-    means = np.random.default_rng(0).choice(padded, (draws, len(padded))).mean(1)
+    # (4000, n + 2) differences, each row one resampled set of problems.
+    means = np.random.default_rng(0).choice(padded, (4000, len(padded))).mean(1)
     mean = float(difference.mean())
     # The pseudo-problems sum to 0 but shrink the mean, so the interval is moved back around the real one.
     low, high = np.quantile(means, (0.025, 0.975)) - padded.mean() + mean
@@ -293,8 +293,8 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 """97.5 % quantiles of Student's t distribution for 1 to 10 degrees of freedom."""
 
 
-def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estimate:
-    """The mean over seeds and problems with its interval. (S, n) -> Estimate; values in ``low`` to ``high``.
+def over_seeds(values: np.ndarray, low: float = 0.0) -> Estimate:
+    """The mean over seeds and problems with its interval. (S, n) -> Estimate; values in ``low`` to 1.
 
     Two variances add up: that of the seeds' means, with Student's quantile, and that of the problems' means,
     with the normal one and two pseudo-problems at either end (Agresti and Coull). One seed has no variance
@@ -305,7 +305,7 @@ def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estim
     """
     # (n + 4,): each problem's mean over seeds, and the pseudo-problems.
     seeds = len(values)
-    by_problem = np.append(values.mean(0), (low, high, low, high))
+    by_problem = np.append(values.mean(0), (low, 1.0, low, 1.0))
     variance = Z95**2 * float(by_problem.var(ddof=1)) / len(by_problem)
     if seeds > 1:
         # S seeds have S - 1 degrees of freedom; beyond the table, the expansion that ``gain`` uses.
@@ -313,4 +313,4 @@ def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estim
         variance += quantile**2 * float(values.mean(1).var(ddof=1)) / seeds
     half = math.sqrt(variance)
     centre = float(by_problem.mean())
-    return Estimate(float(values.mean()), max(low, centre - half), min(high, centre + half))
+    return Estimate(float(values.mean()), max(low, centre - half), min(1.0, centre + half))

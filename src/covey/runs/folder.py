@@ -1,4 +1,4 @@
-"""Read and write a run's folder: configuration, metric streams, rollout log, checkpoints, final model.
+"""A run's folder, read and written: configuration, metric streams, rollout log, checkpoints, final model.
 
 config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl events.jsonl findings.jsonl
 rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/

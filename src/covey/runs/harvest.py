@@ -1,4 +1,4 @@
-"""Make training examples from a run's completions: best-worst pairs of a group, or correct completions."""
+"""Training examples from a run's completions: best-worst pairs of a group, or correct completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List all files that a run reads with their sha256, so that a resume can say what has changed.
+"""The list of all files that a run reads, with their sha256, so that a resume can tell what has changed.
 
 These are the data files, the model's folder, the sources of users' functions with their imports from the
 project, and covey's own sources. Files that a user's function opens by itself are not known.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -97,13 +98,23 @@ class Journal:
         values = {}
         if batch.value_targets is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
-        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
+        self.sampled(step, rollout, advantages, {**values, **seen})
+        self.clock.count("update", int(batch.mask.sum()) * epochs)
+        return self.log(step, metrics)
+
+    def sampled(
+        self,
+        step: int,
+        rollout: RolloutBatch,
+        advantages: Sequence[np.ndarray],
+        seen: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        """Log a step's completions, and the time and tokens that they took."""
+        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, seen)
         self.clock.add("reward", rollout.scoring.waited)
         if rollout.tool_seconds is not None:
             self.clock.add("tools", rollout.tool_seconds)
         self.clock.count("rollout", sum(c.length for g in rollout.all_groups for c in g.completions))
-        self.clock.count("update", int(batch.mask.sum()) * epochs)
-        return self.log(step, metrics)
 
     def skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
         """Save a batch whose gradient is not finite, so that somebody can look into it."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from covey.config.load import ResolvedConfig, resolved
+from covey.config.python_objects import strings_in
 from covey.config.start import Start, read_start
 from covey.errors import START
 from covey.runs.atomic import write_file
@@ -99,19 +100,7 @@ def _texts_of(loaded: ResolvedConfig, algorithm: bool) -> Iterator[str]:
         values = resolved(stage)
         # Only these sections can name a function or a server; the others hold numbers and paths.
         places = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
-        yield from _texts([values.get(place) for place in places])
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield str(name)
-            yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
+        yield from strings_in([values.get(place) for place in places])
 
 
 def _shown(spec: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Keep finished completions of a run that samples ahead on disk, until a checkpoint is past their step.
+"""The finished completions of a run that samples ahead, on disk until a checkpoint is past their step.
 
 `pending/NNNNNNNN.jsonl`: one file per problem in the order of the data, one line per completion. A line is
 written when its completion ends. Its name is a hash of everything that determined the completion. A damaged

@@ -1,4 +1,4 @@
-"""Read a run by its folder, without its lock: its config, its records and its newest model."""
+"""The reader of a run by its folder, without its lock: its config, its records and its newest model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from covey.runs.folder import RESULT, latest_checkpoint
 from covey.runs.origin import is_own, refuse_others_code
 from covey.system.integrity import read_sealed, unsealed_text
 from covey.system.opening import RECORD_BYTES, load_json, read_below
+from covey.system.text import Say
 from covey_verify.errors import ConfigError, CoveyError
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def load_run(
     return loaded if whole else replace(loaded, checkpoint=arrived)
 
 
-def with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Callable[[str], None]) -> T:
+def with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
     """Return the result of ``work`` on a run's model.
 
     A run that is training removes older checkpoints. If the one in use disappears before it is read, the work

@@ -1,4 +1,4 @@
-"""Read and write `reference.npz`: log-probs of a run's examples under its first model, with a seal."""
+"""`reference.npz`, read and written: log-probs of a run's examples under its first model, with a seal."""
 
 from __future__ import annotations
 

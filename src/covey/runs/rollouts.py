@@ -1,4 +1,4 @@
-"""Write and read a step of the rollout log: one JSONL row per completion, token arrays as npz."""
+"""The rollout log, written and read by step: one JSONL row per completion, token arrays as npz."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Save and load the named tensors of a checkpoint: one file, or a folder of parts if processes share them.
+"""The named tensors of a checkpoint, saved and loaded: one file, or a folder with the parts of processes.
 
 torch.distributed.checkpoint writes and reads the parts, as safetensors. The number of processes that read may
 differ from the number that wrote.

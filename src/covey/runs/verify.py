@@ -36,7 +36,7 @@ class FileState:
     """The state of one file, of the rollout log of one step, or of a folder with a model."""
 
     file: str
-    """Its name in the folder that was looked at."""
+    """Path in the folder that was checked."""
     state: State
     why: str = ""
 

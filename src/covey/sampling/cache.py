@@ -75,7 +75,7 @@ class CacheEngine:
         return self.slots - running
 
     def admit(self, requests: Sequence[int]) -> Tensor:
-        """Start one completion of each request in the next slots. -> first logits (n, V)."""
+        """Start one completion of each request in the next slots. Return the first logits (n, V)."""
         # A request occurs once per completion, next to its siblings; its prompt is prefilled once.
         new = [r for r in dict.fromkeys(requests) if r not in self.logits]
         for chunk in self._chunks(new):
@@ -90,7 +90,7 @@ class CacheEngine:
         return first
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Append a token (B,) to every running slot. -> next logits (B, V)."""
+        """Append a token (B,) to every running slot. Return the next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
         # ``checked`` refuses a length at which sampling and training would rotate by different angles.
         logits = self.step(tokens, self.decoder.rotary.checked(max(self.lengths)))
@@ -149,7 +149,7 @@ class CacheEngine:
 
 
 def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]:
-    """Pack prompts, what they all begin with only once. -> the row, and the places of each one's tokens."""
+    """Pack prompts, with their common start only once. Return the row and the places of each one's tokens."""
     shared = common_start(prompts)
     # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token is
     # never read, so each rest gets one more.

@@ -56,7 +56,7 @@ class ModulesEngine:
         return 0 if running else self.slots
 
     def admit(self, requests: Sequence[int]) -> Tensor:
-        """Prefill one row per completion. -> first logits (n, V)."""
+        """Prefill one row per completion. Return the first logits (n, V)."""
         longest = max(len(self.prompts[r]) for r in requests)
         shape = (len(requests), longest)
         device = self.policy.device
@@ -72,7 +72,7 @@ class ModulesEngine:
         return self._forward(tokens.to(device), (self.seen.cumsum(-1) - 1).clamp(min=0))
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Append a token (B,) to every running slot. -> next logits (B, V)."""
+        """Append a token (B,) to every running slot. Return the next logits (B, V)."""
         if len(self.rows) < len(self.seen):
             rows = torch.tensor(self.rows, device=self.seen.device)
             assert self.cache is not None, "completions are admitted before they are decoded"

@@ -72,7 +72,7 @@ def alters_draws(
     stream: Callable[..., int],
     known: bool,
 ) -> str:
-    """Say how a server draws from another distribution than it reports; empty: no difference was found.
+    """Return how a server's draws differ from the distribution that it reports; empty if they do not.
 
     ``rounding`` in nats. A server whose frequencies were compared since it started (``known``) is asked for
     one greedy completion only: its command line alters draws, and new weights do not change that.

@@ -127,7 +127,7 @@ def _prompted(policy: Policy, problem: Problem) -> Prompted:
 
 
 def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
-    """Say how many rows ``data.long_prompts: drop`` has left out."""
+    """Return a note on the rows that ``data.long_prompts: drop`` has left out, if there are any."""
     if (count := len(given) - len(kept)) == 0:
         return []
     return [

@@ -39,13 +39,13 @@ def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
 
 
 def unread(policy: Policy, drawn: Sequence[np.ndarray]) -> str:
-    """Say how many tokens of some completions are padding of the embedding; empty where none is."""
+    """Return a note on tokens that are padding of the embedding; empty if there are none."""
     count = sum(int((tokens >= policy.words).sum()) for tokens in drawn)
     if not count:
         return ""
     return (
         f"{count:,} of {sum(map(len, drawn)):,} tokens that servers drew are ids from {policy.words} on: the "
         f"tokenizer has no words for them, the model's embedding is padded to {policy.embedded}, and servers "
-        "draw from all of it. They are trained as they were drawn, and read as nothing. Where they are many, "
-        "cut the embedding (model.resize_token_embeddings), or sample in the process, which never draws them"
+        "draw from all of it. They are trained as they were drawn, and read as nothing. If there are many, "
+        "shrink the embedding (model.resize_token_embeddings), or sample in the process: it never draws them"
     )

@@ -52,6 +52,7 @@ from covey.sampling.servers import (
     timed_out,
 )
 from covey.system.processes import on_rank_zero
+from covey.system.text import Say
 from covey.types import Completion, Provenance
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask, reason_of
@@ -108,7 +109,7 @@ class RemoteSampler:
         self.temperature = temperature
         self.max_running = max_running
         self.version = 0
-        self.say: Callable[[str], None] = lambda _: None
+        self.say: Say = lambda _: None
         """Called with a sentence on each event of a server."""
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while no result arrives; may raise to stop."""
@@ -422,7 +423,7 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _fault(self, server: RemoteServer) -> str:
-        """Say how a server's log-probs or draws differ from the policy's; empty: not at all."""
+        """Return how a server's log-probs or draws differ from the policy's; empty if they do not."""
         server.stamp = None  # the first reply says what is to be proven
         ask = partial(self._ask_for, server)
         stream = partial(key, self.version, server.url)

@@ -45,9 +45,9 @@ class RemoteServer:
     stamp: object = None
     """Mark of its replies since then; another mark means another start, or other weights."""
     lost: str = ""
-    """Why it is excluded; empty: it takes part."""
+    """The reason why it is excluded; empty if it takes part."""
     tried: float = -TRY_AGAIN
-    """When it was last tried, on the monotonic clock."""
+    """Time of the last try, on the monotonic clock."""
     hangs: bool = False
     """Whether it was lost because it did not answer in time, after it had proven itself before."""
     compared: bool = False

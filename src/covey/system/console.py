@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from rich.text import Text
 
 from covey.system.notebook import NotebookPanel
 from covey.system.plot import Curve, braille, draw
+from covey.system.text import duration, inert
 
 LINES_PER_STAGE = 20
 CURVE_ROWS = 5
@@ -92,64 +91,9 @@ def tolerant(stream: TextIO) -> Output:
     return stream if isinstance(stream, Output) else Output(stream)
 
 
-CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Control characters: they move the cursor, ring, colour, or reverse text. Tab and newline are not here."""
-
-
-def inert(text: str) -> str:
-    r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
-
-    >>> print(inert("\x1b[2Jgone\u202e"))
-    \x1b[2Jgone\u202e
-    """
-    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
 def say_aside(text: str) -> None:
     """Print a line on standard error, for people; standard output has the result only."""
     print(inert(text), file=sys.stderr)
-
-
-def finite(value: object, digits: int | None = None) -> object:
-    """Return a value that JSON can hold: None for numbers that are not finite.
-
-    With ``digits``, numbers have so many significant ones.
-
-    >>> finite({"mean": math.nan, "rows": [1, 0.5]})
-    {'mean': None, 'rows': [1, 0.5]}
-    """
-    if hasattr(value, "tolist"):  # numpy's, which is not loaded here
-        return finite(value.tolist(), digits)
-    if isinstance(value, Mapping):
-        return {k: finite(v, digits) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v, digits) for v in value]
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return None
-    return value if digits is None else float(f"{value:.{digits}g}")
-
-
-def as_line(value: object) -> str:
-    """Return a value as one line of JSON in which no character acts on a terminal."""
-    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
-    # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
-    return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text for people.
-
-    >>> duration(7), duration(95), duration(7300)
-    ('7 s', '1 min 35 s', '2 h 1 min')
-    """
-    s = round(seconds)
-    if s < 60:
-        return f"{s} s"
-    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
 class PanelCompletion(NamedTuple):
@@ -272,7 +216,7 @@ class RunConsole:
             self.say(f"{what} ...")
 
     def fewer_running(self, running: int) -> None:
-        """Say that sampling ran out of memory and continues with fewer completions at once."""
+        """Report that sampling ran out of memory and continues with fewer completions at once."""
         self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
 
     def doing(self, work: str, count: str = "", estimate: str = "") -> None:
@@ -286,7 +230,7 @@ class RunConsole:
         self._give_sign()
 
     def _give_sign(self) -> None:
-        """Where there is no terminal, print the present work if it is new, or after some silence."""
+        """Print the present work if it is new, or after some silence; only without a terminal."""
         with self._signs:
             now = time.monotonic()
             silence = SILENCE if now - self.made < LONG else LONG

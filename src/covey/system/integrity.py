@@ -107,7 +107,7 @@ def manifest_of(folder: Path) -> str:
 
 
 def damage(folder: Path, required: Collection[str] = ()) -> str | None:
-    """Say how a folder differs from its manifest, naming the file; None if it is as it was written.
+    """Return how a folder differs from its manifest, with the file's name; None if it does not.
 
     ``required`` files must be among those that the manifest lists. Pages for people may be edited.
     """

@@ -1,4 +1,4 @@
-"""A run's panel in a notebook: one output of the cell, replaced as the run goes on."""
+"""A run's panel in a notebook: one output of the cell, updated during the run."""
 
 from __future__ import annotations
 

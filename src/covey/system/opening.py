@@ -151,7 +151,7 @@ def patiently(read: Callable[[], T], path: Path) -> T:
 
 
 def _entered(part: str, flags: int, place: int, path: Path) -> int:
-    """Open a file or folder in an open folder, unless it is a link. -> its descriptor."""
+    """Open a file or folder in an open folder, unless it is a link, and return its descriptor."""
     try:
         return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
     except OSError as error:

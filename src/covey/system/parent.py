@@ -30,7 +30,7 @@ _child = 0
 
 
 def fork() -> int:
-    """Fork, with memory that both share. -> the child's process id, 0 in the child."""
+    """Fork, with memory that both share. Return the child's process id; 0 in the child."""
     global _shared, _child  # noqa: PLW0603 - a process has one parent
     # Anonymous shared memory survives the fork on both sides: a byte each for the first three, then the path.
     _shared = mmap.mmap(-1, 8192)

@@ -1,4 +1,4 @@
-"""Draw on a terminal, in characters: curves of braille dots, bars of one character, tables."""
+"""Drawings in characters for a terminal: curves of braille dots, bars of one character, tables."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Curve:
 
     @property
     def heading(self) -> Text:
-        """Its name, and its first and newest value."""
+        """The name, and the first and newest value."""
         ends = [f"{value:.3g}" for value in (*self.values[:1], *self.values[1:][-1:])]
         return Text.assemble((self.name, "bold"), "  ", (" -> ".join(ends), self.style))
 
 
 def draw(curves: Sequence[Curve], width: int, height: int, last: float) -> list[Text]:
-    """Draw curves over steps 0 to ``last`` beside each other, as a heading and ``height`` lines.
+    """Draw curves over steps 0 to ``last`` side by side, as a heading and ``height`` lines.
 
     All lines together are at most ``width`` characters wide.
     """

@@ -85,7 +85,7 @@ def said_by_another(error: CoveyError) -> bool:
 
 
 @contextmanager
-def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
+def joined(minutes: float, device: str) -> Iterator[None]:
     """Join the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: no limit.
 
     Raises PeersLost if one has ended, or does not answer.
@@ -194,14 +194,14 @@ def all_reduce_sum(values: Tensor) -> Tensor:
 
 
 def run_on_all(work: Callable[[], T]) -> T:
-    """Do ``work`` in every process. -> the result here. If any raises, all raise the lowest rank's error."""
+    """Run ``work`` on every rank and return this rank's result. All ranks raise the lowest rank's error."""
     kept: list[T] = []
     gather_from_all(lambda: kept.append(work()))
     return kept[0]
 
 
 def gather_from_all(work: Callable[[], T]) -> list[T]:
-    """Do ``work`` in every process. -> all results, in the order of ranks. Raises as ``together``."""
+    """Run ``work`` on every rank and return all results, by rank. Raises as ``run_on_all``."""
     if _here.size == 1:
         return [work()]
     outcome: tuple[T | None, Exception | None]
@@ -221,7 +221,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """Do ``work`` in rank 0 only. -> its result, in every process. Raises as ``together``."""
+    """Run ``work`` on rank 0 only and return its result on every rank. Raises as ``run_on_all``."""
     return gather_from_all(work if is_rank_zero() else lambda: cast("T", None))[0]
 
 
@@ -236,7 +236,7 @@ def rank_slice(count: int) -> range:
 
 
 def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
-    """Merge the results of all processes' ``mine`` in the order of the numbers."""
+    """Merge the results of all processes' ``rank_slice`` in the order of the numbers."""
     longest = max(map(len, parts), default=0)
     return [part[n] for n in range(longest) for part in parts if n < len(part)]
 

@@ -6,17 +6,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
 from covey.errors import Stopped
 from covey.system.parent import TOGETHER, forwarded, leave, stop_signals
+from covey.system.text import Say
 from covey_verify.threads import continued
 
 AGAIN = {signal.SIGINT: "Ctrl-C again"}
-"""What a user calls the second signal; `a second SIGTERM` for the others."""
+"""Users' words for the second signal; `a second SIGTERM` for the others."""
 
 
 class StopSignal:
@@ -45,7 +46,7 @@ class StopSignal:
             raise Stopped(self.reason)
 
     @contextmanager
-    def listening(self, answer: Callable[[str], None] = lambda _: None) -> Iterator[StopSignal]:
+    def listening(self, answer: Say = lambda _: None) -> Iterator[StopSignal]:
         """Handle the signals inside the block; the previous handlers are restored after it.
 
         ``answer`` tells the user at the first signal what follows; it gets the name of the second.
@@ -76,7 +77,7 @@ class StopSignal:
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.request(f"stopped by {signal.Signals(number).name}")
 
-    def _hear(self, ear: int, answer: Callable[[str], None]) -> None:
+    def _hear(self, ear: int, answer: Say) -> None:
         """Answer the signals, in a thread of their own, until the pipe is closed."""
         for byte in iter(partial(os.read, ear, 1), b""):
             number = byte[0]

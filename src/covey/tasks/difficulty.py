@@ -92,23 +92,23 @@ class Difficulty:
             self.solved[index] = solved
 
 
-def allocate(rates: Sequence[float], total: int, least: int = 2, most: int = 64) -> list[int]:
+def allocate(rates: Sequence[float], total: int, most: int) -> list[int]:
     """Spread ``total`` completions over prompts in proportion to sqrt(p (1 - p)).
 
     That is the standard deviation of a reward, which more samples average out (Neyman allocation); easy and
-    hopeless prompts get few. Sizes are within [least, most] and sum to ``total`` if that is possible.
+    hopeless prompts get few. Sizes are within [2, most] and sum to ``total`` if that is possible.
 
-    >>> allocate([0.5, 0.98, 0.5, 0.02], total=32)
+    >>> allocate([0.5, 0.98, 0.5, 0.02], total=32, most=64)
     [13, 3, 13, 3]
     """
     # 1e-3 keeps a weight for prompts of pass rate 0 or 1.
     spread = np.sqrt(np.maximum(np.asarray(rates) * (1 - np.asarray(rates)), 1e-3))
-    sizes = np.clip(np.floor(total * spread / spread.sum()), least, most).astype(int)
+    sizes = np.clip(np.floor(total * spread / spread.sum()), 2, most).astype(int)
     order = np.argsort(-spread, kind="stable")
     # Rounding and the bounds leave a difference: distribute it one by one, largest spread first.
     while sizes.sum() != total:
         step = 1 if sizes.sum() < total else -1
-        free = [i for i in order if least <= sizes[i] + step <= most]
+        free = [i for i in order if 2 <= sizes[i] + step <= most]
         if not free:
             break
         for i in free[: abs(total - int(sizes.sum()))]:

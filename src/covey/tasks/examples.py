@@ -281,9 +281,14 @@ def _steps(problem: Problem, _: Data) -> Example:
     return Example("steps", problem, texts, tuple(_label(problem, label) for label in labels))
 
 
-def _label(problem: Problem, label: object) -> float:
+def label_of(label: object) -> float | None:
+    """Return 1 for true and 0 for false, however a file writes them; None for anything else."""
     known = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
-    value = known.get(str(label).strip().lower())
+    return known.get(str(label).strip().lower())
+
+
+def _label(problem: Problem, label: object) -> float:
+    value = label_of(label)
     if value is None:
         raise DataError(f"{problem.id}: the label must be true or false (1 or 0), not {str(label)[:40]!r}")
     return value

@@ -25,9 +25,8 @@ NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 LONGEST_PROMPT = 4 << 20
 """Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
 RESERVED = {
-    *("prompts", "completions", "completion_ids", "sampled_ids"),
-    *("trainer_state", "log_extra", "log_metric"),
-}
+    "prompts", "completions", "completion_ids", "sampled_ids", "trainer_state", "log_extra", "log_metric",
+}  # fmt: skip
 """Names of arguments of reward functions, which no column may have."""
 SAVED = ("dataset_dict.json", "dataset_info.json")
 """Files of which every folder saved by `datasets` has one."""

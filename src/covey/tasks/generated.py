@@ -26,7 +26,7 @@ class GeneratedTask:
     summary: str
     generate: Callable[[random.Random], dict[str, object]]
     rewards: tuple[object, ...]
-    """Its rewards, unless the config names others."""
+    """Rewards, unless the config names others."""
     steps: tuple[object, ...]
     """Rewards of the steps of its reasoning, if the algorithm credits steps."""
 

@@ -9,7 +9,6 @@ import numpy as np
 from covey.config.schema import Config
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
-from covey.rollouts.loop import Rollouts
 from covey.runs.atomic import write_file
 from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
@@ -24,25 +23,23 @@ def train(run: Run) -> None:
     config = run.loaded.config
     journal = run.journal
     plain = PRESETS["reinforce"]  # compares nothing and filters nothing
-    source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, plain, config.seed)
-    rollouts = source.after(run.state.step, run.state.position, run.on_sample)
+    rollouts = run.rollouts(algorithm=plain)
     for step in range(run.state.step, config.train.steps):
         run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
         # The rollout log has advantages; here there are none.
         nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]
-        journal.folder.write_rollouts(step, rollout.groups, nothing, rollout.filtered)
+        journal.sampled(step, rollout, nothing)
         run.advance(step + 1, rollout.position)
         groups = rollout.all_groups
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
-        journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})
-        values = {
+        facts = {
             "reward": as_text(metrics["reward/mean"], ".3f"),
             "correct": f"{100 * metrics['accuracy']:.0f} %",
         }
-        journal.console.step(step + 1, metrics["reward/mean"], values)
+        journal.console.step(step + 1, metrics["reward/mean"], facts)
         run.evaluate_and_save()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from covey.learner.batching import Batch, MicroBatch, given_batch
-from covey.learner.learner import Objective
+from covey.learner.learner import Objective, Requirements
 from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
 from covey.rng import key, permutation
@@ -91,18 +91,10 @@ def imitation(run: Run) -> Lesson:
     return lesson
 
 
-class GivenObjective:
-    """The part that all objectives over given examples have of ``covey.learner.learner.Objective``."""
-
-    temperature = 1.0
-    max_tokens = 1
-    skips_idle = False
-    whole_groups = False
-    needs_reference = False
-
-
-class NegativeLogLikelihood(GivenObjective):
+class NegativeLogLikelihood:
     """-mean log pi of the trained answer tokens of an optimizer step."""
+
+    requires = Requirements()
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss, and its value for the log."""

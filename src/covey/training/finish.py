@@ -31,11 +31,11 @@ from covey.runs.folder import (
     WRITTEN,
 )
 from covey.runs.pending import forget_completions
-from covey.system.console import duration
 from covey.system.integrity import digest_of, sealed
 from covey.system.processes import (
     on_rank_zero,
 )
+from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
 from covey.training import collect
 from covey.training.memory import in_megabytes, memory_measured

@@ -58,7 +58,7 @@ def judge_step(
     memory: GuardMemory,
     limits: Guards,
     why_none: Callable[[int], str],
-    cause: Callable[[], str] = str,
+    cause: Callable[[], str],
 ) -> tuple[GuardMemory, list[Action]]:
     """Judge a completed step: whether anything had an advantage, the KL, the entropy.
 

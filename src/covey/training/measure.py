@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import OldLogprobs
 from covey.objective.diagnostics import group_metrics, score_metrics, token_metrics
-from covey.rollouts.batch import Position
-from covey.rollouts.loop import Rollouts
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.examples_loop import sum_of_parts
 from covey.training.pipeline import LESSONS
 from covey.training.rl import prepare
 from covey.training.run import Run
-from covey.training.setup import set_up
+from covey.training.setup import scratch_run
 
 
 def measure(loaded: ResolvedConfig, step: int = 0) -> dict[str, float]:
@@ -28,12 +23,9 @@ def measure(loaded: ResolvedConfig, step: int = 0) -> dict[str, float]:
 
     A method that samples draws a group for every row; the draws follow from ``step``. Raises CoveyError.
     """
-    with ExitStack() as around:
-        folder = Path(around.enter_context(TemporaryDirectory()))
-        config = loaded.config.model_copy(update={"output": folder / "run"})
-        run = set_up(replace(loaded, config=config), RunConsole(quiet=True), StopSignal())
-        around.callback(run.journal.close)
-        return _of_groups(run, step) if config.method == "rl" else _of_examples(run)
+    with scratch_run(loaded, RunConsole(quiet=True), StopSignal()) as run:
+        run.state = replace(run.state, step=step)
+        return _of_groups(run) if loaded.config.method == "rl" else _of_examples(run)
 
 
 def _of_examples(run: Run) -> dict[str, float]:
@@ -43,18 +35,17 @@ def _of_examples(run: Run) -> dict[str, float]:
     return sum_of_parts(run.learner.measure(*lesson(range(len(run.train_set)))))
 
 
-def _of_groups(run: Run, step: int) -> dict[str, float]:
+def _of_groups(run: Run) -> dict[str, float]:
     config = run.loaded.config
     algorithm = run.loaded.algorithm
-    rollout_settings = config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})
-    parts = (run.train_set, run.sampler, run.rewards, rollout_settings, algorithm, config.seed)
-    rollout = next(Rollouts(*parts).after(step, Position(), run.on_sample))
+    rollout = next(run.rollouts(config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})))
     groups = rollout.all_groups
     found = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged), **rollout.metrics}
     if config.rollout.group_size == 1:
         return {**found, "loss": 0.0}  # a completion without siblings has no advantage
+    batch = prepare(run, groups, OldLogprobs.RECOMPUTED)
+    sampling = config.rollout
     now = run.state.coefficients
-    batch = prepare(groups, run.loaded, OldLogprobs.RECOMPUTED, now, run.learner, critic=None)
-    objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
+    objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, now)
     seen = run.learner.measure(batch, objective)
     return {**found, **token_metrics(seen, algorithm), "loss": sum(float(stats.loss) for stats in seen)}

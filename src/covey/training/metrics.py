@@ -29,6 +29,7 @@ from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
 from covey.system.console import PanelCompletion
 from covey.types import Group
+from covey_verify.extract import last_text
 
 OFF_CENTRE = "advantages do not sum to zero"
 
@@ -37,6 +38,8 @@ OFF_CENTRE = "advantages do not sum to zero"
 class StepUpdates:
     """The results of a training step's optimizer steps."""
 
+    before: int
+    """Optimizer steps before this step."""
     stats: list[TokenStats] = field(default_factory=list)
     """Statistics of the policy's micro-batches."""
     norms: list[float] = field(default_factory=list)
@@ -125,10 +128,8 @@ def _note_off_centre(
 
 def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Return the fraction of sampled tokens that went through the update, and so into its metrics."""
-    # (N,): completions that were computed; see ``skip_idle`` in batching.
-    busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
     tokens = sum(c.length for g in groups for c in g.completions)
-    return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
+    return float((batch.mask & batch.pulling(skips_idle)[:, None]).sum()) / max(tokens, 1)
 
 
 def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelCompletion] | None:
@@ -137,12 +138,10 @@ def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelComple
     if not known:
         return None
     group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
-    given = group.problem.prompt
-    prompt = given if isinstance(given, str) else str(given[-1]["content"])
     best = int(np.nanargmax(group.rewards))
     worst = int(np.nanargmin(group.rewards))
     shown = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
-    return prompt, shown[0], shown[1]
+    return last_text(group.problem.prompt), shown[0], shown[1]
 
 
 WORRYING: Mapping[str, tuple[str, float, float]] = {

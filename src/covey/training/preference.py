@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey.errors import CheckpointError
 from covey.learner.batching import Batch, MicroBatch, given_batch
-from covey.learner.learner import Learner, Objective
+from covey.learner.learner import Learner, Objective, Requirements
 from covey.models.load import own_reference
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
@@ -25,7 +25,7 @@ from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.system.processes import on_rank_zero, run_on_all
-from covey.training.examples_loop import GivenObjective, Lesson, Shares
+from covey.training.examples_loop import Lesson, Shares
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
@@ -69,7 +69,7 @@ def summed(learner: Learner[Policy], batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PreferenceObjective(GivenObjective):
+class PreferenceObjective:
     """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
 
     loss: AnyBound
@@ -79,7 +79,7 @@ class PreferenceObjective(GivenObjective):
     """Mean KL of prompts with answers to other prompts, which KTO compares with."""
     tokens: float = 1.0
     """Mean trained tokens of the first answers of the step."""
-    whole_groups = True  # a pair is not split
+    requires = Requirements(whole_groups=True)  # a pair is not split
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""

@@ -6,18 +6,18 @@ import time
 from typing import NamedTuple
 
 from covey.runs.clock import Clock
-from covey.system.console import duration
+from covey.system.text import duration
 
 NOTICED = 1.0
 """Seconds of work below which a loss is not worth a word."""
 
 
 class StopForecast(NamedTuple):
-    """Where a run that was asked to stop will end."""
+    """The end of a run that was asked to stop."""
 
     after: str
     seconds: float
-    """How long that takes; 0 if it is not known."""
+    """Seconds until then; 0 if that is not known."""
 
 
 class Progress:
@@ -33,7 +33,7 @@ class Progress:
         self.begin(0, saved=False)
 
     def begin(self, step: int, saved: bool) -> None:
-        """Note that the run begins, or goes on from a checkpoint (``saved``), after ``step`` steps."""
+        """Note that the run begins, or continues from a checkpoint (``saved``), after ``step`` steps."""
         self.step = step
         self.saved = step if saved else None
         self.updated = 0
@@ -103,7 +103,7 @@ class Progress:
         return max(0.0, expected - spent)
 
     def describe_stop(self, again: str) -> str:
-        """Say what a stop does now: when the run ends, what is repeated, and what a second signal loses."""
+        """Return what a stop does now: when the run ends, what is repeated, what a second signal loses."""
         if self.clock.phase == "final":
             return (
                 f"the model is being written, then the run ends. {again} stops at once; the same command "

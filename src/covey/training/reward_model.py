@@ -14,7 +14,7 @@ from torch import Tensor
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import GivenModel
 from covey.learner.batching import Batch, MicroBatch, given_batch
-from covey.learner.learner import Objective
+from covey.learner.learner import Objective, Requirements
 from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores
 from covey.models.passed_models import adapter_of, checked_model, is_classifier
@@ -34,7 +34,7 @@ from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training.examples_loop import GivenObjective, Lesson, Shares
+from covey.training.examples_loop import Lesson, Shares
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -56,11 +56,11 @@ def judgements(run: Run) -> Lesson:
 
 
 @dataclass(frozen=True)
-class RewardObjective(GivenObjective):
+class RewardObjective:
     """The loss of pairs, or the cross-entropy of labelled answers and steps."""
 
     of_pairs: AnyBound | None
-    whole_groups = True  # a pair is not split
+    requires = Requirements(whole_groups=True)  # a pair is not split
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""

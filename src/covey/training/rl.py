@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from math import isfinite
@@ -17,14 +17,10 @@ from covey.learner.learner import Learner, Objective
 from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
 from covey.models.policy import Policy
-from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
-from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
-from covey.rollouts.loop import Rollouts
-from covey.runs.pending import PendingCompletions
 from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import note_strangers, strangers
 from covey.training.run import AnyLearner, Run
@@ -36,41 +32,36 @@ def train(run: Run) -> None:
     loaded = run.loaded
     journal = run.journal
     old = old_logprob_source(loaded.algorithm, run.sampler, updates_of(loaded.config))
-    with closing(rollouts_of(run)) as rollouts:
+    with closing(run.rollouts()) as rollouts:
         for step in range(run.state.step, loaded.config.train.steps):
             run.begin_step()
             with journal.clock("rollout"):
                 rollout = next(rollouts)
             journal.console.doing("updating")
-            now = run.state.coefficients
             with journal.clock("prepare"):
-                batch = prepare(rollout.groups, loaded, old, now, run.learner, run.critic)
+                batch = prepare(run, rollout.groups, old)
             with journal.clock("update"):
-                before = run.learner.version
                 done = update(run, batch, old, step)
             run.sampler.sync(run.learner)
-            run.advance(step + 1, rollout.position)
-            metrics = step_metrics(step, rollout, batch, done, loaded, now) | run.drift_metrics()
-            note_strangers(journal, step, strangers(rollout.groups, done.stats, before))
-            report_step(journal, step, rollout, batch, done, metrics, loaded)
-            run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
-            refresh(run.learner, loaded.algorithm, before)
-            if run.end_step(metrics):
+            if finish_step(run, step, rollout, batch, done):
                 break
 
 
-def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
-    """Return the batches of the remaining steps; closing the generator ends a thread that samples ahead."""
-    config = run.loaded.config
-    store = PendingCompletions(run.journal.folder.path) if config.rollout.staleness else None
-    parts = (run.train_set, run.sampler, run.rewards, config.rollout, run.loaded.algorithm, config.seed)
-    rollouts = Rollouts(*parts, config.train.steps, store)
-    return rollouts.after(run.state.step, run.state.position, run.on_sample)
+def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: StepUpdates) -> bool:
+    """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
+    loaded = run.loaded
+    run.advance(step + 1, rollout.position)
+    metrics = step_metrics(step, rollout, batch, done, loaded, run.state.coefficients) | run.drift_metrics()
+    note_strangers(run.journal, step, strangers(rollout.groups, done.stats, done.before))
+    report_step(run.journal, step, rollout, batch, done, metrics, loaded)
+    run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
+    refresh(run.learner, loaded.algorithm, done.before)
+    return run.end_step(metrics)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    done = StepUpdates()
+    done = StepUpdates(run.learner.version)
     jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
         for learner, objective, norms in jobs:
@@ -102,22 +93,16 @@ def learners_of(
         yield run.critic or run.learner, values, done.value_norms
 
 
-def prepare(
-    groups: Sequence[Group],
-    loaded: ResolvedConfig,
-    old: OldLogprobs,
-    coefficients: Coefficients,
-    learner: Learner[Policy],
-    critic: Learner[ValueModel] | None,
-) -> Batch:
+def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
-    algorithm = loaded.algorithm
-    rollout = loaded.config.rollout
+    algorithm = run.loaded.algorithm
+    rollout = run.loaded.config.rollout
+    learner = run.learner
     batch = collate(groups, rollout.mask_truncated)
     temperature = rollout.temperature
     values = None
     if algorithm.critic is not None:
-        values = (critic or learner).score(batch, temperature).values
+        values = (run.critic or learner).score(batch, temperature).values
     if old is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
         scores = learner.score(batch, temperature)
         distribution = OldDistribution(scores.entropy, scores.collision)
@@ -128,7 +113,7 @@ def prepare(
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
             batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
-    return with_advantages(batch, groups, algorithm, kl_coef=coefficients.kl, values=values)
+    return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 
 def updates(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:

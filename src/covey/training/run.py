@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from covey.config.load import ResolvedConfig
+from covey.config.sampling import Rollout
 from covey.errors import CheckpointError, GuardStop
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.settings import settings_of
@@ -21,15 +22,18 @@ from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
 from covey.models.sharded import local_part
 from covey.models.value_head import ValueModel
+from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import next_coefficients
 from covey.rewards.base import Rewards
-from covey.rollouts.batch import Position
+from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.draw import sampling_params
+from covey.rollouts.loop import Rollouts
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import IN_CHECKPOINT, LogState, checkpoint_at
 from covey.runs.journal import Journal
+from covey.runs.pending import PendingCompletions
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
@@ -44,7 +48,7 @@ from covey.types import Group
 
 
 class ObserverRequest(NamedTuple):
-    """What an observer wants after a step."""
+    """An observer's requests after a step."""
 
     stop: bool = False
     """End the stage here."""
@@ -52,7 +56,7 @@ class ObserverRequest(NamedTuple):
 
 
 class Observer:
-    """What another program learns of a run while it goes on; these methods do nothing."""
+    """Callbacks for a program that follows a run. The base class does nothing."""
 
     def run_begins(self, step: int) -> None:
         """Called before the first step, when all is loaded; ``step`` is above 0 if the run was resumed."""
@@ -67,7 +71,7 @@ class Observer:
         """Called after a checkpoint was written."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Command-line options that are not part of the config."""
 
@@ -140,6 +144,26 @@ class Run:
         """Report progress of sampling."""
         self.safe_point()
         self.journal.console.sampling(done, total, what)
+
+    def rollouts(
+        self, rollout: Rollout | None = None, algorithm: Algorithm | None = None
+    ) -> Generator[RolloutBatch, None, None]:
+        """Return the batches of the remaining steps; closing the generator ends a thread that samples ahead.
+
+        ``rollout`` and ``algorithm`` are the config's unless given.
+        """
+        config = self.loaded.config
+        source = Rollouts(
+            self.train_set,
+            self.sampler,
+            self.rewards,
+            rollout or config.rollout,
+            algorithm or self.loaded.algorithm,
+            config.seed,
+            config.train.steps,
+            PendingCompletions(self.journal.folder.path) if config.rollout.staleness else None,
+        )
+        return source.after(self.state.step, self.state.position, self.on_sample)
 
     def update(
         self, learner: AnyLearner, step: int, minibatch: Batch, losses: Sequence[float], number: int = 0
@@ -319,7 +343,7 @@ class Run:
             if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
             best = on_rank_zero(self.journal.folder.best)
-            # ``by_first``: the first process alone reads files, and all act on what it found.
+            # ``on_rank_zero``: the first process alone reads files, and all act on what it found.
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
         if not done and on_rank_zero(self._save_is_due):

@@ -12,6 +12,7 @@ from covey.runs.harvest import ExampleRow, as_jsonl
 from covey.runs.origin import write_own
 from covey.system.console import RunConsole
 from covey.tasks.classifier import TextClassifier
+from covey.tasks.examples import label_of
 from covey.tasks.files import rows
 from covey.tasks.source import EXAMPLES, data_files
 from covey.types import Problem
@@ -89,10 +90,12 @@ def text_of_row(row: ExampleRow, data: Data, where: str) -> str:
 
 
 def _label(row: ExampleRow) -> float:
-    said = str(row.get("label")).lower()
-    if said not in ("true", "false", "1", "0"):
-        raise DataError(f"data.examples: a label must be true or false, not {said[:40]!r}")
-    return float(said in ("true", "1"))
+    value = label_of(row.get("label"))
+    if value is None:
+        raise DataError(
+            f"data.examples: a label must be true or false, not {str(row.get('label')).lower()[:40]!r}"
+        )
+    return value
 
 
 def _left_out(texts: Sequence[str], labels: Sequence[float]) -> Iterator[bool]:

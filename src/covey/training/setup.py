@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from covey.config.load import ResolvedConfig, resolved_yaml
@@ -86,11 +90,23 @@ def set_up(
     try:
         connect(run)
         resume_run(run, plan_memory(run))
-    # The folder is locked by now; whoever catches the error may want to open it again.
+    # The folder is locked by now; the handler of the error may want to open it again.
     except BaseException:
         run.journal.folder.close()
         raise
     return run
+
+
+@contextmanager
+def scratch_run(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal) -> Iterator[Run]:
+    """Set up a run in a temporary folder, which measures something; the user's folder is never touched."""
+    with TemporaryDirectory() as folder:
+        config = loaded.config.model_copy(update={"output": Path(folder) / "run", "tracker": None})
+        run = set_up(replace(loaded, config=config), console, stop)
+        try:
+            yield run
+        finally:
+            run.journal.close()
 
 
 def load_and_encode(task: Task, loaded: ResolvedConfig, console: RunConsole) -> tuple[Policy, EncodedTask]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from covey.rollouts.learned import forget, rewards_of
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.use import beginning, columns_asked, toolbox_of, with_schemas
 from covey.system.console import RunConsole
+from covey.system.text import Say
 from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
@@ -50,7 +51,7 @@ def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOption
     return task
 
 
-def _account_for_columns(task: Task, loaded: ResolvedConfig, say: Callable[[str], None]) -> None:
+def _account_for_columns(task: Task, loaded: ResolvedConfig, say: Say) -> None:
     """Print who reads each column of the data, and which columns nobody reads."""
     config = loaded.config
     source = task.source

@@ -1,4 +1,4 @@
-"""How long a run will take, said before its first sample: from the measured rates of matrix products."""
+"""Estimate of a run's duration before its first sample, from the measured rates of matrix products."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
 from covey.sampling.prompts import Prompted
-from covey.system.console import duration
 from covey.system.processes import world_size
+from covey.system.text import duration
 from covey.training.run import Run
 
 SAMPLING = 0.6
@@ -68,7 +68,7 @@ def step_seconds(run: Run, cost: TokenCost) -> float:
 
 
 def hours_line(run: Run) -> str:
-    """Say how long the remaining steps and evaluations take at most; empty where that is not known.
+    """Return a line on the longest time that the remaining steps and evaluations take; empty if unknown.
 
     It is known where compiled operations do the work, for a machine that does nothing else.
     """
@@ -96,7 +96,7 @@ def hours_line(run: Run) -> str:
 
 
 def _each(seconds: float) -> str:
-    """Say how long one of them takes, if that is a second at least."""
+    """Return the duration of one of them in words, if that is a second at least."""
     return f" of {duration(seconds)}" if seconds >= 1 else ""
 
 

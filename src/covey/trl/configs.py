@@ -29,7 +29,7 @@ PARSED = ("model_init_kwargs", "chat_template_kwargs", "generation_kwargs", "acc
 
 
 class Arguments:
-    """What all configs of trainers have besides their fields."""
+    """The attributes that all configs of trainers have besides their fields."""
 
     output_dir: str
 

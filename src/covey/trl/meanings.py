@@ -124,7 +124,7 @@ SAMPLING: Mapping[str, Meaning] = {
     ),
     **_inert("ds3_gather_for_generation", "the engine fits itself to model and memory"),
 }
-TRUNCATED = "longer rows are cut"
+TRUNCATED = "longer rows are truncated"
 READING = "how rows are read"
 OWN: Mapping[str, Mapping[str, Meaning]] = {
     "GRPOConfig": SAMPLING,

@@ -24,11 +24,8 @@ DTYPES: Mapping[str, torch.dtype | None] = {
     "bfloat16": torch.bfloat16,
 }
 INERT = {
-    *("attn_implementation", "use_cache", "device_map"),
-    "revision",
-    "trust_remote_code",
-    "quantization_config",
-}
+    "attn_implementation", "use_cache", "device_map", "revision", "trust_remote_code", "quantization_config",
+}  # fmt: skip
 """Keys of model_init_kwargs besides dtype; the last three only with their defaults."""
 TOKENIZER = "a tokenizer of transformers"
 

@@ -21,7 +21,7 @@ from covey.trl.trainer import BASES, Trainer, frozen_copy
 
 
 class RowForm(NamedTuple):
-    """How a trainer reads its rows."""
+    """The form of a trainer's rows, and the functions that read them."""
 
     read: Callable[[RowReader, Row], Row]
     cut: Callable[[Row, Arguments], Row | None]
@@ -32,7 +32,7 @@ class RowForm(NamedTuple):
 
 
 class GivenTrainer(Trainer):
-    """A trainer that learns from given rows: each is read, cut to the config's length, and kept as ids."""
+    """A trainer that learns from given rows: they are read, truncated to the config's length, kept as ids."""
 
     form: ClassVar[RowForm]
 

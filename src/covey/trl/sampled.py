@@ -68,6 +68,7 @@ class GRPOTrainer(Trainer):
         several = isinstance(words, list | tuple)
         self.reward_processing_classes = list(words) if several else [words] * len(self.rewards)
         super().__init__(model, own, train_dataset=train_dataset, **given)
+        # With adapters the reference is the model without them.
         if own.beta and not hasattr(self.model, "get_base_model"):
             self.ref_model = self.reference = frozen_copy(self.model)
         if getattr(own, "importance_sampling_level", "") == "sequence" and own.loss_type != "grpo":
@@ -88,6 +89,7 @@ class GRPOTrainer(Trainer):
         return rows
 
     def _data(self, rows: Sequence[Row]) -> list[Row]:
+        # A table has every column in every row, None where a row had no value.
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def _source(self, rows: Sequence[Row]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What TRL's scripts use around a trainer: the argument parser, and peft's config from arguments."""
+"""The parts of TRL's scripts around a trainer: the argument parser, and peft's config from arguments."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Trainer(Observer):
         )
         self._running = False
         self._stopped = ""
-        """Why a guard stopped the run."""
+        """The reason why a guard stopped the run."""
         self._unlogged: list[Mapping[str, float]] = []
         self._losses: list[float] = []
         self.control = self._call("on_init_end")
@@ -223,7 +223,7 @@ class Trainer(Observer):
 
     @property
     def accelerator(self) -> Printer:
-        """What scripts print with."""
+        """An object with TRL's `print`."""
         return Printer()
 
     @property

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 import covey
 from covey.config.load import load_config, resolved_yaml
 from covey.insight.pages import server, tokens
-from covey.insight.pages.records import Runs, group_page, listed_runs, run_page, run_state, step_page
+from covey.insight.pages.records import Runs, listed_runs, run_page, run_state
 from covey.insight.pages.server import STATIC
+from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import MOST, ThinnedCurve
 from covey.insight.show import show_step
 from covey.runs.origin import write_own

@@ -44,7 +44,7 @@ def test_what_is_wrong_is_named(given: object, words: str) -> None:
 class Backend:
     """A sandbox by its name, in which nothing runs."""
 
-    interactive, layers = True, ()
+    layers = ()
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -72,13 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     helps = {
-        "score": "what rewards give the completions of a file",
-        "stress": "what rewards pay and should not",
+        "score": "apply rewards to the completions of a file",
+        "stress": "list the texts that rewards should not pay",
     }
     for name, what in helps.items():
         command = commands.add_parser(name, help=what)
         command.add_argument(
-            "file", type=Path, help="JSONL: a row a line, with the columns that the rewards ask for"
+            "file", type=Path, help="JSONL file of rows with the columns that the rewards ask for"
         )
         command.add_argument(
             "--reward",
@@ -88,12 +88,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar=("NAME", "SETTING=VALUE"),
             help="a built-in name or file.py:function, and settings; may be given several times",
         )
-        command.add_argument("--sandbox", choices=["auto", *MAKERS], default="auto", help="where code runs")
-        command.add_argument("--sandbox-url", help="of a SandboxFusion service")
+        command.add_argument("--sandbox", choices=["auto", *MAKERS], default="auto", help="sandbox for code")
+        command.add_argument("--sandbox-url", help="URL of a SandboxFusion service")
         command.add_argument(
-            "--unsafe-local", action="store_true", help="run code with your rights if no sandbox holds"
+            "--unsafe-local", action="store_true", help="run code with your rights if there is no sandbox"
         )
-        command.add_argument("--json", action="store_true", help="a JSON object a line")
+        command.add_argument("--json", action="store_true", help="print JSON, an object in each line")
     return parser
 
 

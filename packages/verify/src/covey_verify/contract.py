@@ -28,8 +28,8 @@ from covey_verify.sandbox.client import verifier_server
 from covey_verify.sandbox.confine import Limits
 from covey_verify.types import Positive, Row, Score, Status, StepRewards
 
-# Arguments in the order in which ``covey.rewards.contract.Context.provided`` fills them.
-FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
+FROM_TRAINER = {"trainer_state", "log_extra", "log_metric"}
+"""Arguments that only a trainer can provide."""
 # Arguments with a value for each completion of the group, and those with a value for one completion.
 GROUP_ARGUMENTS = {
     "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
@@ -51,7 +51,7 @@ TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 FULL = 1.0 - 1e-9
 """The least score that counts as paid in full."""
 Place = Literal["worker", "process", "sandbox", "inline"]
-"""Where a user's function is called."""
+"""The place where a user's function is called."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -125,7 +125,7 @@ class RewardFunction:
 
     @property
     def plain_settings(self) -> dict[str, object]:
-        """Its settings without the sandbox, as its example and its checks get them."""
+        """The settings without the sandbox, as its example and its checks get them."""
         return {name: value for name, value in self.settings.items() if name != "sandbox"}
 
     @property

@@ -49,6 +49,22 @@ def text_of(completion: TextOrMessages) -> str:
     return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
 
 
+def content_text(content: object) -> str:
+    """Return a message's content as text; it may be null or a list of parts.
+
+    >>> content_text([{"type": "text", "text": "2 + "}, {"type": "text", "text": "2"}])
+    '2 + 2'
+    """
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return "".join(str(text) for text in texts if text is not None)
+
+
+def last_text(prompt: str | Turns) -> str:
+    """Return the text of a prompt, or of its last message if it is a chat."""
+    return prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
+
+
 def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
     """Return the model's turns, between which tools answered."""
     return [t["content"] for t in turns if t["role"] == "assistant"] or [text_of(completion)]

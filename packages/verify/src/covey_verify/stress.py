@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from covey_verify.contract import RewardFunction, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
-from covey_verify.extract import FORMS
+from covey_verify.extract import FORMS, content_text
 from covey_verify.loading import load
 from covey_verify.machine import available_cpus
 from covey_verify.mathematics.answers import reference_of
@@ -332,7 +332,7 @@ def scored_there(
 
 def _prompt(row: Row) -> str:
     prompt = row.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(content_text(m["content"]) for m in prompt)
 
 
 def _formats(row: Row) -> Iterator[tuple[str, str]]:
@@ -387,6 +387,26 @@ def written(value: Fraction) -> str:
     return f"{'-' * (value < 0)}{units[:-digits]}.{units[-digits:]}"
 
 
+def _guesses(reference: str | None, others: Sequence[Row], bombs: Sequence[str]) -> dict[str, str]:
+    """Return answers that are known without solving the problem: guess -> its kind."""
+    guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
+    if reference is not None:
+        guesses |= dict(derived(reference))
+    answers = [reference_of(other.columns["answer"]) for other in others if "answer" in other.columns]
+    guesses |= dict.fromkeys(answers, "another row's answer")
+    guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
+    return guesses | {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
+
+
+def _hedged(reference: str, other: str, form: str) -> Iterator[tuple[str, str]]:
+    """Yield texts that contain the correct answer and commit to none."""
+    yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(reference)}"
+    yield "correct, then contradicted", f"{form.format(reference)}\n{form.format(other)}"
+    yield "correct or incorrect", form.format(f"{reference} or {other}")
+    yield "correct and incorrect", form.format(f"{other}, {reference}")
+    yield "a chain of equations", form.format(f"{other} = {reference}")
+
+
 def _answers(
     row: Row, others: Sequence[Row], correct: str | None, form: str | None, bombs: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
@@ -394,13 +414,7 @@ def _answers(
     columns = row.columns
     forms = [form] if form else list(FORMS.values())
     reference = reference_of(columns["answer"]) if "answer" in columns else None
-    guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
-    guesses |= {} if reference is None else dict(derived(reference))
-    guesses |= {
-        reference_of(o.columns["answer"]): "another row's answer" for o in others if "answer" in o.columns
-    }
-    guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
-    guesses |= {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
+    guesses = _guesses(reference, others, bombs)
     for guess, name in guesses.items():
         # A guess that happens to be correct is no attack.
         equal = reference is not None and number(guess) is not None and number(guess) == number(reference)
@@ -408,11 +422,7 @@ def _answers(
             yield from ((name, form_.format(guess)) for form_ in forms)
     if reference is not None and form:
         other = next((g for g in (*guesses, "17") if g.isdigit() and g != reference), "17")
-        yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(reference)}"
-        yield "correct, then contradicted", f"{form.format(reference)}\n{form.format(other)}"
-        yield "correct or incorrect", form.format(f"{reference} or {other}")
-        yield "correct and incorrect", form.format(f"{other}, {reference}")
-        yield "a chain of equations", form.format(f"{other} = {reference}")
+        yield from _hedged(reference, other, form)
     if correct is not None:
         yield "correct inside unfinished reasoning", f"<think>{correct}"
     if columns.get("entry_point"):

@@ -34,7 +34,7 @@ def serve_http(
     if not token and host not in LOOPBACK:
         raise ConfigError(
             f"--host {host}: others can reach this server, so it needs a token: set {TOKEN} to a long random "
-            "text, for the server and for whoever asks it"
+            "text, for the server and its clients"
         )
     if weights is not None and not weights.is_dir():
         raise ConfigError(f"--weights {weights}: there is no such folder")

@@ -170,7 +170,7 @@ class SharedModel:
 
 
 def _made(asked: _QueuedRequest) -> Request | None:
-    """Make a request. -> None if its caller has gone, or if it cannot be made and the caller was told why."""
+    """Make a request; None if its caller has gone, or if it cannot be made and the caller was told why."""
     # False: the caller has cancelled. From here on the future cannot be cancelled any more.
     if not asked.answer.set_running_or_notify_cancel():
         return None

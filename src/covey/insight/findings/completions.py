@@ -1,4 +1,4 @@
-"""Score how clearly a completion shows a finding, and find the token that shows it."""
+"""Scores of how clearly a completion shows a finding, and the token that shows it."""
 
 from __future__ import annotations
 

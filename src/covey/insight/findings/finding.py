@@ -1,4 +1,4 @@
-"""Define a finding, as it is shown and logged."""
+"""The finding, as it is shown and logged."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ RULES = (
         an_update_breaks_the_policy,
         severity="severe",
         reason="Published runs take hundreds of updates for 5 to 10 nats. An update that goes so far leaves "
-        "the region in which its gradient was right.",
+        "the region in which its gradient is valid.",
         remedies=(TENTH_OF_LR,),
         silences=(*BROKEN, *BROKEN_REWARDS, "sure_from_start"),
     ),

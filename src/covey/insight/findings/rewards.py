@@ -114,7 +114,7 @@ def answers_are_written_but_not_read(run: RunView) -> str | None:
     by_chance = run.late("text/reference_elsewhere")
     if not (right < 0.05 and inside > by_chance + right + 0.2):
         return None
-    said = f"{percent(run.late('text/reference'))} of the completions contain the right answer"
+    said = f"{percent(run.late('text/reference'))} of the completions contain the correct answer"
     return f"{said}, but {percent(right)} are correct: the verdict does not read it"
 
 
@@ -127,7 +127,7 @@ def answers_are_no_better_than_chance(run: RunView) -> str | None:
     close = own - other + math.hypot(doubt, more) < 0.5 * other
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None
-    said = f"{percent(own)} of the completions contain the right answer, {percent(other)} another problem's"
+    said = f"{percent(own)} of the completions contain the correct answer, {percent(other)} another problem's"
     return f"{said}: the model knows nothing about these problems, or the answers belong to others"
 
 
@@ -276,8 +276,8 @@ RULES = (
     Rule(
         "unread",
         answers_are_written_but_not_read,
-        reason="If the model knows the answer and the verdict does not read it, the form is wrong, and "
-        "longer training does not help.",
+        reason="If the model knows the answer and the verdict does not read it, the format does not match, "
+        "and longer training does not help.",
         remedies=(ChangeRewards(reading_last_number),),
         advice="`covey score` on some completions: which form does the function read?",
         silences=(*OUTCOMES, "unparsable", "constant_reward"),
@@ -342,7 +342,7 @@ RULES = (
         a_reward_rises_while_answers_are_lost,
         severity="severe",
         reason="Learning a format raises both; farming one costs answers. A weak model whose format is "
-        "right varies by as much from step to step.",
+        "correct varies by as much from step to step.",
         remedies=(GATED,),
         advice="other weights",
         silences=(*OUTCOMES, "conflict", "unparsable", "truncated"),

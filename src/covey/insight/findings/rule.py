@@ -1,4 +1,4 @@
-"""Define a rule, and turn rules that apply into findings."""
+"""The rule, and the findings of rules that apply."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rule:
 
     @property
     def condition(self) -> str:
-        """When the rule applies, in a sentence: its first step and the predicate's own description."""
+        """The condition of the rule, in a sentence: its first step and the predicate's own description."""
         text = " ".join((inspect.getdoc(self.predicate) or "").split())
         return f"From step {self.after}: {text[0].lower()}{text[1:]}" if self.after else text
 

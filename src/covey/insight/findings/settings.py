@@ -1,4 +1,4 @@
-"""Look up the settings of a run by name, for rules."""
+"""The settings of a run by name, for rules."""
 
 from __future__ import annotations
 

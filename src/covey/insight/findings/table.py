@@ -1,4 +1,4 @@
-"""List all rules in their order, and apply them to a recorded run or to steps without a signal."""
+"""The list of all rules in their order, applied to a recorded run or to steps without a signal."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Make a run's findings while it trains, each logged once, and read those of a recorded run."""
+"""The findings of a run while it trains, each logged once, and those of a recorded run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.rule import find
@@ -65,8 +65,18 @@ class Watch:
             self._bytes = size
 
 
-def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
-    """Return the last stage of a run, its verdict (or why it ended early), and its findings.
+class Explanation(NamedTuple):
+    """The outcome of a run, and the reasons for it."""
+
+    stage: Path
+    """Folder of the last stage."""
+    verdict: str
+    """The run's verdict, or why it ended early."""
+    findings: list[Finding]
+
+
+def explain_run(folder: Path) -> Explanation:
+    """Explain the last stage of a run.
 
     If it logged none, they are made from its records. A file that cannot be read gives a finding too.
     """
@@ -79,7 +89,7 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
     note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
     notes = [Finding("unread_findings", 0, "note", note)] if damaged else []
     if found:
-        return stage, said, found + notes
+        return Explanation(stage, said, found + notes)
     setting: SettingOf = unknown
     try:
         setting = settings_of(look_at(stage))
@@ -88,4 +98,4 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
         notes.append(Finding("unread_config", 0, "note", unread))
     metrics = read_numbers(stage, "metrics.jsonl")
     evals = read_stream(stage, "evals.jsonl")
-    return stage, said, explain(metrics, evals, setting) + notes
+    return Explanation(stage, said, explain(metrics, evals, setting) + notes)

@@ -1,4 +1,4 @@
-"""Compare two runs for the pages: settings, and the held-out and training problems of both."""
+"""Comparison of two runs for the pages: settings, and the held-out and training problems of both."""
 
 from __future__ import annotations
 

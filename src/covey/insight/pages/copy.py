@@ -1,4 +1,4 @@
-"""Write a copy of the lab in one file that needs no server: worked examples with stored answers."""
+"""A copy of the lab in one file that needs no server: worked examples with stored answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from covey.insight.pages import lab
 from covey.insight.pages.document import address, document
 from covey.insight.pages.drawings import lab_contents, lab_texts
 from covey.runs.atomic import make_folder, write_file
-from covey.system.console import finite
+from covey.system.text import finite
 
 DIGITS = 10
 """Significant digits of a number in the copy."""

@@ -1,4 +1,4 @@
-"""Write pages as one HTML file that asks nobody: static files inlined, answers of the server stored."""
+"""Pages as one HTML file that sends no requests: static files inlined, the server's answers stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from covey.system.console import inert
+from covey.system.text import inert
 
 SHARED = ("dom", "plot", "site")
 """Modules of every document."""

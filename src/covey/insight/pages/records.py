@@ -1,4 +1,4 @@
-"""Collect the JSON that the pages show of run folders: runs, curves, steps and groups, also live."""
+"""The JSON that the pages show of run folders: runs, curves, steps and groups, also live."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, ParamSpec, TypeVar
-
-import numpy as np
+from typing import Any, Literal, TypeVar, TypeVarTuple
 
 from covey.config.load import flatten
 from covey.errors import RECORD, CheckpointError
@@ -20,17 +18,16 @@ from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.settings import nearest_preset, recorded_values, written
 from covey.insight.pages.thinning import Record, ThinnedCurve
-from covey.insight.show import advantage_reason, group_facts
 from covey.insight.verdict import recorded_verdict
-from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
+from covey.runs.folder import RESULT, ended_otherwise, stream_record
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
-from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
-from covey.system.console import duration
+from covey.runs.rollouts import recorded_steps, rollout_file
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey.system.text import duration
 from covey_verify.errors import ConfigError, CoveyError
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
 """Depth of folders that are searched for runs."""
@@ -39,8 +36,6 @@ COURSE = 80
 """Number of points of the small curve in the list of runs."""
 CURVES = ("metrics", "timings")
 """Streams with a record for each step."""
-PROMPT = 400
-"""Number of characters of a prompt in the grid of groups."""
 
 
 class Runs:
@@ -265,7 +260,7 @@ def reading(folder: Path) -> RunStreams:
 @lru_cache(maxsize=64)
 def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
     """Return findings from the records of a run that logged none; made again only when these have grown."""
-    return explain_run(folder)[-1]
+    return explain_run(folder).findings
 
 
 def run_page(name: str, folder: Path) -> Record:
@@ -311,10 +306,10 @@ def _notes(known: RunStreams) -> list[str]:
     return notes
 
 
-def _unless_damaged(notes: list[str], otherwise: T, read: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
+def _unless_damaged(notes: list[str], otherwise: T, read: Callable[[*Given], T], *given: *Given) -> T:
     """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
     try:
-        return read(*given, **_)
+        return read(*given)
     except CoveyError as error:
         notes.append(str(error))
         return otherwise
@@ -330,71 +325,3 @@ def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
     """Return those of the steps that have just ended whose completions are logged."""
     steps = (int(record["step"]) for record in metrics if "step" in record)
     return [step for step in steps if rollout_file(folder, step).is_file()]
-
-
-# --- a step of the rollout log ----------------------------------------------------------------------
-
-
-def step_page(folder: Path, number: int) -> Record:
-    """Return the groups of a step: trained and live ones first, by the spread of their rewards."""
-    return logged_step(folder, number, read_rollouts(folder, number))
-
-
-def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
-    """Return the page of a step whose log was read."""
-    groups = [_group_row(log, group) for group in log.groups]
-    groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
-    why = advantage_reason(folder, log.rows)
-    logged = recorded_steps(folder)
-    return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
-
-
-def _group_row(log: RolloutLog, group: int) -> Record:
-    rows = [log.rows[i] for i in log.groups[group]]
-    facts = group_facts(log, group)
-    known = [r for r in facts["rewards"] if r is not None]
-    return {
-        **facts,
-        "prompt": prompt_text(facts["prompt"])[:PROMPT],
-        "lengths": [r["tokens"] for r in rows],
-        "truncated": sum(r["finish"] == "length" for r in rows),
-        # The std of equal rewards may be a rounding error, which is no spread.
-        "spread": float(np.std(known)) if facts["spread"] else 0.0,
-        "texts": len({r["completion"] for r in rows}),
-    }
-
-
-def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
-    """Return a prompt as one text; of a chat, the messages, each after its role."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
-
-
-def group_page(folder: Path, number: int, which: int) -> Record:
-    """Return a group: its completions with the results of all rewards."""
-    log = read_rollouts(folder, number)
-    if which not in log.groups:
-        raise ConfigError(f"{folder}: step {number} has no group {which}")
-    order = [g["group"] for g in logged_step(folder, number, log)["groups"]]
-    return {**group_of(folder, number, log, which), "order": order}
-
-
-def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
-    """Return the page of a group of a log, without the order of the step's groups."""
-    rows = [log.rows[i] for i in log.groups[which]]
-    return {
-        **_group_row(log, which),
-        "step": number,
-        "prompt": rows[0]["prompt"],
-        "weights": rows[0]["weights"],
-        "greedy_reward": rows[0]["greedy_reward"],
-        "advantage_reason": advantage_reason(folder, rows),
-        "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
-    }
-
-
-def model_folder(folder: Path) -> Path | None:
-    """Return the folder with a run's newest model, if that has a tokenizer."""
-    found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
-    return found if found is not None and (found / "tokenizer.json").is_file() else None

@@ -1,4 +1,4 @@
-"""`covey report`: write the page of a run, or of a pipeline's stages, as one file that asks nobody."""
+"""`covey report`: the page of a run, or of a pipeline's stages, as one file that sends no requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from covey.insight.pages.document import address, document
-from covey.insight.pages.records import group_of, logged_step, run_page
+from covey.insight.pages.records import run_page
+from covey.insight.pages.steps import group_of, logged_step
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import logged_completion
 from covey.runs.atomic import write_file
@@ -17,7 +18,7 @@ from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.console import finite
+from covey.system.text import finite
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
@@ -31,7 +32,7 @@ DIGITS = 6
 """Significant digits of a number in a report."""
 REFUSAL = "This report does not hold that page. `covey ui` shows it from the run's folder."
 Answer = tuple[str, Record, Record]
-"""What is asked for (`step`, `group`, `tokens`), the query besides the run, and the page."""
+"""The kind of page (`step`, `group`, `tokens`), the query besides the run, and the page."""
 
 
 def write_report(run: Path, output: Path) -> None:

@@ -28,21 +28,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from covey.insight.pages import lab
 from covey.insight.pages.compare import compared
 from covey.insight.pages.drawings import lab_contents
-from covey.insight.pages.records import (
-    Runs,
-    Tail,
-    group_page,
-    listed_runs,
-    newly_logged,
-    news,
-    run_state,
-    step_page,
-    tails,
-)
+from covey.insight.pages.records import Runs, Tail, listed_runs, newly_logged, news, run_state, tails
+from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
-from covey.system.console import finite
 from covey.system.http import Server, listen
+from covey.system.text import finite
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.web import two_lengths
 

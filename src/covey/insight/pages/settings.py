@@ -1,4 +1,4 @@
-"""Describe the settings of a run for its page: which differ from their defaults, and what these do."""
+"""The settings of a run for its page: those that differ from their defaults, with descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thin long curves: each stretch of steps is shown by its lowest and highest value, so no spike is lost."""
+"""Thinning of long curves to the lowest and highest value of each stretch of steps, so no spike is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.system.console import finite
+from covey.system.text import finite
 
 Record = dict[str, Any]
 MOST = 200

@@ -1,4 +1,4 @@
-"""Show a completion token by token: its text, and each token's log-prob, advantage and update values."""
+"""A completion token by token: its text, and each token's log-prob, advantage and update values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.insight.pages.records import model_folder
 from covey.insight.pages.thinning import Record
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
+from covey.runs.folder import latest_checkpoint
 from covey.runs.origin import is_own
 from covey.runs.reader import look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts
@@ -24,7 +24,7 @@ from covey.system.opening import read_below
 from covey_verify.errors import ConfigError, CoveyError
 
 QUANTITIES = {
-    "applied": "gradient coefficient: how hard the step's updates pushed this token, the reduction included",
+    "applied": "gradient coefficient: weight of this token in the step's updates, the reduction included",
     "advantage": "advantage of the token",
     "logprob": "log-prob under the sampler, nats",
     "ratio": "importance ratio in the last update that saw the token",
@@ -127,4 +127,11 @@ def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> 
     rewards = torch.tensor([log.rows[i]["reward"] for i in known], dtype=torch.float64)
     ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in known]
     values = prefix_values(rewards, pad_sequence(ids, batch_first=True, padding_value=-1))
-    return values[known.index(places[sample]), : len(ids[known.index(places[sample])])].numpy()
+    row = known.index(places[sample])
+    return values[row, : len(ids[row])].numpy()
+
+
+def model_folder(folder: Path) -> Path | None:
+    """Return the folder with a run's newest model, if that has a tokenizer."""
+    found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
+    return found if found is not None and (found / "tokenizer.json").is_file() else None

@@ -79,7 +79,7 @@ class _Heads:
         call("split_heads", *inputs, *self.parts, total, *self.sizes, dtype=dtype)
 
     def trained(self, window: int, cap: float) -> Tensor:
-        """Attend from all tokens at once. -> those of the completion, (DRAWN, H E)."""
+        """Attend from all tokens at once, and return the rows of the completion, (DRAWN, H E)."""
         h, _, e = self.sizes
         total = READ + DRAWN
         # One prompt and one completion that sees it, as `Sequences.spans`.

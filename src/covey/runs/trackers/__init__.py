@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from covey.system.text import Say
 from covey_verify.errors import ConfigError
 
 TRACKER_PACKAGES: Mapping[str, str] = {
@@ -81,7 +82,7 @@ def named(name: str) -> OpenTracker:
 class Tracking:
     """Feeds a tracker from a thread of its own, so that its failures and delays do not affect the run."""
 
-    def __init__(self, begin: Callable[[], Tracker], failed: Callable[[str], None]) -> None:
+    def __init__(self, begin: Callable[[], Tracker], failed: Say) -> None:
         """Start the thread. ``failed`` is called once with the reason if the tracker gets no more numbers."""
         self.begin = begin
         self.failed = failed
@@ -112,7 +113,7 @@ class Tracking:
         self._tell()
 
     def _tell(self) -> bool:
-        """Tell the run once why it gets no more numbers. -> whether it does not."""
+        """Tell the run once why the tracker gets no more numbers. Return whether that is so."""
         # Called by the run's thread only: `failed` prints and logs.
         if self.reason and not self.told:
             self.told = True

@@ -1,4 +1,4 @@
-"""Track a run in MLflow: files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
+"""Tracking in MLflow: files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
 
 from __future__ import annotations
 

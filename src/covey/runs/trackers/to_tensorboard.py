@@ -1,4 +1,4 @@
-"""Track a run in a TensorBoard event file in its folder. `tensorboard --logdir runs` shows all runs."""
+"""Tracking in a TensorBoard event file in its folder. `tensorboard --logdir runs` shows all runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Track a run in Trackio's local database, shown by `trackio show`; uploads only with TRACKIO_SPACE_ID."""
+"""Tracking in Trackio's local database, shown by `trackio show`; uploads only with TRACKIO_SPACE_ID."""
 
 from __future__ import annotations
 

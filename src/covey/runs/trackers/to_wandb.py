@@ -1,4 +1,4 @@
-"""Track a run in Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
+"""Tracking in Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Episode:
         return call
 
     def call(self, method: str, given: Mapping[str, object], seconds: float) -> Outcome:
-        """Call a method. -> its result, or how it failed. The first call makes and resets the object."""
+        """Call a method and return its result or failure. The first call makes and resets the object."""
         with self.lock:
             if self.over is None and self.child is None:
                 # Also for the state, which an empty ``method`` asks for (see ``child``).
@@ -192,7 +192,7 @@ class Episode:
         return self.among.environment.spec
 
     def _reset(self) -> str | None:
-        """Make the object and reset it. -> the result of `reset`."""
+        """Make the object, and return the result of its `reset`."""
         environment = self.among.environment
         server = self.among.host(self)
         self.child = self.stack.enter_context(server.child("serve", self.among.limits))

@@ -16,6 +16,7 @@ from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
 from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, MEMORY, Environments, Episode
 from covey.sampling.tools.offered import Tool, load_environment, load_tools
+from covey.system.text import Say
 from covey.types import Problem
 from covey_verify.calls.arguments import Misfit
 from covey_verify.calls.call import ToolCall
@@ -105,7 +106,7 @@ class Toolbox:
             return None
         return Episode(self.environments, self.executor, problem, seed)
 
-    def openings(self, problems: Sequence[Problem], say: Callable[[str], object]) -> list[str]:
+    def openings(self, problems: Sequence[Problem], say: Say) -> list[str]:
         """Return the texts that prompts have to end with; none at all if the first `reset` returns None."""
         # The first is asked alone: if it returns None, no other process has to be started.
         optional = (self.episode(p, seed=0) for p in problems)
@@ -129,7 +130,7 @@ class Toolbox:
     def begin(
         self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance
     ) -> Callable[[], list[str]]:
-        """Start the calls of a turn. -> a function that waits for their results, texts for the model."""
+        """Start the calls of a turn; return a function that waits for their results, texts for the model."""
         most = self.tools.calls_per_turn
         run = [partial(self._within, allowance, call, problem, episode) for call in calls[:most]]
         beyond = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covey.config.load import ResolvedConfig
@@ -15,6 +15,7 @@ from covey.sampling.tools.inserted import answer_tokens
 from covey.sampling.tools.readable import prove_readable
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.turns import TurnSampler
+from covey.system.text import Say
 from covey.tasks.gym import PREFIX
 from covey.tasks.source import Source
 from covey.types import Problem
@@ -50,9 +51,7 @@ def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object]
     return None if episode is None else episode.end().state
 
 
-def with_schemas(
-    source: Source, toolbox: Toolbox | None, say: Callable[[str], object] = lambda _: None
-) -> Source:
+def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: None) -> Source:
     """Add the tools' schemas to the problems' chats; a row that has `tools` of its own keeps them.
 
     The text that an environment's `reset` returns is added to the prompts. Raises DataError if a tool asks

@@ -144,7 +144,7 @@ def deepseek_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int
 
 
 def _call_at(name: str, text: str, place: int) -> tuple[ToolCall, int]:
-    """Read a call's arguments as JSON. -> the call, and the place where they end."""
+    """Read a call's arguments as JSON, and return the call and the place where they end."""
     start = after_blanks(text, place)
     try:
         found, end = strict_json_at(text, start)

@@ -1,4 +1,4 @@
-"""What a chain of relations says: `x = 2/4 = 1/2`, `1/2 = 0.5`, `f(x) = 3`."""
+"""The value that a chain of relations gives: `x = 2/4 = 1/2`, `1/2 = 0.5`, `f(x) = 3`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class Comparison:
     def _structures(self, ours: Node, theirs: Node) -> bool | None:
         # Lists of values of one variable: `x = 1 or x = 2` against `1, 2`, but not against `y = 1, 2`.
         names = unknown(ours), unknown(theirs)
-        if names[0] != names[1] if all(names) else not any(names) and joined_otherwise(ours, theirs):
+        other_variables = all(names) and names[0] != names[1]
+        if other_variables or (not any(names) and joined_otherwise(ours, theirs)):
             return self.no("the values are joined otherwise, or belong to other variables")
         ours, theirs = solutions(ours, names[0]), solutions(theirs, names[1])
         kinds = {ours.kind, theirs.kind}

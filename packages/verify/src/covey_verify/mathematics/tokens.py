@@ -25,8 +25,6 @@ FOREIGN = re.compile("([⁰¹²³⁴-⁹⁺⁻]+)|([₀-₉]+)|([¼-¾⅐-⅞])|
 """Superscripts, subscripts and one-character fractions, which NFKC would join to their neighbours."""
 QUOTED = re.compile(r"(\*{1,3}|`+|\"|“)([^*`\"“”]+)(?:\1|”)[.,]?")
 """An answer that is bold or quoted as a whole."""
-DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dtc]?frac|sqrt|pi|leq?|geq?|infty|cup|text)(?![a-zA-Z]))")
-"""The backslash of a command, doubled as in JSON; the end of a row is never before these."""
 PREFIX = re.compile(
     r"(\\text\w* ?\{ ?)?(?:(?:the |my )?(?:final |correct )?(?:answer|ans|result|solution)(?: is ?:?| ?[:=])"
     r"|答案(?:是|为)?[:：]?) ?(\})?",

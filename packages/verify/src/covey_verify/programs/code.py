@@ -305,7 +305,7 @@ def _tally(
         earned += weight * passed
         seconds += result.seconds
         if not passed and worst.kind == "ok":
-            worst = result._replace(value=None, text=result.text or "a wrong answer")
+            worst = result._replace(value=None, text=result.text or "an incorrect answer")
         # Stop at the first failure if it decides; the generator then runs no further test.
         if (points == "all" and not passed) or result.kind == "lost":
             break

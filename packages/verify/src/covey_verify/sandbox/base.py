@@ -31,9 +31,6 @@ class SandboxBackend(Protocol):
     """A backend that runs model-written code."""
 
     name: str
-    interactive: bool
-    """Whether inputs can be passed one by one. Then the candidate never sees how many there are, and tests
-    written as code can be run."""
 
     @property
     def layers(self) -> list[str]:

@@ -76,10 +76,10 @@ class Confinement:
         landlock: bool,
         syscalls: bool,
         exec_too: bool,
-        confined: bool = True,
-        listed: Sequence[str] = (),
-        roots: Sequence[str] = (),
-        place: str = "",
+        confined: bool,
+        listed: Sequence[str],
+        roots: Sequence[str],
+        place: str,
     ) -> None:
         """Prepare the layers.
 

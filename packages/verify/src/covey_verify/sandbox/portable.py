@@ -49,8 +49,6 @@ _serve(json.load(sys.stdin))
 class WholeProgramBackend(ABC):
     """A backend that makes function calls as one program, which gets all inputs at once."""
 
-    interactive = False
-
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
         begun = time.monotonic()

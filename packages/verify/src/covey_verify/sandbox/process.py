@@ -41,8 +41,6 @@ PROCESSES = "/proc"
 class ProcessSandbox:
     """A backend made of processes: `bwrap`, `landlock` or `unsafe_local`."""
 
-    interactive = True
-
     def __init__(self, name: str, packages: Sequence[str] = PACKAGES) -> None:
         """Start with ``packages``, which candidates may import besides the standard library."""
         self.name = name

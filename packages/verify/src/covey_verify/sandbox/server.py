@@ -174,7 +174,7 @@ class Server:
         return True
 
     def _answer(self, child: RunningChild) -> None:
-        """Say how long a child was kept waiting; kill it if the other side no longer waits for it."""
+        """Answer how long a child was kept waiting; kill it if the other side no longer waits for it."""
         asked = b""
         with contextlib.suppress(OSError):
             asked = child.status.recv(1)

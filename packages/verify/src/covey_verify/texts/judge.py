@@ -50,7 +50,6 @@ REQUESTS_AT_ONCE = 16
 """Largest number of requests under way to one judge."""
 LONGEST_REPLY = 1 << 20
 """Largest size of a reply in bytes."""
-JSON_OBJECT = re.compile(r"\{[^{}]*\}")
 HEADINGS = """
     solution, answer, final answer, the answer is, thought process, let s solve this problem step by step,
     let us solve this problem step by step, let s think step by step, lösung, antwort, solución, respuesta,

@@ -65,7 +65,7 @@ MOST_PIECES = 40
 ENTIRE = 0.8
 """Fraction of the words from which a text is in a language: names and quotations need not be."""
 CERTAIN = 5.0
-"""How much likelier, in nats, another language must be before a piece counts as written in it."""
+"""Nats by which another language must be likelier before a piece counts as written in it."""
 
 
 @reward(weight=0.1, concurrent=True, format_only=True)

@@ -1,4 +1,4 @@
-"""What instructions speak of in a text: its words, sentences, paragraphs, and phrases that occur in it.
+"""The parts of a text that instructions count: words, sentences, paragraphs, and given phrases.
 
 Every function takes time that grows with the length of the text and no faster.
 """

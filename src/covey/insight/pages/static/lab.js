@@ -18,7 +18,7 @@ const TOOLS = [
 const INTRO = {
   bench: ["A group of completions", "Set the rewards of 2 to 64 completions. Every estimator that covey knows answers at once, with your numbers in its formula."],
   weights: ["Where the gradient goes", "An advantage is shared by the tokens of its completion. How much each of them gets is the reduction's choice."],
-  gate: ["The clip", "How hard a token is pushed, as it becomes likelier or less likely than when it was sampled."],
+  gate: ["The clip", "The weight of a token's gradient, as the token becomes likelier or less likely than when it was sampled."],
   kl: ["The KL penalty", "Estimators of the divergence from the reference, for a choice between two tokens."],
   odds: ["Odds of a dead group", "How often all G completions of a group tie, if each of them is correct with probability p."],
   toy: ["A toy policy", "A handful of answers, one of them correct, trained by the same loss as a language model."],

@@ -6,7 +6,7 @@ import { prompt } from "./step.js";
 
 const NAMES = { applied: "gradient", advantage: "advantage", logprob: "log-prob", ratio: "ratio", kl: "KL", entropy: "entropy", critic: "critic", value: "value", clip: "clip" };
 const SIGNED = new Set(["applied", "advantage"]);
-const STATES = { kept: "pushed", silent: "silenced: it has an advantage, but no gradient", still: "no advantage, so nothing to push", unseen: "no update saw it" };
+const STATES = { kept: "trained", silent: "silenced: it has an advantage, but no gradient", still: "no advantage, so no gradient", unseen: "no update saw it" };
 
 // What the clip (or a mask) did with a token follows from what was applied to it.
 function clipStates(values) {
@@ -55,7 +55,7 @@ export async function tokenPage(run, step, group, sample, focus) {
     });
     const said = inserted.size ? [h("span", { class: "tok inserted" }, "said by a tool: read, not trained")] : [];
     legend.replaceChildren(...said, ...(quantity === "clip"
-      ? [h("span", { class: "tok one", vars: { "--part": 0.35 } }, "pushed"), h("span", { class: "tok silent" }, "silenced"), h("span", { class: "tok none" }, "no update saw it")]
+      ? [h("span", { class: "tok one", vars: { "--part": 0.35 } }, "trained"), h("span", { class: "tok silent" }, "silenced"), h("span", { class: "tok none" }, "no update saw it")]
       : [h("span", { class: "num" }, fmt(low, near(low), SIGNED.has(quantity))), h("span", { class: `ramp ${twoSided ? "two" : quantity === "logprob" ? "back" : "one"}` }), h("span", { class: "num" }, fmt(high, near(high), SIGNED.has(quantity))), ...(values[quantity].some((v, t) => v === null && !inserted.has(t)) ? [h("span", { class: "tok none" }, "no update saw it")] : [])]),
     h("span", { class: "muted" }, shown[quantity]));
     const xs = ids.map((_, t) => t);

@@ -163,7 +163,7 @@ function weights(answer, state, focus) {
   const advantages = answer.estimators.find((e) => e.name === focus).advantages;
   const longest = Math.max(...state.lengths);
   return [h("h2", {}, "The push on each token, under each reduction"),
-    h("p", { class: "muted" }, "A strip is a completion, as long as it has tokens. Its height is advantage times weight: how hard each of its tokens is pushed."),
+    h("p", { class: "muted" }, "A strip is a completion, as long as it has tokens. Its height is advantage times weight: how much each of its tokens changes."),
     h("div", { class: "reductions" }, answer.reductions.map((r) => {
       const pushes = advantages.map((a, i) => a * r.weights[i]), most = Math.max(...pushes.map(Math.abs), 1e-300);
       return h("figure", { class: "reduction" }, h("figcaption", {}, h("b", {}, r.name), h("span", { class: "muted" }, r.says.split(". ")[0])),
@@ -222,7 +222,7 @@ const gate = simple("gate", [
     h("p", { class: "lead" }, "The clip pushes this token with ", num(clip.push, 3, true), ". ", clip.push === 0 ? h("span", { class: "pill tied" }, "clipped: no gradient") : h("span", { class: "pill good" }, "its gradient passes")),
     h("div", { class: "two" },
       lines({ label: "What the token adds to the objective", series: [{ name: "", tone: "a", xs: a.ratios, ys: clip.gains }], marks: [{ x: ratio, y: clip.gain, tone: "a" }], x: "ratio", y: "gain", width: 420 }),
-      lines({ label: "How hard it is pushed", series: [{ name: "", tone: "b", xs: a.ratios, ys: clip.pushes }], marks: [{ x: ratio, y: clip.push, tone: "b" }], x: "ratio", y: "push, the derivative by log π", width: 420 })),
+      lines({ label: "Weight of the token", series: [{ name: "", tone: "b", xs: a.ratios, ys: clip.pushes }], marks: [{ x: ratio, y: clip.push, tone: "b" }], x: "ratio", y: "push, the derivative by log π", width: 420 })),
     h("h2", {}, "Every clip rule at this ratio"),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["rule", "push", ""].map((t) => h("th", {}, t)))), h("tbody", {}, a.rules.map((r) => h("tr", { class: r.name === "clip" ? "now" : "" }, h("th", { scope: "row" }, h("code", {}, r.name)), h("td", {}, num(r.push, 3, true)), h("td", { class: "muted small" }, r.says))))))];
 });

@@ -1,0 +1,76 @@
+"""The JSON that the pages show of a step of the rollout log: its groups, and one group's completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from covey.insight.pages.thinning import Record
+from covey.insight.show import advantage_reason, group_facts
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey_verify.errors import ConfigError
+from covey_verify.extract import content_text
+
+PROMPT = 400
+"""Number of characters of a prompt in the grid of groups."""
+
+
+def step_page(folder: Path, number: int) -> Record:
+    """Return the groups of a step: trained and live ones first, by the spread of their rewards."""
+    return logged_step(folder, number, read_rollouts(folder, number))
+
+
+def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
+    """Return the page of a step whose log was read."""
+    groups = [_group_row(log, group) for group in log.groups]
+    groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
+    why = advantage_reason(folder, log.rows)
+    logged = recorded_steps(folder)
+    return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
+
+
+def _group_row(log: RolloutLog, group: int) -> Record:
+    rows = [log.rows[i] for i in log.groups[group]]
+    facts = group_facts(log, group)
+    known = [r for r in facts["rewards"] if r is not None]
+    return {
+        **facts,
+        "prompt": prompt_text(facts["prompt"])[:PROMPT],
+        "lengths": [r["tokens"] for r in rows],
+        "truncated": sum(r["finish"] == "length" for r in rows),
+        # The std of equal rewards may be a rounding error, which is no spread.
+        "spread": float(np.std(known)) if facts["spread"] else 0.0,
+        "texts": len({r["completion"] for r in rows}),
+    }
+
+
+def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
+    """Return a prompt as one text; of a chat, the messages, each after its role."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{m.get('role')}: {content_text(m.get('content'))}" for m in prompt)
+
+
+def group_page(folder: Path, number: int, which: int) -> Record:
+    """Return a group: its completions with the results of all rewards."""
+    log = read_rollouts(folder, number)
+    if which not in log.groups:
+        raise ConfigError(f"{folder}: step {number} has no group {which}")
+    order = [g["group"] for g in logged_step(folder, number, log)["groups"]]
+    return {**group_of(folder, number, log, which), "order": order}
+
+
+def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
+    """Return the page of a group of a log, without the order of the step's groups."""
+    rows = [log.rows[i] for i in log.groups[which]]
+    return {
+        **_group_row(log, which),
+        "step": number,
+        "prompt": rows[0]["prompt"],
+        "weights": rows[0]["weights"],
+        "greedy_reward": rows[0]["greedy_reward"],
+        "advantage_reason": advantage_reason(folder, rows),
+        "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
+    }

@@ -1,0 +1,65 @@
+"""Text for people and JSON: without control characters, with finite numbers, durations."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+Say: TypeAlias = Callable[[str], object]
+"""A function that gets a message for people."""
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters: they move the cursor, ring, colour, or reverse text. Tab and newline are not here."""
+
+
+def inert(text: str) -> str:
+    r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
+
+    >>> print(inert("\x1b[2Jgone\u202e"))
+    \x1b[2Jgone\u202e
+    """
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def finite(value: object, digits: int | None = None) -> object:
+    """Return a value that JSON can hold: None for numbers that are not finite.
+
+    With ``digits``, numbers have so many significant ones.
+
+    >>> finite({"mean": math.nan, "rows": [1, 0.5]})
+    {'mean': None, 'rows': [1, 0.5]}
+    """
+    if hasattr(value, "tolist"):  # numpy's, which is not loaded here
+        return finite(value.tolist(), digits)
+    if isinstance(value, Mapping):
+        return {k: finite(v, digits) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v, digits) for v in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
+
+
+def as_line(value: object) -> str:
+    """Return a value as one line of JSON in which no character acts on a terminal."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
+    return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as text for people.
+
+    >>> duration(7), duration(95), duration(7300)
+    ('7 s', '1 min 35 s', '2 h 1 min')
+    """
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
