@@ -127,7 +127,7 @@ class Train(Section):
         source="1e-6 in DeepSeekMath (arXiv 2402.03300) and DAPO (2503.14476)",
         trl="learning_rate",
     )
-    warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up.", usual="0 to 20")
+    warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up of the learning rate.", usual="0 to 20")
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant",
         "Course of the learning rate after the warm-up, by optimizer steps.",
