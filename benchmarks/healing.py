@@ -127,10 +127,7 @@ def page(rows: Sequence[str]) -> str:
         "# Where a run that heals itself ends",
         f"{dt.date.today()}, `{' '.join(['python', *sys.argv])}`, {processor_name()}, one thread.",
         "\n".join(READING),
-        (
-            f"{near} of {len(rows)} runs end near the cure. Left alone, {len(ill)} would not; {cured_again} of "
-            "these are healed."
-        ),
+        f"{near} of {len(rows)} runs end near the cure. {len(ill)} would not if left alone; {cured_again} of these are healed.",
         "\n".join([f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *rows]),
     ]
     return "\n\n".join(lines) + "\n"
