@@ -15,6 +15,7 @@ from torch import Tensor
 from covey.audit import openrlhf_writer, verl_writer
 from covey.audit.check import Report, apply
 from covey.audit.record import AuditRecord, read_record
+from covey.audit.recorder import settings_of
 from covey.audit.table import CHECKS
 from tests.audit.stand_ins import PROMPT, Batch, Column, OpenRlhfTrainer, Policy, VerlTrainer, worth
 
@@ -218,6 +219,27 @@ def test_a_batch_in_verls_transfer_queue_is_read(tmp_path: Path, monkeypatch) ->
     record = read_record(tmp_path / "run.jsonl")
     assert [str(f) for f in apply(CHECKS, record).findings] == []
     assert len(record.samples) == 96 and record.updates[0].learning_rate == 2.0
+
+
+@pytest.mark.parametrize("kind", [VerlTrainer, OpenRlhfTrainer])
+def test_after_its_batches_a_record_has_metrics_alone(kind: type, tmp_path: Path) -> None:
+    record, _ = run(kind(), tmp_path, batches=2)
+    assert [len(update.rows) for update in record.updates] == [24, 24, 0, 0]
+    assert len(record.rollouts) == 2 and record.updates[3].learning_rate == 2.0
+    assert [update.step for update in record.updates] == [0, 1, 2, 3]
+
+
+def test_settings_that_cannot_be_read_are_left_out() -> None:
+    class Config(dict):
+        def __getitem__(self, key: str) -> Any:
+            if self.get(key) == "???":
+                raise ValueError(key)
+            return super().__getitem__(key)
+
+    config = Config(a=Config(missing="???", number=1), api_key="secret", max_tokens=5)
+    found = settings_of(config)
+    assert found["a.number"] == 1 and found["max_tokens"] == 5
+    assert "api_key" not in found and found.get("a.missing") is None
 
 
 def test_a_writer_that_fails_leaves_the_trainer_alone(tmp_path: Path, capsys) -> None:

@@ -23,24 +23,26 @@ FORWARD, GATHER = "_dispatch_forward", "_flatten_results"
 
 
 def record_run(
-    trainer: Any, path: str | Path, looks: int = 3, score: Callable[..., Any] | None = None
+    trainer: Any, path: str | Path, batches: int = 20, looks: int = 3, score: Callable[..., Any] | None = None
 ) -> None:
-    """Record each batch that a PPOTrainer, or the trainer of its async relative, is updated with.
+    """Record the batches that a PPOTrainer, or the trainer of its async relative, is updated with.
 
-    ``looks``: batches whose log-probs the actor computes once more, before and after the update. ``score``:
-    the `reward_func`; it is called three more times for each completion of the first batch.
+    ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
+    batches whose log-probs the actor computes once more, before and after the update. ``score``: the
+    `reward_func`; it is called three more times for each completion of the first batch.
     """
     words = {"settings": settings_of(trainer.args), "tokens": tokens_of(trainer.tokenizer)}
     file = BatchRecorder(Path(path), framework="openrlhf", **words)
     maker = trainer.experience_maker
     make, train = maker.make_experience_batch, trainer.ppo_train
-    batches: list[Any] = []
+    made: list[Any] = []
 
     def look() -> list[Any] | None:
-        if file.count >= looks or any(image for e in batches for image in e.mm_train_inputs or ()):
+        images = any(image for e in made for image in e.mm_train_inputs or ())
+        if file.count >= min(looks, batches) or images:
             return None
         names = ("sequences", "action_mask", "attention_mask")
-        given = {name: [getattr(e, name) for e in batches] for name in names}
+        given = {name: [getattr(e, name) for e in made] for name in names}
         copies = trainer.args.ds.ring_attn_size * trainer.args.ds.tensor_parallel_size
         refs = getattr(maker, FORWARD)(trainer.actor_model_group, True, **given)
         return [row for batch in getattr(maker, GATHER)(refs, copies) for row in batch]
@@ -49,7 +51,8 @@ def record_run(
         return score([prompt + text], [prompt], [row["label"]])["rewards"][0] if score else None
 
     def before(step: int) -> None:
-        completions = list(_completions(batches, trainer.args, trainer.tokenizer))
+        whole = made if file.count < batches else []
+        completions = list(_completions(whole, trainer.args, trainer.tokenizer))
         if score and not file.count:
             asked(scored, "reward", completions)
         file.rollout(step, completions, look())
@@ -58,7 +61,7 @@ def record_run(
         file.update(status, ("policy_loss", "actor_grad_norm", "actor_lr"), look())
 
     def make_experience_batch(*args: Any, **kwargs: Any) -> Any:
-        batches[:] = experiences = make(*args, **kwargs)
+        made[:] = experiences = make(*args, **kwargs)
         return experiences
 
     def ppo_train(step: int) -> Any:

@@ -98,7 +98,10 @@ class BatchRecorder(Recorder):
         self._starts: list[int] = []
 
     def rollout(self, step: int, completions: Sequence[Completion], now: Sequence[Tensor] | None) -> None:
-        """Write a batch that is trained next. ``now``: each completion's log-probs, computed just before."""
+        """Write a batch that is trained next; no line without completions.
+
+        ``now``: each completion's log-probs, computed just before.
+        """
         self._step, self._starts = step, [c.start for c in completions]
         self._rows = []
         for place, (sample, mask, advantage, logprobs, start) in enumerate(completions):
@@ -110,7 +113,8 @@ class BatchRecorder(Recorder):
                 known["logprobs"] = now[place][start:]
             self._rows.append(row_of((self.count, place), length, mask[start:], advantage[start:], known))
         samples = [completion.sample for completion in completions]
-        self.write(kind="rollout", number=self.count, step=step, completions=samples)
+        if samples:
+            self.write(kind="rollout", number=self.count, step=step, completions=samples)
 
     def update(self, metrics: Mapping[str, Any], named: Sequence[str], then: Sequence[Tensor] | None) -> None:
         """Write the update on the last rollout.
@@ -194,9 +198,15 @@ def settings_of(config: Any, name: str = "") -> dict[str, Any]:
     if inner is None:
         secret = name.rpartition(".")[2].rpartition("_")[2] in SECRET
         return {name: config} if isinstance(config, PLAIN) and not secret else {}
-    return {
-        k: v for key, own in inner.items() for k, v in settings_of(own, f"{name}.{key}".strip(".")).items()
-    }
+    parts = [settings_of(_value(inner, key), f"{name}.{key}".strip(".")) for key in inner]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _value(inner: Any, key: str) -> Any:
+    try:
+        return inner[key]
+    except Exception:  # hydra's `???`, or a variable that is not set
+        return None
 
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:

@@ -28,11 +28,12 @@ OF_ROWS = ("uid", "score", "data_source", "reward_model", "extra_info")
 
 
 def record_run(
-    trainer: Any, path: str | Path, looks: int = 3, score: Callable[..., Any] | None = None
+    trainer: Any, path: str | Path, batches: int = 20, looks: int = 3, score: Callable[..., Any] | None = None
 ) -> None:
-    """Record each batch that the actor of RayPPOTrainer, or of 0.9's PPOTrainer, is updated with.
+    """Record the batches that the actor of RayPPOTrainer, or of 0.9's PPOTrainer, is updated with.
 
-    ``looks``: batches whose log-probs RayPPOTrainer's actor computes once more, before and after the update.
+    ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
+    batches whose log-probs RayPPOTrainer's actor computes once more, before and after the update.
     ``score``: the function of `custom_reward_function`; it is called three more times for each completion
     of the first batch.
     """
@@ -42,11 +43,12 @@ def record_run(
     inner = getattr(trainer, UPDATE)
 
     def look(batch: Any) -> Any:
-        once_more = file.count < looks and hasattr(batch, "non_tensor_batch")
+        once_more = file.count < min(looks, batches) and hasattr(batch, "non_tensor_batch")
         return getattr(trainer, FORWARD)(batch)[0].batch["old_log_probs"] if once_more else None
 
     def before(batch: Any) -> None:
-        completions = list(_completions(_columns(batch), trainer.tokenizer))
+        whole = file.count < batches
+        completions = list(_completions(_columns(batch), trainer.tokenizer)) if whole else []
         if score and not file.count:
             asked(lambda text, row, _: score(solution_str=text, **row), "score", completions)
         # verl counts its steps from 1.
