@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file's tests stay in one process, for they share what they have trained.
 IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 8 --dist loadfile
 
-.PHONY: demo demo-real test test-all check fix docs dist bench bench-quick fuzz mutants clean
+.PHONY: demo demo-real test test-all check fix docs site notebook dist bench bench-quick fuzz mutants clean
 
 demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
@@ -35,6 +35,14 @@ fix: $(READY)  ## repair what can be repaired automatically
 
 docs: $(READY)  ## check every page's links, commands, configs and paths
 	$(BIN)/python docs/check.py
+
+site: $(READY)  ## the pages as a site, with search and references, in site; fails on a broken link
+	$(BIN)/python docs/website.py
+
+notebook: $(READY)  ## run the notebooks of the docs again
+	$(BIN)/pip install --quiet --disable-pip-version-check nbconvert ipykernel
+	PYTHONWARNINGS=ignore $(BIN)/jupyter nbconvert --log-level ERROR --execute --to notebook --inplace \
+	    --ClearMetadataPreprocessor.enabled=True docs/notebooks/*.ipynb
 
 dist: $(READY)  ## wheels and source of both packages, in dist
 	$(BIN)/pip install --quiet --disable-pip-version-check build twine

@@ -274,8 +274,8 @@ def without_sampler(log_ratio: Tensor, advantages: Tensor, mask: Tensor, *, delt
 
 
 def other_trainers() -> Iterator[Difference]:
-    """RLOO's response-level clip and GMPO."""
-    rloo = replace(PLAIN, ratio=bind(ratios.response), reduce=bind(reductions.sequence_mean))
+    """RLOO's completion-level clip and GMPO."""
+    rloo = replace(PLAIN, ratio=bind(ratios.completion), reduce=bind(reductions.sequence_mean))
     yield compared("RLOOTrainer", "response ratio, clipped", theirs(RLOOTrainer), ours(rloo))
     got = theirs(GMPOTrainer, epsilon_low=0.4, epsilon_high=0.4)
     yield compared("GMPOTrainer", "", got, ours(PRESETS["gmpo"]))

@@ -123,13 +123,12 @@ def page(rows: Sequence[str]) -> str:
     known = [[int(rate) for rate in re.findall(r"(\d+)% \|", line)[:3]] for line in rows]
     ill = [(healed, cured) for sick, healed, cured in known if sick < cured - 100 * NEAR]
     cured_again = sum(healed >= cured - 100 * NEAR for healed, cured in ill)
-    told = f"{near} of {len(rows)} runs end near the cure. Left alone, {len(ill)} would not; "
-    told += f"{cured_again} of these are healed."
+    count = f"{near} of {len(rows)} runs end near the cure. Left alone, {len(ill)} would not"
     lines = [
         "# Where a run that heals itself ends",
         f"{dt.date.today()}, `{' '.join(['python', *sys.argv])}`, {processor_name()}, one thread.",
         "\n".join(READING),
-        told,
+        f"{count}; {cured_again} of these are healed.",
         "\n".join([f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *rows]),
     ]
     return "\n\n".join(lines) + "\n"

@@ -217,7 +217,7 @@ MUTANTS = [
         ("policy and reference swapped in k3", "(-d).expm1() + d", "d.expm1() - d"),
         ("k2 without the half", "ref_log_ratio.square() / 2", "ref_log_ratio.square()"),
         ("k3 ends at 20 nats on both sides", "ref_log_ratio.clamp(min=-LOG_RATIO_LIMIT)", "ref_log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)"),
-        ("response level ignored", 'if level == "response" else ref_log_ratio', 'if level == "never" else ref_log_ratio'),
+        ("completion level ignored", 'if level == "completion" else ref_log_ratio', 'if level == "never" else ref_log_ratio'),
         ("straight-through keeps its own gradient", "bounded_value(value, bound).detach() + gradient", "bounded_value(value, bound) + gradient"),
         ("ratio detached in the weighted KL", '{"ratio": ratio,', '{"ratio": ratio.detach(),'),
         ("the score's gradient detached", "(ref_log_ratio - ref_log_ratio.detach()).exp()", "(ref_log_ratio - ref_log_ratio).exp()"),
@@ -233,7 +233,7 @@ MUTANTS = [
         ("sum for mean in the geometric mask", "weight = sequence(mismatch, mask)", "weight = mismatch.sum(-1, keepdim=True).exp().expand_as(mismatch)"),
         ("off-policy mask on positives", "advantages.sum(-1, keepdim=True) < 0", "advantages.sum(-1, keepdim=True) > 0"),
         ("drift with the wrong sign", "drift = -(mismatch", "drift = (mismatch"),
-        ("sequence level by token", 'if level == "sequence":', 'if level == "response":'),
+        ("sequence level by token", 'if level == "sequence":', 'if level == "completion":'),
     ),
     *of(
         "objective/token_weights.py",

@@ -284,8 +284,8 @@ ADVANTAGES = (
         kl={"estimator": "k1", "coef": 0.1, "place": "reward"},
     ),
     estimator(
-        "kl_in_reward_by_response",
-        "RLOO: the response's KL is taken from its reward before the baseline.",
+        "kl_in_reward_by_completion",
+        "RLOO: the completion's KL is taken from its reward before the baseline.",
         "one_group",
         [
             (1 - KL_COST) * 4 / 3 - (1 - 2 * KL_COST) / 3,
@@ -295,7 +295,7 @@ ADVANTAGES = (
         ],
         "rewards 1 - .1 log 2, -.1 log 2, 0, 0",
         advantage="leave_one_out",
-        kl={"estimator": "k1", "coef": 0.1, "place": "reward", "level": "response"},
+        kl={"estimator": "k1", "coef": 0.1, "place": "reward", "level": "completion"},
     ),
 )
 
@@ -454,11 +454,11 @@ RATIOS = (
     ),
     token_loss(
         "ratio",
-        "response",
+        "completion",
         "The product over the completion.",
         by_tokens([[-1.5] * 2, [0.9] * 3, [-2]], [[-3] * 2, [2.7] * 3, [-2]]),
         "1.5, .9, 1; each token moves all of its completion",
-        ratio="response",
+        ratio="completion",
         **FREE,
     ),
     token_loss(
@@ -542,10 +542,10 @@ SURROGATES = (
     token_loss(
         "surrogate",
         "vespo",
-        "A gamma-shaped weight of the response's ratio.",
+        "A gamma-shaped weight of the completion's ratio.",
         weighted([[2.25 * exp(-1.5)] * 2, [0.729 * exp(0.2)] * 3, [1]]),
         "1.5^2 e^(3 - 4.5), .9^3 e^(2 - 1.8), 1",
-        ratio="response",
+        ratio="completion",
         surrogate="vespo",
     ),
     token_loss(
@@ -745,13 +745,13 @@ KLS = (
         estimator="full",
     ),
     penalised(
-        "k2_response",
-        "k2 of the response's log-ratio, at every token.",
+        "k2_completion",
+        "k2 of the completion's log-ratio, at every token.",
         times([[w / 2 for w in own] for own in WHOLE], WHOLE),
         [[2 * log(1.5)] * 2, [3 * log(0.9)] * 3, [-log(2)]],
         "log 1.5, log .9, -log 2",
         estimator="k2",
-        level="response",
+        level="completion",
     ),
     penalised(
         "k2_sampler",
@@ -1081,7 +1081,7 @@ PAPERS: Mapping[str, str] = {
     "advantage/gae": "GAE, arXiv 1506.02438",
     "advantage/gae_length_adaptive": "VAPO, arXiv 2504.05118",
     "advantage/kl_in_reward_by_token": "InstructGPT, arXiv 2203.02155",
-    "advantage/kl_in_reward_by_response": "RLOO, arXiv 2402.14740",
+    "advantage/kl_in_reward_by_completion": "RLOO, arXiv 2402.14740",
     "whiten/batch_centered": "REINFORCE, Williams 1992",
     "whiten/batch_std": "Lite PPO, arXiv 2508.08221",
     "whiten/batch_std_of_advantages": "ScaleRL, arXiv 2510.13786",
@@ -1091,7 +1091,7 @@ PAPERS: Mapping[str, str] = {
     "ratio/on_policy": "REINFORCE, Williams 1992",
     "ratio/token": "PPO, arXiv 1707.06347",
     "ratio/sequence": "GSPO, arXiv 2507.18071",
-    "ratio/response": "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948",
+    "ratio/completion": "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948",
     "ratio/geometric_clipped": "GMPO, arXiv 2507.20673",
     "surrogate/clip": "PPO, arXiv 1707.06347",
     "surrogate/clip_higher": "DAPO, arXiv 2503.14476",

@@ -28,6 +28,8 @@ from covey_verify.errors import CoveyError
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src/covey"
 VERIFY = ROOT / "packages/verify"
+DEMO = PACKAGE / "config/recipes/demo.yaml"
+"""The config whose settings a command `covey demo` may change."""
 PLACES = (ROOT, PACKAGE, VERIFY / "src")
 """Where a path in a page may begin."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *VERIFY.glob("*.md")])
@@ -100,7 +102,7 @@ def findings(page: Path) -> Iterator[Line]:
     commands = [(n, code) for n, line in prose for code in CODE.findall(line)]
     for start, language, lines in blocks:
         if language == "sh":
-            commands += enumerate(lines, start)
+            commands += whole_commands(start, lines)
             found += [(n, file_problem(line)) for n, line in enumerate(lines, start)]
         if language == "python":
             found.append((start, python_problem("\n".join(lines))))
@@ -191,6 +193,16 @@ def python_problem(text: str) -> str | None:
     return None
 
 
+def whole_commands(start: int, lines: list[str]) -> Iterator[Line]:
+    """Yield the commands of a block, numbered, those of several lines as one."""
+    begun = ""
+    for number, line in enumerate(lines, start):
+        begun += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            yield number, begun
+            begun = ""
+
+
 def command_problem(code: str) -> str | None:
     """What is wrong with a `covey` or `make` command: its name, a flag, a setting or its value."""
     program, *words = shlex.split(code, comments=True)
@@ -199,7 +211,8 @@ def command_problem(code: str) -> str | None:
         return f"the Makefile has no target {unknown[0]}" if unknown else None
     try:
         _, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
-        load_config(overrides=bound.arguments.get("settings", ()))
+        recipe = DEMO if words[0] == "demo" else None
+        load_config(recipe, overrides=bound.arguments.get("settings", ()))
     except MissingArgumentError:
         return None  # a command that is only mentioned
     except (CycloptsError, CoveyError) as error:

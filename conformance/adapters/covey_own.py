@@ -102,7 +102,7 @@ def kl_costs(algorithm: Algorithm, given: Case, mask: Tensor) -> tuple[Tensor, T
     kl = algorithm.kl
     if kl is not None and kl.place == "reward":
         far = (numbers(given, "old") - numbers(given, "ref")).where(mask, 0.0)
-        if kl.level == "response":
+        if kl.level == "completion":
             response = -kl.coef * bounded_value(kl.estimator(KLData(far.sum(-1))), kl.bound)
         else:
             by_token = -kl.coef * bounded_value(kl.estimator(KLData(far)), kl.bound)

@@ -56,7 +56,7 @@ EXPECTED = {
     "advantage/group_zscore_population": "its std is the sample's",
     "advantage/group_zscore_tied": "it divides the rounding of the mean by 1e-9",
     "advantage/gae": "it discounts through the tool's token, with a value of 0 there",
-    "advantage/kl_in_reward_by_response": "its KL comes after the baseline, by token",
+    "advantage/kl_in_reward_by_completion": "its KL comes after the baseline, by token",
     "whiten/token_zscore": WHITEN,
     "correction/geometric_mask": "completions that are left keep the weight of each token",
     "paper/rloo": "its KL comes after the baseline; the paper takes it from the response's reward before",

@@ -104,7 +104,7 @@ def advantages(case: Case) -> Tensor:
         "gather": lambda x: x,
     }
     trainer = SimpleNamespace(reward_clip_range=None, normalize_advantages=False, reward_funcs="a", beta=0.0)
-    if name == ("leave_one_out", None) and kl.get("level", "response") == "response":
+    if name == ("leave_one_out", None) and kl.get("level", "completion") == "completion":
         trainer.beta = kl.get("coef", 0.0) if kl.get("place") == "reward" else 0.0
         if trainer.beta:
             scope |= {"old_per_token_logps": tensor(case, "old"), "ref_per_token_logps": tensor(case, "ref")}
@@ -181,7 +181,7 @@ def policy(axes: Case) -> tuple[type, dict[str, Any]]:
             return GRPOTrainer, {**bounds, **level, "loss_type": "luspo"}
         if mean in of_token and not axes["reduce"].get("length") and not axes["reduce"].get("eps"):
             return GRPOTrainer, {**bounds, **level, "loss_type": of_token[mean]}
-    if kind == ("response", "clip") or (kind == ("on_policy", "unclipped") and mean == "sequence_sum"):
+    if kind == ("completion", "clip") or (kind == ("on_policy", "unclipped") and mean == "sequence_sum"):
         clip = bounds if rule["name"] == "clip" else {"epsilon_low": 0.2, "epsilon_high": 0.2}
         return RLOOTrainer, clip
     if kind == ("geometric_clipped", "unclipped"):
@@ -191,7 +191,7 @@ def policy(axes: Case) -> tuple[type, dict[str, Any]]:
     if kind == ("token", "sapo"):
         taus = {"sapo_temperature_pos": rule["tau_up"], "sapo_temperature_neg": 1.05}
         return GRPOTrainer, {"loss_type": "sapo", **taus}
-    if kind == ("response", "vespo") and mean == "token_mean":
+    if kind == ("completion", "vespo") and mean == "token_mean":
         return GRPOTrainer, {"loss_type": "vespo"}
     raise NotImplementedError
 

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from covey.audit.check import apply
-from covey.audit.course import METRICS, _named, course_of
+from covey.audit.course import TRL_NAMES, course_of, named
+from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.record import AuditRecord, read_record
+from covey.audit.recorder import Recorder
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES
 from covey.audit.trl_writer import _TrlRecorder
@@ -318,7 +319,8 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         samples, rewards=lambda s: {**s["rewards"], "style": 1e-4 * (s["group"] + len(s["ids"]))}
     ),
     "reordered_alone": reordered,
-    "answer_empty": lambda lines: samples(lines)[0]["row"].update(answer=" "),
+    "answers_differ": lambda lines: samples(lines)[1]["row"].update(answer="7"),
+    "answer_empty": lambda lines: [s["row"].update(answer=" ") for s in samples(lines)[:4]],
     "rows_duplicated": lambda lines: lines[0]["data"].update(distinct=5),
     "eval_is_train": lambda lines: lines[0]["data"].update(eval_in_train=10),
     "kl_sign": settings(beta=-0.04),
@@ -426,9 +428,9 @@ def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_p
     ("content", "says"),
     [
         ("", ": the file is empty"),
-        ("\n", ":1: no JSON"),
+        ("\n", ":1: not JSON"),
         ('{"format": "covey', ":1: the header is not complete"),
-        ('{"prompt": "a"}\n', ":1: no record of a run"),
+        ('{"prompt": "a"}\n', ":1: not a record of a run"),
         ('{"format": "covey-audit", "version": 2}\n', ":1: version 2 of the format; this covey reads 1"),
         ('{"format": "covey-audit", "version": 1, "setting": {}}\n', ":1: setting: Extra inputs"),
         (HEAD + "[1]\n", ":2: list where an object is expected"),
@@ -484,9 +486,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_writers_are_imported_without_torch_or_a_trainer() -> None:
-    code = (
-        "import sys, covey.audit.trl_writer\nassert not {'torch', 'trl', 'transformers'} & set(sys.modules)"
-    )
+    writers = "covey.audit.trl_writer, covey.audit.verl_writer, covey.audit.openrlhf_writer"
+    code = f"import sys, {writers}\nassert not {{'torch', 'trl', 'transformers', 'ray'}} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -516,14 +517,15 @@ def test_dumps_of_verl_are_read_as_they_are(tmp_path: Path) -> None:
     assert len(record.samples) == 64 and record.header.framework == "verl"
     assert [f.id for f in apply(CHECKS, record).findings] == ["rewards_constant"]
     (tmp_path / "2.jsonl").write_text('{"input": "a", "output": "b"}\n')
-    with pytest.raises(DataError, match=r"2\.jsonl:1: no row of a verl dump"):
+    with pytest.raises(DataError, match=r"2\.jsonl:1: not a row of a verl dump"):
         open_run(tmp_path)
 
 
 def test_a_recorder_that_fails_leaves_the_trainer_alone(capsys) -> None:
     recorder = object.__new__(_TrlRecorder)
-    recorder.failed = False
-    recorder.file = SimpleNamespace(path="run.jsonl")
+    recorder.file = object.__new__(Recorder)
+    recorder.file.failed = False
+    recorder.file.path = "run.jsonl"
 
     def broken(result: int, _: int) -> int:
         raise KeyError("advantages")
@@ -543,9 +545,12 @@ def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys)
     assert "Try: max_completion_length=1024" in told
     assert "rollout." not in told
     # A setting's name that is a word stays a word.
-    assert _named("the model forgets: rollout.max_tokens") == "the model forgets: max_completion_length"
+    assert (
+        named(TRL_NAMES, "the model forgets: rollout.max_tokens")
+        == "the model forgets: max_completion_length"
+    )
     # What TRL calls kl is another quantity: nothing is concluded from it.
-    assert not any("kl" in METRICS[name] for name in METRICS)
+    assert FRAMEWORKS["trl"].metric("kl") is None
     record = open_run(tmp_path)
     other = replace(record, header=record.header.model_copy(update={"framework": "mine"}))
     assert course_of(other) == []

@@ -98,7 +98,7 @@ def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     assert result["means"]["math_answer"] == 0.5
     file.write_text('{"completion": "\\\\boxed{7}", "answer": "see the figure"}\n')
     assert main(["score", str(file), "math_answer", "--json"]) == 1, "no row could be judged"
-    assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is no JSON"
+    assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is not JSON"
 
 
 def test_a_mistake_in_the_rewards_of_a_config_has_its_line(tmp_path: Path, capsys) -> None:

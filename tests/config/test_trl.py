@@ -102,7 +102,7 @@ def rows_of(name: str, **settings: object) -> dict[str, object]:
         (
             {"loss_type": "vespo", "vespo_k_neg": 4},
             {
-                "ratio": {"name": "response"},
+                "ratio": {"name": "completion"},
                 "surrogate": {"name": "vespo", "k_up": 2, "lam_up": 3, "k_down": 4, "lam_down": 2},
             },
         ),

@@ -61,7 +61,7 @@ def row(name: str, algorithm: Algorithm) -> str:
     """A preset as a line of the table in the README."""
     kl = algorithm.kl
     pull = f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else ""
-    pull += " response" if kl and kl.level == "response" else ""
+    pull += " completion" if kl and kl.level == "completion" else ""
     rest = [algorithm.select_tokens, *algorithm.token_weights, *algorithm.correction, algorithm.filter]
     more = [short(c) for c in rest if c] + (["old sampler"] if algorithm.old == "sampler" else [])
     more += [f"critic {algorithm.critic.trunk}"] if algorithm.critic else []

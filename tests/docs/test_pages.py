@@ -76,6 +76,7 @@ def test_names_calls_and_shapes_are_left_alone(tmp_path: Path) -> None:
         ("`covey trian`", 1, 'Unknown command "trian"'),
         ("```sh\ncovey train a.yaml --train.lrr 1\n```", 2, "did you mean train.lr"),
         ("```sh\ncovey sample m --nope 1\n```", 2, "--nope"),
+        ("```sh\ncovey demo \\\n  --stages.2.train.lrr 1\n```", 3, "did you mean"),
         ("`make nothing`", 1, "no target nothing"),
         ("```yaml\nalgoritm: dapo\n```", 2, "did you mean algorithm"),
         ("```yaml\nrewards: [math_anwser]\n```", 2, "did you mean math_answer"),

@@ -32,9 +32,7 @@ def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json"]) == 0
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
     assert main(["explain", "loss.beta"]) == 0
-    assert (
-        "loss.beta (a setting of dpo; default: 0.1; > 0): How much a margin counts" in capsys.readouterr().out
-    )
+    assert "loss.beta (a setting of dpo; default: 0.1; > 0): Factor of the margin" in capsys.readouterr().out
     assert main(["explain", "train.lrr"]) == 2
     assert "did you mean train.lr" in capsys.readouterr().err
 
@@ -125,7 +123,9 @@ def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(nam
         ("group_centered", "group_centered (a function of algorithm.advantage; used by dr_grpo"),
         ("group_centered", "source: arXiv 2503.20783): A_i = r_i - mean(r)"),
         ("k3", "k3 (a function of algorithm.kl.estimator"),
-        ("dapo", "): advantage group_zscore"),
+        ("dapo", "surrogate: clip\n    -min(rho A, r A)"),
+        ("DAPO", "algorithm:\n  name: dapo"),
+        ("cispo", "cispo (a function of algorithm.surrogate"),
         ("entropy_collapse", "Why: Entropy also falls when a task is learned"),
         ("rollout.group_size", "source: 64 in DeepSeekMath"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from covey.cli import main
 from covey.commands.preview import Extent, preview, rl_stage
 from covey.commands.preview_sampling import Pilot, read_otherwise, sampled
-from covey.config.load import load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
 from covey.insight.answers import Advice, PromptForm, Readings, readable
@@ -22,7 +22,7 @@ from covey.insight.gpus import Subject
 from covey.insight.preview import Longer, Measured, Preview
 from covey.insight.preview_report import lines, record
 from covey.learner.memory import Shape
-from covey.rewards.scorer import ScoringStats
+from covey.rewards.scorer import Rewards, ScoringStats
 from covey.rollouts.learned import rewards_of
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.prompts import Prompted
@@ -290,14 +290,32 @@ class SlowModel:
                 yield Sampled(number, sample, own)
 
 
+@dataclass
+class Quiet:
+    """A journal that prints nothing."""
+
+    console: RunConsole = field(default_factory=lambda: RunConsole(quiet=True))
+
+
+@dataclass
+class MeasuredRun:
+    """The parts of a run that sampling of a preview uses."""
+
+    loaded: ResolvedConfig
+    sampler: SlowModel
+    rewards: Rewards
+    journal: Quiet
+
+    def on_sample(self, done: int, total: int) -> None:
+        """Report nothing."""
+
+
 def pilot_of(model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch) -> Pilot:
     monkeypatch.setattr("covey.commands.preview_sampling.time", model)
     stage = load_config(values={"model": "tiny", "rewards": rewards, "rollout": {"max_tokens": 512}})
     problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
     own = rewards_of(stage, stage.config.rewards)
-    nothing: object = None
-    console = RunConsole(quiet=True)
-    return Pilot(stage, nothing, None, model, own, problems, lambda *_: None, console)  # type: ignore[arg-type]
+    return Pilot(MeasuredRun(stage, model, own, Quiet()), problems)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -436,7 +454,7 @@ def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
     assert readings is not None
     assert (readings.tried, len(readings.found), readings.by_chance) == (12, 12, 0)
     measured = Measured(groups, 1.0, 3, ScoringStats())
-    one = advice(Preview(pilot.stage, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
+    one = advice(Preview(pilot.run.loaded, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
     assert "12 of 12 completions that" in one.finding
     assert accepted in one.finding
     assert remedy in one.remedy

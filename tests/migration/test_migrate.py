@@ -207,4 +207,4 @@ def test_the_command_writes_a_file_and_keeps_one_that_is_there(
     assert "without a counterpart: actor_rollout_ref.actor.something_new: 3" in printed
     assert "#   actor_rollout_ref.actor.something_new: 3" in target.read_text()
     assert main(["migrate", str(script), "--output", str(target), "--json"]) == 2
-    assert "is there already" in json.loads(capsys.readouterr().out)["error"]
+    assert "already exists" in json.loads(capsys.readouterr().out)["error"]

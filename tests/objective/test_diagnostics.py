@@ -233,7 +233,7 @@ def test_on_policy_every_preset_pushes_by_its_advantage(name: str) -> None:
     inputs = made_inputs(logprobs=t([-1, -2], [-3, 0]), selected=torch.tensor([[True, False], [True, False]]))
     inputs = replace(inputs, old_logprobs=inputs.logprobs)
     expected = t([1, 1], [-2, 0])
-    if chosen.ratio.name == "response" and chosen.surrogate.name != "vespo":
+    if chosen.ratio.name == "completion" and chosen.surrogate.name != "vespo":
         expected = t([2, 2], [-2, 0])
     torch.testing.assert_close(gradient_coefficient(chosen, inputs), expected)
 

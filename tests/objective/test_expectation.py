@@ -172,7 +172,7 @@ def test_max_rl_follows_the_truncated_log_likelihood(size: int) -> None:
 
 def test_ratios_correct_for_the_policy_that_sampled() -> None:
     unclipped = replace(REINFORCE, surrogate=bind(surrogates.unclipped), ratio=bind(ratios.token))
-    by_response = replace(unclipped, ratio=bind(ratios.response), reduce=PRESETS["grpo"].reduce)
+    by_response = replace(unclipped, ratio=bind(ratios.completion), reduce=PRESETS["grpo"].reduce)
     theta, old = parameters(1, 5), parameters(1, 6)
     assert same(expected(unclipped, theta, ONE, old=old), true_gradient(theta, ONE, value))
     theta, old = parameters(2, 5), parameters(2, 6)
@@ -220,7 +220,7 @@ def nothing(theta: Tensor, *_: object) -> Tensor:
         (penalties.k3, {"gradient": "straight_through"}, reverse_kl),
         (penalties.full, {}, reverse_kl),
         (penalties.k1, {"place": "reward"}, reverse_kl),
-        (penalties.k1, {"place": "reward", "level": "response"}, reverse_kl),
+        (penalties.k1, {"place": "reward", "level": "completion"}, reverse_kl),
     ],
 )
 def test_each_kl_mode_follows_the_gradient_it_claims(estimator, settings, followed) -> None:
@@ -232,7 +232,7 @@ def test_each_kl_mode_follows_the_gradient_it_claims(estimator, settings, follow
     assert followed is nothing or got.abs().max() > 0.01
 
 
-@pytest.mark.parametrize("level", ["token", "response"])
+@pytest.mark.parametrize("level", ["token", "completion"])
 def test_kl_in_the_reward_is_exact_for_whole_completions(level: str) -> None:
     theta, reference = parameters(2, 12), parameters(2, 13)
     algorithm = replace(REINFORCE, kl=KL(bind(penalties.k1), coef=0.3, place="reward", level=level))
@@ -252,7 +252,7 @@ def test_a_token_loss_misses_what_a_token_does_to_later_ones() -> None:
             reference=reference,
             reward=lambda _: 0.0,
         )
-        for level, reduce in (("token", REINFORCE.reduce), ("response", PRESETS["grpo"].reduce))
+        for level, reduce in (("token", REINFORCE.reduce), ("completion", PRESETS["grpo"].reduce))
     )
     assert not same(by_token, pull)
     assert same(by_response, pull)

@@ -53,11 +53,11 @@ def test_k3_still_pulls_when_the_policy_is_far_above_the_reference() -> None:
     assert torch.autograd.grad(k3(d).sum(), d)[0][0].tolist() == pytest.approx([1, 1])
 
 
-def test_at_level_sums_the_response_onto_its_tokens() -> None:
+def test_at_level_sums_the_completion_onto_its_tokens() -> None:
     d = torch.tensor([[1.0, 2.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False]])
     assert at_level(d, mask, "token") is d
-    assert at_level(d, mask, "response").tolist() == [[3, 3, 0]]
+    assert at_level(d, mask, "completion").tolist() == [[3, 3, 0]]
 
 
 def test_gradient_modes_keep_the_value_and_change_the_slope() -> None:

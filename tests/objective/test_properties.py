@@ -279,7 +279,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(name: str) -> None:
     expected = -(algorithm.reduce(inputs)[:, None] * inputs.advantages * batch.mask)
     for factor in algorithm.token_weights:
         expected = expected * factor(inputs)
-    if algorithm.ratio.name == "response":  # the product's gradient is the whole return on every token
+    if algorithm.ratio.name == "completion":  # the product's gradient is the whole return on every token
         expected = expected * batch.mask.sum(-1, keepdim=True)
         if algorithm.surrogate.name == "vespo":  # ... but here it is a detached weight on log pi
             expected = expected / batch.mask.sum(-1, keepdim=True).clamp(min=1)

@@ -12,9 +12,9 @@ from torch.autograd import gradcheck
 from covey.objective.ratios import (
     LOG_RATIO_LIMIT,
     bounded,
+    completion,
     geometric_clipped,
     on_policy,
-    response,
     sequence,
     sequence_token,
     token,
@@ -72,13 +72,13 @@ def test_sequence_token_has_the_same_value_and_each_tokens_own_gradient() -> Non
     assert slope(sequence_token(x, MASK), x) == [[pytest.approx(2.0), 0.0], [0.0, 0.0]]
 
 
-def test_response_ratio_is_the_product() -> None:
+def test_completion_ratio_is_the_product() -> None:
     x = torch.tensor([[LOG(4), LOG(3)]], dtype=torch.float64, requires_grad=True)
-    close(response(x), [[12.0, 12.0]])
-    assert slope(response(x), x) == [[pytest.approx(12.0), pytest.approx(12.0)]]
-    assert gradcheck(response, x)
+    close(completion(x), [[12.0, 12.0]])
+    assert slope(completion(x), x) == [[pytest.approx(12.0), pytest.approx(12.0)]]
+    assert gradcheck(completion, x)
     far = torch.full((1, 50), 1.0, dtype=torch.float64)
-    close(response(far)[:, :1].log(), [[LOG_RATIO_LIMIT]])
+    close(completion(far)[:, :1].log(), [[LOG_RATIO_LIMIT]])
 
 
 def test_geometric_clipped_clips_each_token_on_the_side_of_its_advantage() -> None:

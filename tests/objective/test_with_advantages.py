@@ -114,10 +114,10 @@ def test_by_token_each_bears_what_it_and_all_later_ones_cost() -> None:
 
 def test_by_response_it_is_part_of_the_reward_before_the_baseline() -> None:
     # 1 - .6 = .4 and 0 - .9: centred +-.65.
-    algorithm = replace(penalised(level="response"), advantage=bind(advantages.group_centered))
+    algorithm = replace(penalised(level="completion"), advantage=bind(advantages.group_centered))
     assert rows(given(PAIR, algorithm, **DIFFERENCE)) == [[0.65] * 3, [-0.65] * 2]
     # k2 of the sums 6 and 9: 18 and 40.5, so -.8 and -4.05.
-    squared = penalised(penalties.k2, level="response")
+    squared = penalised(penalties.k2, level="completion")
     assert rows(given(PAIR, squared, **DIFFERENCE)) == [[-0.8] * 3, [-4.05] * 2]
 
 

@@ -106,7 +106,7 @@ def test_a_steered_coefficient_acts_on_rewards_too(tmp_path: Path, model: Model)
         "estimator": "k1",
         "coef": 2.0,
         "place": "reward",
-        "level": "response",
+        "level": "completion",
         "target": 1e-3,
         "horizon": 9,
     }
@@ -248,8 +248,8 @@ def kls() -> Iterator[dict[str, Any]]:
         product(estimators, ("formula", "straight_through", "ratio", "score"))
     ):
         if (estimator, gradient) != ("k1", "formula"):
-            yield {"estimator": estimator, "gradient": gradient, "level": ("token", "response")[i % 2]}
-    for estimator, level in product(estimators, ("token", "response")):
+            yield {"estimator": estimator, "gradient": gradient, "level": ("token", "completion")[i % 2]}
+    for estimator, level in product(estimators, ("token", "completion")):
         yield {"estimator": estimator, "place": "reward", "level": level}
     yield {"estimator": "full", "bound": 1e-4}
     yield {"estimator": "k3", "gradient": "score", "bound": 1e-3}

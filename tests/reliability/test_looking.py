@@ -43,7 +43,7 @@ from pathlib import Path
 from covey.cli import main
 from covey.insight import difference, show, rescore
 from covey.insight.findings import watch
-from covey.insight.pages import compare, records, report as _, server, tokens
+from covey.insight.pages import compare, records, report as _, server, steps, tokens
 sys.addaudithook(hook)
 codes = [
     main(["explain", theirs]), main(["report", theirs, "-o", report]), main(["show", theirs]),
@@ -51,8 +51,8 @@ codes = [
     main(["pairs", theirs, "-o", report + ".jsonl"]), main(["rescore", theirs, "repetition"]),
 ]
 runs, folder = records.Runs(Path(theirs)), Path(theirs)
-records.listed_runs(runs), records.run_page("x", folder), records.step_page(folder, 0)
-records.group_page(folder, 0, 0), tokens.token_page(folder, 0, 0, 0)
+records.listed_runs(runs), records.run_page("x", folder), steps.step_page(folder, 0)
+steps.group_page(folder, 0, 0), tokens.token_page(folder, 0, 0, 0)
 compare.compared(folder, Path(other))
 print(json.dumps({"codes": codes, "opened": sorted(set(opened))}))
 """
@@ -191,7 +191,7 @@ STRANGE = {
     linked: "exit.json: exit.json is a link",
     half_linked: "exit.json is damaged",
     linked_rollouts: "rollouts is a link",
-    piped: "metrics.jsonl is no regular file",
+    piped: "metrics.jsonl is not a regular file",
     huge: "metrics.jsonl has 1,099,511,627,776 bytes",
     deep: "config.yaml",
 }

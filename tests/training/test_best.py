@@ -79,7 +79,7 @@ def test_the_best_evaluated_checkpoint_is_kept_named_and_exported(
     assert main(["export", str(worse)]) == 0  # the best, in the run's folder
     assert capsys.readouterr().out.split() == ["model", str(worse / f"export/step_{best:06d}")]
     assert main(["export", str(worse)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["export", str(worse), "--step", "4"]) == 2
     assert f"there are those of: {best}, 6" in capsys.readouterr().err
     (worse / f"checkpoints/step_{best:06d}/model.safetensors").write_bytes(b"")

@@ -42,13 +42,15 @@ class Scored:
     lengths: Tensor
     found: Tensor
     """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
+    even: bool
+    """Whether no completion has tokens with different advantages, and one has several tokens."""
 
     def trained(self) -> Scored:
         """Return the completions with an advantage alone."""
         at = torch.nonzero(~self.found.isnan())[:, 0]
         places = [self.places[n] for n in at.tolist()]
         values = (self.rewards[at], self.components[:, at], self.weights, self.group[at], self.lengths[at])
-        return Scored(self.step, places, *values, self.found[at])
+        return Scored(self.step, places, *values, self.found[at], self.even)
 
     def by_group(self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None) -> Tensor:
         """Return an estimate of each group's ``values``, (N,), by default of its rewards. (N,)."""
@@ -104,11 +106,13 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
     samples = rollout.completions
     used = [s.advantage for s in samples]
     lengths = [len(s.ids or ()) for s in samples]
+    even = True
     # What an update used counts, the first time: later uses are written first and replaced.
     for use in reversed(record.uses):
         if use.row.rollout == rollout.number and use.row.advantage is not None:
             place = use.row.completion
             used[place] = _one(use.row.advantage, use.row.mask)
+            even = even and used[place] is not None
             lengths[place] = sum(use.row.mask or ()) or len(use.sample.ids or ())
     rewards, components, weights = totals(record, samples)
     at = torch.nonzero(~rewards.isnan())[:, 0]
@@ -117,9 +121,9 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
         return
     group = torch.tensor(groups_of(samples))
     length = torch.tensor(lengths).clamp(min=1)
-    yield Scored(
-        rollout.step, at.tolist(), rewards[at], components[:, at], weights, group[at], length[at], found
-    )
+    even = even and max(lengths) > 1
+    values = (rewards[at], components[:, at], weights, group[at], length[at], found, even)
+    yield Scored(rollout.step, at.tolist(), *values)
 
 
 def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | None:
@@ -139,7 +143,9 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
     algorithm = convention_of(record)
     if algorithm is None or not set(algorithm.advantage.needs) <= KNOWN:
         return None
-    if algorithm.kl is not None and algorithm.kl.place == "reward":
+    kl = algorithm.kl
+    # A KL of tokens would make the advantages of a completion's tokens differ.
+    if kl is not None and kl.place == "reward" and not (kl.level == "token" and rollout.even):
         return None
     width = int(rollout.lengths.max())
     mask = torch.arange(width) < rollout.lengths[:, None]

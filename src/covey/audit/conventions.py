@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from covey.audit.frameworks import words_of
 from covey.audit.record import AuditRecord
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import LOSS
@@ -11,25 +12,6 @@ from covey.config.trl_loss import algorithm_of
 from covey.objective.algorithms import Algorithm
 from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
-
-ESTIMATORS = {
-    "verl": (
-        "algorithm.adv_estimator",
-        "verl-0.9.1",
-        {"grpo": "grpo", "rloo": "rloo", "opo": "opo", "gpg": "gpg"},
-    ),
-    "openrlhf": (
-        "advantage_estimator",
-        "openrlhf-0.11",
-        {
-            "group_norm": "grpo",
-            "dr_grpo": "dr_grpo",
-            "rloo": "rloo",
-            "reinforce_baseline": "reinforce_pp_baseline",
-        },
-    ),
-}
-"""Framework -> the setting that names its estimator, its dialect here, and the preset of each value."""
 
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 """TRL's arguments that decide about advantages alone."""
@@ -40,16 +22,13 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
     """Return the algorithm of a record's settings; None if they do not say, or covey lacks it."""
     if record.algorithm is not None:
         return record.algorithm
-    framework = record.header.framework
-    if framework == "trl":
+    if record.header.framework == "trl":
         return _trl(record)
-    if framework in ESTIMATORS:
-        name, dialect, presets = ESTIMATORS[framework]
-        preset = presets.get(str(record.setting(name)))
-        if preset == "grpo" and record.setting("algorithm.norm_adv_by_std_in_grpo") is False:
-            preset = "dr_grpo"
-        return None if preset is None else DIALECTS[dialect].algorithm(preset)
-    return None
+    words = words_of(record.header.framework)
+    preset = words.presets.get(str(record.setting(words.estimator)))
+    if preset == "grpo" and record.setting("algorithm.norm_adv_by_std_in_grpo") is False:
+        preset = "dr_grpo"
+    return None if preset is None else DIALECTS[words.dialect].algorithm(preset)
 
 
 def _is_rloo(record: AuditRecord) -> bool:

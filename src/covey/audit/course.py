@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from covey.audit.frameworks import FRAMEWORKS, Framework
 from covey.audit.record import AuditRecord
 from covey.config.rows import schema_rows
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.table import explain
 
-METRICS: Mapping[str, str] = {
-    "completions/clipped_ratio": "length/truncated",
-    "completions/mean_length": "length/mean",
-    "entropy": "entropy",
-    "frac_reward_zero_std": "groups/dead",
-    "grad_norm": "optimizer/grad_norm",
-    "learning_rate": "optimizer/lr",
-    "reward": "reward/mean",
-    "reward_std": "reward/std",
-}
-"""TRL's metric -> covey's, where both mean the same; `kl` is a token's there and a completion's here."""
-OF_REWARDS = re.compile(r"rewards/(.+)/(mean|std)")
 TRL_NAMES = {row.key: row.setting.trl_names[0] for row in schema_rows() if row.setting.trl_names}
-KEYS = re.compile(r"\b(" + "|".join(re.escape(key) for key in TRL_NAMES if "." in key) + r")\b")
-"""Names of settings in a sentence; those without a dot, as `model`, are words too."""
 
 
 def course_of(record: AuditRecord) -> list[Finding]:
-    """Return what covey's rules find in a run's metrics; none if another trainer than TRL logged them.
+    """Return what covey's rules find in a run's metrics; none of a framework whose metrics are not known.
 
     Nothing is known of its config, so a remedy may name what is set already.
     """
-    if record.header.framework != "trl":
+    words = FRAMEWORKS.get(record.header.framework)
+    if words is None:
         return []
-    metrics = [dict(_metrics(update.metrics)) | {"step": update.step} for update in record.updates]
+    metrics = [dict(translated(words, update.metrics)) | {"step": update.step} for update in record.updates]
     sampled = [m for m in metrics if "reward/mean" in m]
-    return [_in_words_of_trl(finding) for finding in explain(sampled, [], unknown)]
+    return [_in_words_of(words, finding) for finding in explain(sampled, [], unknown)]
 
 
-def _metrics(logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+def translated(words: Framework, logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+    """Yield a framework's metrics under covey's names, without those that covey has no name for."""
     for name, value in logged.items():
-        reward = OF_REWARDS.fullmatch(name)
-        if value is None:
-            continue
-        if reward:
-            yield f"reward/{reward[1]}/{reward[2]}", value
-        elif name in METRICS:
-            yield METRICS[name], value
+        own = words.metric(name)
+        if own is not None and value is not None and math.isfinite(value):
+            yield own, value
 
 
-def _in_words_of_trl(finding: Finding) -> Finding:
-    """Return a finding with TRL's names of settings, without a remedy that TRL has no name for."""
+def _in_words_of(words: Framework, finding: Finding) -> Finding:
+    """Return a finding with a framework's names of settings, without a remedy that it has no name for."""
+    names = names_of(words)
     key, _, value = finding.remedy.partition(": ")
-    remedy = f"{TRL_NAMES[key]}={value}" if key in TRL_NAMES else ""
-    return replace(finding, sentence=_named(finding.sentence), remedy=remedy, advice=_named(finding.advice))
+    remedy = words.remedy.format(name=names[key], value=value) if key in names else ""
+    sentence, advice = named(names, finding.sentence), named(names, finding.advice)
+    return replace(finding, sentence=sentence, remedy=remedy, advice=advice)
 
 
-def _named(text: str) -> str:
-    return KEYS.sub(lambda match: TRL_NAMES[match[0]], text)
+def names_of(words: Framework) -> Mapping[str, str]:
+    """Return covey's settings -> those of a framework."""
+    keys = {name: key for key, name in TRL_NAMES.items()}
+    return {keys.get(name, name): own for name, own in words.settings.items()} or TRL_NAMES
+
+
+def named(names: Mapping[str, str], text: str) -> str:
+    """Return a sentence with other names of settings; those without a dot, as `model`, are words too."""
+    keys = "|".join(re.escape(key) for key in names if "." in key)
+    return re.sub(rf"\b({keys})\b", lambda match: names[match[0]], text)

@@ -35,6 +35,16 @@ reference: Select = attrgetter("row.ref_logprobs")
 """The reference's log-probs."""
 
 
+def before(use: Use) -> Numbers | None:
+    """Return the log-probs before the update: those computed once more, else the trainer's."""
+    return own(use) or trainer(use)
+
+
+def present(use: Use) -> Numbers | None:
+    """Return the trainer's log-probs, or the old ones: on a first update they are of the same weights."""
+    return trainer(use) or old(use)
+
+
 def later(use: Use) -> Numbers | None:
     """Return the model's own log-probs, one place late: what a shifted trainer has."""
     values = own(use)
@@ -119,8 +129,10 @@ def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
 
 def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
     """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
-    the trainer's by more than .02 nats a token.
+    the trainer's by more than .02 nats a token, and are not the sampler's.
     """
+    if distance(_fresh(record), old, sampler) == 0:  # the sampler's own, as verl's bypass_mode has it
+        return None
     return _apart(
         record, old, trainer, "no update came between, and old log-probs differ from the present ones"
     )
@@ -153,20 +165,20 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
     by_rollout: dict[int, list[Use]] = {}
     for use in _fresh(record):
         by_rollout.setdefault(use.row.rollout, []).append(use)
-    off = [distance(uses, sampler, trainer) for uses in by_rollout.values()]
+    off = [distance(uses, sampler, present) for uses in by_rollout.values()]
     off = [value for value in off if not math.isnan(value)]
     grows = all(following > 0.8 * before for before, following in pairwise(off))
     if len(off) < 3 or not (grows and off[0] < CLOSER * off[-1] and off[-1] > APART):
         return None
     last = list(by_rollout.values())[-1]
-    use, token = _worst(last, sampler, trainer)
+    use, token = _worst(last, sampler, present)
     said = f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
     return Trouble(f"{said}: the sampler keeps its first weights", use.update.step, place(use, token))
 
 
 def sampler_differs(record: AuditRecord) -> Trouble | None:
     """Sampler and trainer differ by more than .02 nats a token at the same weights."""
-    return _apart(record, sampler, trainer, "sampler and trainer differ at the same weights")
+    return _apart(record, sampler, present, "sampler and trainer differ at the same weights")
 
 
 def reference_moves(record: AuditRecord) -> Trouble | None:

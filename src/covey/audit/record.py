@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from covey.audit.frameworks import words_of
 from covey.system.opening import load_json, read_regular, stream_bytes
 from covey_verify.errors import DataError
 
@@ -231,9 +232,14 @@ class AuditRecord:
         """Names of the reward functions."""
         return tuple(dict.fromkeys(name for _, _, sample in self.samples for name in sample.rewards))
 
+    def own_name(self, name: str) -> str:
+        """Return what the framework calls a setting, given the name that checks use."""
+        own = words_of(self.header.framework).settings.get(name, name)
+        return own if self.header.settings.get(own) is not None else name
+
     def setting(self, name: str, default: object = None) -> object:
-        """Return a setting of the framework, by its own name."""
-        value = self.header.settings.get(name)
+        """Return a setting of the framework, by the name that checks use or its own."""
+        value = self.header.settings.get(self.own_name(name))
         return default if value is None else value
 
     def number(self, name: str, default: float) -> float:
@@ -245,6 +251,8 @@ class AuditRecord:
     def fields(self) -> frozenset[str]:
         """Names of the fields that any line has."""
         found = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
+        names = words_of(self.header.framework).settings
+        found |= {f"settings.{name}" for name in names if self.setting(name) is not None}
         found |= {f"data.{name}" for name in self.header.data.model_fields_set}
         found |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
         for update in self.updates:
@@ -295,7 +303,7 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, object]:
     try:
         value = load_json(text)
     except ValueError as error:
-        raise DataError(f"{path}:{number}: no JSON ({error})") from None
+        raise DataError(f"{path}:{number}: not JSON ({error})") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}:{number}: {type(value).__name__} where an object is expected")
     return value
@@ -305,7 +313,7 @@ def _header(path: Path, text: bytes) -> Header:
     value = _object(path, 1, text)
     if value.get("format") != FORMAT:
         raise DataError(
-            f'{path}:1: no record of a run; the first line must be {{"format": "{FORMAT}", '
+            f'{path}:1: not a record of a run; the first line must be {{"format": "{FORMAT}", '
             f'"version": {VERSION}, ...}}, see docs/audit.md'
         )
     if value.get("version") != VERSION:

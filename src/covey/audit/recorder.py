@@ -1,4 +1,4 @@
-"""The base of writers of records, for `trl_writer.py` and for writers of your own.
+"""The base of writers of records, for those here and for your own.
 
 torch is imported late: a writer can be imported without it.
 """
@@ -6,11 +6,14 @@ torch is imported late: a writer can be imported without it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypeVar
 
+from covey.audit.probes import probe
 from covey.audit.record import FORMAT, VERSION
 
 if TYPE_CHECKING:
@@ -18,16 +21,22 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 4096
 """Most weights of each of a model's tensors that are compared before and after an update."""
+PLAIN = (str, int, float, list, type(None))
+"""Types of the settings that are recorded."""
+SECRET = ("key", "token", "secret", "password")
+"""Last words of settings that are not."""
+T = TypeVar("T")
 
 
 class Recorder:
     """A record that is being written: the header, then a line whenever something happens.
 
-    An earlier record of this name is replaced.
+    An earlier record of this name is replaced. If recording fails, the record ends and training continues.
     """
 
     def __init__(self, path: Path, **header: object) -> None:
         self.path = path
+        self.failed = False
         self._before: list[Tensor] = []
         path.write_text("")
         self.write(format=FORMAT, version=VERSION, **header)
@@ -36,6 +45,18 @@ class Recorder:
         """Append a line."""
         with self.path.open("a") as file:
             file.write(json.dumps(line, default=str) + "\n")
+
+    def attempt(self, own: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+        """Call a part of a writer. If it fails, print the reason and record nothing more."""
+        if self.failed:
+            return None
+        try:
+            return own(*args, **kwargs)
+        except Exception as error:
+            self.failed = True
+            reason = f"{type(error).__name__}: {error}"
+            print(f"{self.path}: the record ends here ({reason}); training continues")
+            return None
 
     def weights_changed(self, parameters: Iterable[Tensor]) -> float | None:
         """Return the fraction of the trained weights that have changed since the last call; at first None."""
@@ -47,6 +68,79 @@ class Recorder:
             return None
         changed = sum(int((a != b).sum()) for a, b in zip(before, now, strict=True))
         return changed / max(1, sum(len(a) for a in now))
+
+
+class Completion(NamedTuple):
+    """One completion of a batch that is trained as a whole.
+
+    The tensors have a value for each of its tokens, behind ``start`` other places.
+    """
+
+    sample: dict[str, Any]
+    """Fields of the line of the rollout, with `ids`."""
+    mask: Tensor
+    advantage: Tensor
+    logprobs: Mapping[str, Tensor | None]
+    """Log-probs of an update's row, and `sampler_logprobs`."""
+    start: int = 0
+
+
+class BatchRecorder(Recorder):
+    """A record of a trainer that holds whole batches: for each of them a rollout, then an update."""
+
+    def __init__(self, path: Path, **header: Any) -> None:
+        with suppress(PackageNotFoundError):
+            header["framework_version"] = version(header["framework"])
+        super().__init__(path, **header)
+        self.count = 0
+        self._step = 0
+        self._rows: list[dict[str, Any]] = []
+        self._starts: list[int] = []
+
+    def rollout(self, step: int, completions: Sequence[Completion], now: Sequence[Tensor] | None) -> None:
+        """Write a batch that is trained next; no line without completions.
+
+        ``now``: each completion's log-probs, computed just before.
+        """
+        self._step, self._starts = step, [c.start for c in completions]
+        self._rows = []
+        for place, (sample, mask, advantage, logprobs, start) in enumerate(completions):
+            known = {name: v[start:] for name, v in logprobs.items() if v is not None}
+            length = len(sample["ids"])
+            if "sampler_logprobs" in known:
+                sample["sampler_logprobs"] = numbers(known.pop("sampler_logprobs")[:length])
+            if now is not None:
+                known["logprobs"] = now[place][start:]
+            self._rows.append(row_of((self.count, place), length, mask[start:], advantage[start:], known))
+        samples = [completion.sample for completion in completions]
+        if samples:
+            self.write(kind="rollout", number=self.count, step=step, completions=samples)
+
+    def update(self, metrics: Mapping[str, Any], named: Sequence[str], then: Sequence[Tensor] | None) -> None:
+        """Write the update on the last rollout.
+
+        ``named``: the names in ``metrics`` of the loss, the gradient norm and the learning rate. ``then``:
+        log-probs, computed after it, of each completion.
+        """
+        known = plain_metrics(metrics)
+        later = () if then is None else then
+        for row, start, values in zip(self._rows, self._starts, later, strict=False):
+            row["after_logprobs"] = numbers(values[start:][: len(row["mask"])])
+        loss, norm, rate = (known.get(name) for name in named)
+        own = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": known}
+        self.write(kind="update", step=self._step, rows=self._rows, **own)
+        self.count += 1
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers, or lists of numbers, of which the mean is taken."""
+    found = {}
+    for name, value in metrics.items():
+        every = getattr(value, "values", value)
+        every = every if isinstance(every, list | tuple) else [every]
+        if every and all(isinstance(v, SupportsFloat) and not getattr(v, "ndim", 0) for v in every):
+            found[name] = fmean(float(v) for v in every)
+    return found
 
 
 def plain_logprobs(
@@ -75,6 +169,71 @@ def plain_logprobs(
 def numbers(values: Tensor) -> list[float]:
     """Return a tensor of one dimension as numbers of seven digits, which is float32's precision."""
     return [float(f"{value:.7g}") for value in values.tolist()]
+
+
+def row_of(
+    place: tuple[int, int],
+    length: int,
+    mask: Tensor,
+    advantage: Tensor,
+    logprobs: Mapping[str, Tensor],
+) -> dict[str, Any]:
+    """Return a row of an update: a completion of ``length`` tokens, at a (rollout, completion).
+
+    ``mask`` and ``logprobs`` have a value for each token and may be longer: behind the last token that was
+    sampled or is trained they are left out. ``advantage`` is one number, or one for each token.
+    """
+    trained = [n for n, on in enumerate(mask.tolist()) if on]
+    end = max(length, *(n + 1 for n in trained[-1:]), 0)
+    row = {"rollout": place[0], "completion": place[1], "mask": mask[:end].int().tolist()}
+    row |= {name: numbers(v[:end].detach()) for name, v in logprobs.items()}
+    each = [float(value) for value in advantage.reshape(-1)[:end].tolist()]
+    used = {each[n] for n in trained if len(each) > 1} or set(each[:1])
+    return {**row, "advantage": used.pop() if len(used) == 1 else each}
+
+
+def settings_of(config: Any, name: str = "") -> dict[str, Any]:
+    """Return nested settings, of mappings or namespaces, by their dotted names; without secrets."""
+    inner = config if hasattr(config, "items") else getattr(config, "__dict__", None)
+    if inner is None:
+        secret = name.rpartition(".")[2].rpartition("_")[2] in SECRET
+        return {name: config} if isinstance(config, PLAIN) and not secret else {}
+    parts = [settings_of(_value(inner, key), f"{name}.{key}".strip(".")) for key in inner]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _value(inner: Any, key: str) -> Any:
+    try:
+        return inner[key]
+    except Exception:  # hydra's `???`, or a variable that is not set
+        return None
+
+
+def tokens_of(tokenizer: Any) -> dict[str, Any]:
+    """Return the header's `tokens` of a tokenizer of transformers."""
+    names = {str(i): token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+    ends = [tokenizer.eos_token_id]
+    return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
+
+
+def asked(score: Callable[[str, Any, Any], Any], name: str, completions: Sequence[Completion]) -> None:
+    """Score each completion three more times, for `alone`, `elsewhere` and `empty` of its sample.
+
+    ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.
+    """
+
+    def function(
+        completions: Sequence[str], rows: Sequence[Any], prompts: Sequence[Any], **_: Any
+    ) -> list[float]:
+        found = score(completions[0], rows[0], prompts[0])
+        return [float(found["score"] if isinstance(found, dict) else found)]
+
+    samples = [completion.sample for completion in completions]
+    prompts = [sample["prompt"] for sample in samples]
+    columns = {"completions": [s["text"] for s in samples], "rows": [s["row"] for s in samples]}
+    answers = probe({name: function}, {**columns, "prompts": prompts}, prompts, {})
+    for sample, own in zip(samples, answers, strict=True):
+        sample.update(own)
 
 
 def facts_of(prompts: Sequence[object], eval_prompts: Sequence[object]) -> Mapping[str, int]:

@@ -130,6 +130,23 @@ def rows_lack_their_answer(record: AuditRecord) -> Trouble | None:
     return None
 
 
+def siblings_have_different_answers(record: AuditRecord) -> Trouble | None:
+    """Completions of one prompt in one group have rows with different answers."""
+    for rollout in record.rollouts:
+        known: dict[tuple[int, str], dict[str, object]] = {}
+        for (n, sample), group in zip(
+            enumerate(rollout.completions), groups_of(rollout.completions), strict=True
+        ):
+            answers = {name: sample.row[name] for name in ANSWERS if name in sample.row}
+            first = known.setdefault((group, sample.prompt_text), answers)
+            other = next((name for name in answers if first.get(name) != answers[name]), None)
+            if other is not None:
+                said = f"completions of one prompt are judged by different values of {other}"
+                shown = f"{first.get(other)!s:.30} and {answers[other]!s:.30}"
+                return Trouble(f"{said}: {shown}", rollout.step, {"group": group, "completion": n})
+    return None
+
+
 def _is_blank(value: object) -> bool:
     return value is None or not str(value).strip()
 
@@ -321,6 +338,7 @@ CHECKS = {
     "rewards_missing": rewards_are_missing,
     "reward_drowned": one_reward_drowns_the_others,
     "reward_differs": trained_reward_is_another,
+    "answers_differ": siblings_have_different_answers,
     "answer_empty": rows_lack_their_answer,
     "pays_empty": empty_text_is_paid_most,
     "rewards_constant": rewards_are_constant,

@@ -1,4 +1,4 @@
-"""Readers: a record, covey's own run folder, and what TRL and verl write without any writer of ours."""
+"""Readers: a record, covey's own run folder, and what trainers write without any writer of ours."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from covey.audit.logs import EVENTS, read_log
+from covey.audit.prime_rl import is_prime_rl, prime_rl_run
 from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
 from covey.config.load import ResolvedConfig
 from covey.runs.folder import read_numbers
-from covey.runs.reader import last_stage, look_at
+from covey.runs.reader import last_stage, look_at, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
 from covey_verify.errors import ConfigError, DataError
@@ -23,7 +25,7 @@ STATE = "trainer_state.json"
 
 
 def open_run(path: Path) -> AuditRecord:
-    """Read a run: a record, a run folder of covey, TRL's output folder or trainer_state.json, verl's dumps.
+    """Read a run: a record, a folder of covey, TRL or prime-rl, trainer_state.json, verl's dumps, a log.
 
     Raises ConfigError if there is none, DataError, with file and line, for one that is damaged.
     """
@@ -31,10 +33,22 @@ def open_run(path: Path) -> AuditRecord:
         return _of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
-    if path.suffix == ".json":
+    if path.name == STATE or (
+        path.suffix == ".json" and _has(read_regular(path, RECORD_BYTES), "log_history")
+    ):
         return trl_state(path)
+    if path.suffix in (".csv", ".db", ".json") or EVENTS in path.name:
+        return read_log(path)
     first = read_regular(path, stream_bytes()).partition(b"\n")[0]
-    return verl_dumps([path]) if _is_verl(first) else read_record(path)
+    if _has(first, "input", "output", "score"):
+        return verl_dumps([path])
+    return read_log(path) if _has(first, "step") or _has(first, "_step") else read_record(path)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path is a file, or a folder without a run of covey."""
+    own = path.is_dir() and ((path / "config.yaml").exists() or stages_in(path))
+    return path.exists() and not own
 
 
 def _of_folder(folder: Path) -> AuditRecord:
@@ -44,7 +58,14 @@ def _of_folder(folder: Path) -> AuditRecord:
     # Checkpoints are numbered; the newest has the whole history.
     states = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda p: p.stat().st_mtime)
     states += [folder / STATE] if (folder / STATE).is_file() else []
-    return trl_state(states[-1]) if states else covey_run(folder)
+    if states:
+        return trl_state(states[-1])
+    if (folder / "config.yaml").exists():
+        return covey_run(folder)
+    if is_prime_rl(folder):
+        return prime_rl_run(folder)
+    events = sorted(folder.glob(f"**/{EVENTS}*"), key=lambda p: p.stat().st_mtime)
+    return read_log(events[-1]) if events else covey_run(folder)
 
 
 # --- covey ----------------------------------------------------------------------------------------
@@ -143,7 +164,7 @@ def trl_state(path: Path) -> AuditRecord:
         lines = [_logged(entry) for entry in logged]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: no state of a trainer: log_history is missing or damaged ({error})"
+            f"{path}: not the state of a trainer: log_history is missing or damaged ({error})"
         ) from None
     if not lines:
         raise DataError(
@@ -164,11 +185,13 @@ def _logged(entry: Mapping[str, Any]) -> Update:
     )
 
 
-def _is_verl(line: bytes) -> bool:
+def _has(line: bytes, *names: str) -> bool:
+    """Whether a line is an object with these names, and no line of a record."""
     try:
-        return {"input", "output", "score"} <= set(load_json(line))
+        value = load_json(line)
     except (ValueError, TypeError):
         return False
+    return isinstance(value, dict) and "kind" not in value and set(names) <= set(value)
 
 
 def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
@@ -187,8 +210,9 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
                     prompt=row["input"], text=row["output"], rewards={"score": float(row["score"])}, row=own
                 )
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path}:{n}: no row of a verl dump ({error})") from None
+                raise DataError(f"{path}:{n}: not a row of a verl dump ({error})") from None
             samples.append(sample)
-        step = int(path.stem) if path.stem.isdecimal() else number
+        # verl counts its steps from 1.
+        step = int(path.stem) - 1 if path.stem.isdecimal() else number
         lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
     return AuditRecord(_header("verl"), tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from covey.audit.probes import probe
-from covey.audit.recorder import Recorder, facts_of, numbers, plain_logprobs
+from covey.audit.recorder import PLAIN, Recorder, T, facts_of, numbers, plain_logprobs, row_of, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,6 @@ WRAPPED = (
     "_get_per_token_logps_and_entropies",
     "_get_grad_norm",
 )
-PLAIN = (str, int, float, list, type(None))
-T = TypeVar("T")
 Rows = list[dict[str, Any]]
 Tensors = dict[str, "Tensor"]
 KEPT = 8
@@ -51,8 +49,8 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
             own = getattr(recorder, name)
             setattr(trainer, name, functools.partial(recorder.around, own, getattr(trainer, name)))
     ends = {
-        "on_pre_optimizer_step": lambda *_, **__: recorder.attempt(recorder.before_step),
-        "on_step_end": lambda *_, **__: recorder.attempt(recorder.after_step),
+        "on_pre_optimizer_step": lambda *_, **__: recorder.file.attempt(recorder.before_step),
+        "on_step_end": lambda *_, **__: recorder.file.attempt(recorder.after_step),
     }
     trainer.add_callback(type("AuditCallback", (TrainerCallback,), ends)())
 
@@ -60,13 +58,12 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
 class _TrlRecorder:
     def __init__(self, trainer: Any, path: Path, looks: int, probes: bool) -> None:
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        names = {str(i): token.content for i, token in tokenizer.added_tokens_decoder.items()}
-        ends = list(getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]))
+        tokens = tokens_of(tokenizer)
+        tokens["eos"] = list(getattr(trainer, "eos_token_ids", tokens["eos"]))
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
         settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN)}
         settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
-        tokens = {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
         self.file = Recorder(
             path,
             framework="trl",
@@ -83,25 +80,12 @@ class _TrlRecorder:
         self.logprobs: Tensor
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
-        self.failed = False
 
     def around(self, own: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a method of the trainer, and give its result to ``own``, which may return another one."""
         result = inner(*args, **kwargs)
-        replaced = self.attempt(own, result, *args, **kwargs)
+        replaced = self.file.attempt(own, result, *args, **kwargs)
         return result if replaced is None else replaced
-
-    def attempt(self, own: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
-        """Call a part of the recorder. If it fails, print the reason and record nothing more."""
-        if self.failed:
-            return None
-        try:
-            return own(*args, **kwargs)
-        except Exception as error:
-            self.failed = True
-            reason = f"{type(error).__name__}: {error}"
-            print(f"{self.file.path}: the record ends here ({reason}); training continues")
-            return None
 
     def _calculate_rewards(
         self, rewards: Tensor, inputs: Rows, prompts: list[Any], texts: list[Any], ids: list[list[int]]
@@ -183,21 +167,12 @@ class _TrlRecorder:
         for name in ("old", "ref"):
             if f"{name}_per_token_logps" in inputs:
                 values[f"{name}_logprobs"] = inputs[f"{name}_per_token_logps"]
+        ids, advantages = inputs["completion_ids"], inputs["advantages"]
         for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
-            # As far as the last token that was sampled or is trained; behind it is padding.
-            trained = [int(at) + 1 for at in mask[n].nonzero()]
-            end = max([len(self.samples[number, place]["ids"]), *trained])
-            advantage = inputs["advantages"][n]
-            self.update["rows"].append(
-                {
-                    "rollout": number,
-                    "completion": place,
-                    **{name: numbers(v[n][:end].detach()) for name, v in values.items()},
-                    "mask": mask[n][:end].int().tolist(),
-                    "ids": inputs["completion_ids"][n][:end].tolist(),
-                    "advantage": float(advantage) if advantage.dim() == 0 else numbers(advantage[:end]),
-                }
-            )
+            length = len(self.samples[number, place]["ids"])
+            logprobs = {name: v[n] for name, v in values.items()}
+            row = row_of((number, place), length, mask[n], advantages[n], logprobs)
+            self.update["rows"].append({**row, "ids": ids[n][: len(row["mask"])].tolist()})
 
     def _get_grad_norm(self, norm: Tensor | float | None, *_: object, **__: object) -> None:
         self.update["grad_norm"] = None if norm is None else float(norm)

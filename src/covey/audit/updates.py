@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import convention_of, same_loss
-from covey.audit.logprobs import after, own, pairs, ratios_are_wide
+from covey.audit.logprobs import after, before, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Numbers, Update, Use
 from covey.audit.tokens import place
 from covey.objective.data import LossInputs
@@ -116,7 +116,7 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     name = "beta" if record.setting("beta") is not None else "kl_coef"
     coef = record.number(name, 0.0)
     if coef < 0:
-        return Trouble(f"{name} is {coef:g}: the policy is paid for leaving its reference")
+        return Trouble(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
 
     if record.setting("algorithm.use_kl_in_reward") is True:
         return _kl_is_paid(record)
@@ -184,7 +184,7 @@ def _gain(use: Use) -> float:
     """Return advantage times the change of its log-prob for one completion; 0 if it was not looked at."""
     if not isinstance(use.row.advantage, float):
         return 0.0
-    return use.row.advantage * sum(y - x for _, x, y in pairs(use, own, after))
+    return use.row.advantage * sum(y - x for _, x, y in pairs(use, before, after))
 
 
 def rate_is_zero(record: AuditRecord) -> Trouble | None:
@@ -260,8 +260,8 @@ def gradient_is_always_clipped(record: AuditRecord) -> Trouble | None:
 
 def clipping_cannot_act(record: AuditRecord) -> Trouble | None:
     """A clip bound of 1 or more lets every ratio pass."""
-    for name in ("epsilon", "actor_rollout_ref.actor.clip_ratio", "eps_clip"):
-        bound = record.number(name, 0.0)
+    for known in ("epsilon", "eps_clip"):
+        bound, name = record.number(known, 0.0), record.own_name(known)
         if bound >= 1 and str(record.setting("loss_type", "grpo")) not in ("cispo", "sapo", "vespo"):
             return Trouble(f"{name} is {bound:g}: a ratio between 0 and {1 + bound:g} is never clipped")
     return None

@@ -172,7 +172,7 @@ def command_migrate(
     from covey.runs.atomic import write_file
 
     if output.exists():
-        raise ConfigError(f"{output} is there already; choose another --output")
+        raise ConfigError(f"{output} already exists; choose another --output")
     text, migrated = migrate(file, from_)
     write_file(output, text)
     lines = [f"config  {output}: {len(migrated.config)} settings"]

@@ -90,6 +90,7 @@ def command_serve(
     port: int = 8000,
     weights: Path | None = None,
     name: str = "",
+    tinker: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
 
@@ -98,10 +99,12 @@ def command_serve(
     :param port: 0 takes a free one.
     :param weights: Folder with new weights, from which the server updates itself: a run's `sync`.
     :param name: Name of the model for callers; by default the folder's name.
+    :param tinker: Speak Tinker's protocol: clients train adapters, kept in the folder of --output.
     """
     from covey.cluster.serving.run import serve_http
+    from covey.tinker.run import serve_tinker
 
-    serve_http(model, host, port, weights, name, settings)
+    (serve_tinker if tinker else serve_http)(model, host, port, weights, name, settings)
     return 0
 
 

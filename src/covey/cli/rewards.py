@@ -40,7 +40,7 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
 
 @app.command(name="stress", group=REWARDS)
 def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
-    """Attack rewards before training: list the texts that they should not pay. Exit code 1 if there are any.
+    """Attack rewards before training: list incorrect texts that they pay. Exit code 1 if there are any.
 
     :param file: A config with rewards, tools and data; or a data file, followed by rewards.
     """

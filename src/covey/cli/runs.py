@@ -27,15 +27,20 @@ if TYPE_CHECKING:
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
 ) -> int:
-    """Show a run in the terminal; with --step its groups, with --group all completions of one.
+    """Show a run in the terminal: its course, the groups of a STEP, or all completions of a GROUP.
 
-    :param run: Folder of the run; of several stages the last one counts.
-    :param step: Step, counted from 0.
-    :param group: Number of the group in the step.
+    :param run: Its folder; of several stages, the last one's is taken. Or whatever `covey audit` reads.
+    :param step: Counted from 0.
+    :param group: Its number in the step.
     """
+    from covey.audit.sources import is_foreign
     from covey.insight import show
 
-    if step is None:
+    if is_foreign(run):
+        from covey.audit.views import show_record
+
+        print_result(as_json, *show_record(run, step, group))
+    elif step is None:
         print_result(as_json, *show.show_run(run))
     elif group is None:
         print_result(as_json, *show.show_step(run, step))
@@ -48,26 +53,41 @@ def command_show(
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Find what went wrong in a run and the setting that helps, or explain a setting, metric or finding.
 
-    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
-        of the algorithm, a finding, or a name of TRL's. By default all settings are listed.
+    :param what: The folder of a run, or a file that `covey audit` reads; or a setting or section, as
+        train.lr, a metric, as kl/start, a function of the algorithm, a finding, or a name of TRL's; without
+        it every setting is listed.
     """
-    if what and Path(what).is_dir():
+    from covey.audit.sources import is_foreign
+
+    path = Path(what)
+    if what and (path.is_dir() or path.suffix) and is_foreign(path):
+        from covey.audit.table import audit, lines_of, record_of
+
+        record, report = audit(path)
+        print_result(as_json, record_of(record, report), lines_of(path, record, report))
+        return 0
+    if what and path.is_dir():
         from covey.insight.findings.watch import explain_run
         from covey.insight.sample_command import shell_word
         from covey.insight.show import what_stands_out
         from covey.runs.reader import recorded_method
 
-        stage, verdict, findings = explain_run(Path(what))
+        stage, verdict, findings = explain_run(path)
         output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
         said = what_stands_out(stage, findings)
         if findings and recorded_method(stage) == "rl":
             said.append(f"to try what would help: covey diagnose {shell_word(what)}")
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
+        from covey.cli.algorithms import show_one
         from covey.cli.settings import settings, show
 
-        output = settings(what)
-        lines = show(output)
+        entries = settings(what)
+        presets = [str(entry["setting"]) for entry in entries if entry["of"] == "algorithm"]
+        if presets and not as_json:  # formulas and YAML instead of a line
+            print_result(False, None, show([entry for entry in entries if entry["of"] != "algorithm"]))
+            return show_one(presets[0], as_json=False)
+        output, lines = entries, show(entries)
     print_result(as_json, output, lines)
     return 0
 
@@ -76,11 +96,15 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
 def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
     """Compare two runs: settings, curves, and the problems that both have seen, with intervals.
 
-    :param a: Folder of a run.
-    :param b: Folder of the other run; differences are B minus A.
+    :param a: Folder of a run, or whatever `covey audit` reads.
+    :param b: That of the other; differences are B's less A's.
     """
-    from covey.insight.difference import difference
+    from covey.audit.sources import is_foreign
 
+    if is_foreign(a) or is_foreign(b):
+        from covey.audit.views import difference_of_records as difference
+    else:
+        from covey.insight.difference import difference
     print_result(as_json, *difference(a, b))
     return 0
 
@@ -129,8 +153,9 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
 
     All of it is computed again from the trainer's records. Exit code 1 if a severe mistake was found.
 
-    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), a run
-        folder of covey, TRL's output folder or `trainer_state.json`, or verl's rollout dumps.
+    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), an output
+        folder of TRL, prime-rl or covey, `trainer_state.json`, verl's rollout dumps, or a log: an export of
+        Weights & Biases (CSV, JSON), an event file of TensorBoard, trackio's database.
     """
     from covey.audit.table import audit, lines_of, record_of
 

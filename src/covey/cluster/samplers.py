@@ -132,7 +132,7 @@ class PlacedSamplers:
             up, left = ray.wait(left, timeout=timeout)
             if not up:
                 raise ConfigError(
-                    f"launch.samplers: none was up after {timeout:g} s; `ray status` says what there is"
+                    f"launch.samplers: none was up after {timeout:g} s; `ray status` shows the resources"
                 )
             try:
                 ray.get(up)

@@ -230,7 +230,7 @@ def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[Tr
 
 
 def answers_of_others(plan: Plan) -> str:
-    """Return a sentence on what completions earn for the answers of other rows, and for their own.
+    """Return what the unchanged trial's completions earn for other rows' answers and for their own, in words.
 
     If that is as much, answers may not belong to their prompts. Empty if no reward depends on the answer, or
     nothing can be scored again.

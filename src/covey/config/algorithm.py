@@ -48,7 +48,7 @@ SIMPLE = set(AXIS_DEFAULTS) - set(AXES) - set(RECORDS)
 """Axes whose value is a word or a number."""
 BESIDE_AXES: Mapping[str, Setting] = {
     "name": Setting("The preset that the rest starts from; `covey algorithms` lists them."),
-    "dialect": Setting("Whose reading of the preset: another framework's eps, counts, clips, KL and means."),
+    "dialect": Setting("The framework whose eps, counts, clips, KL and means the preset takes."),
 }
 """Keys of the `algorithm` block that are no axes."""
 NEVER_LOADED = {"Tensor": object}

@@ -38,7 +38,7 @@ class Servers(Section):
     )
     folder: Path | None = setting(
         None,
-        "Where weights are written for the servers; by default `sync` in the run's folder.",
+        "Folder in which weights are written for the servers; by default `sync` in the run's folder.",
         usual="on a file system that all servers see, in memory if there is room",
         resume="safe",
     )
@@ -102,19 +102,19 @@ class ToolUse(Section):
     )
     isolate: Literal["process", "sandbox"] = setting(
         "process",
-        "Where your functions and the environment run: with your rights, or in the run's sandbox, without "
-        "files and network.",
+        "Place of your functions and the environment: a process with your rights, or the run's sandbox, "
+        "without files and network.",
         usual="sandbox for tools that evaluate what a model wrote",
     )
     max_calls: Few = setting(
         4,
-        "Turns of a completion that are answered; the next one is its last.",
+        "Number of turns that get an answer; the next turn is the last one.",
         usual="1 to 10",
         source="4 searches in Search-R1 (arXiv 2503.09516)",
         trl="max_tool_calling_iterations",
     )
     calls_per_turn: Few = setting(
-        8, "Calls of a turn that are run; the model is told which were not.", usual="1 to 16"
+        8, "Largest number of calls run per turn; the model is told which were not run.", usual="1 to 16"
     )
     timeout: Duration = setting(
         10.0, "Seconds a call may take; the model is told if it took longer.", usual="5 to 60"
@@ -222,7 +222,7 @@ class Rollout(Section):
     )
     sampler: Servers | None = setting(None, "Sample on servers: {url: [http://127.0.0.1:8000]}.")
     tools: ToolUse | None = setting(
-        None, "What the model may call while it answers: {functions: [calculate]}."
+        None, "Tools that the model may call while it answers: {functions: [calculate]}."
     )
 
     @field_validator("tools", mode="before")

@@ -68,7 +68,7 @@ class Data(Section):
     )
     examples: Paths = setting(
         (),
-        "Files of answers, pairs or judged answers, where problems come from elsewhere; in a pipeline also "
+        "Files of answers, pairs or judged answers, if problems come from elsewhere; in a pipeline also "
         "earlier stages that wrote some, as 2-pairs. The last one counts in full.",
     )
     replay: Share = setting(1.0, "Fraction of each earlier one of data.examples that is used again.")
@@ -92,7 +92,7 @@ class Data(Section):
     system: str | None = setting(None, "System message before every prompt; implies chat.")
     chat_template_kwargs: dict[str, object] = setting(
         {},
-        "Passed on to the chat template, as {enable_thinking: false}; a row's columns "
+        "Variables for the chat template, as {enable_thinking: false}; a row's columns "
         "`chat_template_kwargs`, `tools` and `documents` go there too and win.",
         trl="chat_template_kwargs",
     )
@@ -127,10 +127,10 @@ class Train(Section):
         source="1e-6 in DeepSeekMath (arXiv 2402.03300) and DAPO (2503.14476)",
         trl="learning_rate",
     )
-    warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up.", usual="0 to 20")
+    warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up of the learning rate.", usual="0 to 20")
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant",
-        "What the learning rate does after the warm-up, optimizer step by step.",
+        "Course of the learning rate after the warm-up, by optimizer steps.",
         trl="lr_scheduler_type",
     )
     weight_decay: NonNegative = setting(
@@ -204,18 +204,16 @@ class Keep(Section):
     """The choice of completions that become examples (pairs, rejection_sampling, filter)."""
 
     margin: NonNegative = setting(
-        0.0, "Pairs: the chosen's reward is above the rejected's by more.", read_by=("pairs",)
+        0.0, "Pairs: least difference of the two rewards, exclusive.", read_by=("pairs",)
     )
-    per_problem: Size = setting(4, "Most examples of a problem.", read_by=COLLECTS)
+    per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=COLLECTS)
     least: dict[str, float] = setting(
         {},
         "Rejection sampling: the least value of a reward, by name, as {language_consistency: 0.9}; the "
         "verdict above 0.5 is always asked for.",
         read_by=("rejection_sampling",),
     )
-    score: OpenShare = setting(
-        0.5, "Filter: rows are wanted with a probability above it.", read_by=("filter",)
-    )
+    score: OpenShare = setting(0.5, "Filter: rows with a higher probability are kept.", read_by=("filter",))
 
 
 class Guards(Section):
@@ -267,7 +265,7 @@ class Scoring(Section):
     )
     noise: float = setting(
         0.0,
-        "Fraction of labels flipped in training (label noise), to see what a run bears.",
+        "Fraction of labels flipped in training (label noise), to test how much a run tolerates.",
         ge=0,
         le=0.5,
         usual="0",
@@ -281,7 +279,7 @@ class Sandbox(Section):
     backend: Literal["auto", "bwrap", "landlock", "wasm", "remote"] = setting(
         "auto", "auto: the strongest that withstands its own probe."
     )
-    url: str | None = setting(None, "Of a SandboxFusion service, for `remote`.")
+    url: str | None = setting(None, "Address of a SandboxFusion service, for `remote`.")
     unsafe_local: bool = setting(False, "If no sandbox works, run model code with your own rights.")
     packages: Names = setting(
         ("numpy", "sympy"),
@@ -302,7 +300,7 @@ class Lora(Section):
         32.0, "Scale of the update: alpha / rank.", gt=0, le=10**6, usual="one or two times the rank"
     )
     targets: str | tuple[str, ...] | None = setting(
-        "all-linear", "Which linear layers; null: peft's choice for the architecture."
+        "all-linear", "Linear layers that get adapters; null: peft's choice for the architecture."
     )
 
 
@@ -318,7 +316,7 @@ class Launch(Section):
     )
     restarts: int = setting(
         3,
-        "How often they are started again, from the last checkpoint, after one of them died.",
+        "Number of restarts from the last checkpoint after one of them has died.",
         ge=0,
         le=10**6,
         usual="3; more in long runs",
@@ -417,7 +415,9 @@ class Config(Section):
     keep: Keep = setting(Keep(), read_by=())
     guards: Guards = setting(Guards(), resume="safe", read_by=RL)
     tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = setting(
-        None, "Who gets a copy of all numbers; offline. The run folder has them anyway.", resume="safe"
+        None,
+        "Program that gets a copy of all numbers, offline. The run folder has them anyway.",
+        resume="safe",
     )
     lora: Lora | None = setting(None, "Train adapters instead of all weights.", resume="refused")
     launch: Launch = setting(Launch(), resume="safe")

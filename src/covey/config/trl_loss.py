@@ -126,7 +126,7 @@ def _ratio(loss: TrlLoss) -> str:
         return str(level)
     if level != "token":
         raise ConfigError("loss_type vespo always weights by sequence; remove importance_sampling_level")
-    return "response"
+    return "completion"
 
 
 def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:

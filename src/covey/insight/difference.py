@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from covey.config.load import flatten
-from covey.insight.show import curve_lines, series
+from covey.insight.show import NumberRecords, curve_lines, series
 from covey.insight.verdict import ends, points
 from covey.runs.estimates import (
     Estimate,
@@ -55,12 +55,15 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     lines.append("what differs" if settings or files else "same settings, same files")
     lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
     lines += [f"  {name}: {what}" for name, what in files.items()]
-    lines += ["", *_curves(first, second), ""]
-    lines += [f"held-out, the same problems, B - A: {name} {_signed(e)}" for name, e in held_out.items()]
+    logs, evals = (
+        [read_numbers(stage, name) for stage in (first, second)] for name in ("metrics.jsonl", "evals.jsonl")
+    )
+    lines += ["", *paired_curves(logs, evals), ""]
+    lines += [f"held-out, the same problems, B - A: {name} {signed(e)}" for name, e in held_out.items()]
     if why_not:
         lines.append(why_not)
     if common is not None:
-        lines.append(f"training reward of {shared} problems that both met late, B - A: {_signed(common)}")
+        lines.append(f"training reward of {shared} problems that both met late, B - A: {signed(common)}")
     return record, lines
 
 
@@ -105,8 +108,13 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
     # Under other rewards, or other code of the same ones, their means do not compare.
     if "rewards" in settings or any(name.endswith(".py") for name in changed_files(first, second)):
         return None, 0
-    means = [_late_rewards(stage) for stage in (first, second)]
-    common = sorted(means[0].keys() & means[1].keys())
+    return shared_gain(_late_rewards(first), _late_rewards(second))
+
+
+def shared_gain(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Estimate | None, int]:
+    """Return B's mean less A's over the problems that both have, and their number; None if they are few."""
+    means = (a, b)
+    common = sorted(a.keys() & b.keys())
     if len(common) < FEW_IN_COMMON:
         return None, len(common)
     before, after = (np.array([own[problem] for problem in common]) for own in means)
@@ -137,11 +145,8 @@ def by_problem(
     return found
 
 
-def _curves(first: Path, second: Path) -> Iterator[str]:
-    """Yield the curves of both runs, those of a metric side by side and on one scale."""
-    logs = [read_numbers(stage, "metrics.jsonl") for stage in (first, second)]
-    evals = [read_numbers(stage, "evals.jsonl") for stage in (first, second)]
-    # At least 1, as curves of one step at 0 need an axis too.
+def paired_curves(logs: Sequence[NumberRecords], evals: Sequence[NumberRecords]) -> Iterator[str]:
+    """Yield the curves of both runs, those of a metric beside each other and on one scale."""
     last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
     rewarded = any("reward/mean" in m for m in logs[0])
     for name, metric in CURVES.items():
@@ -163,7 +168,8 @@ def _pair(
         yield from curve_lines(curves, 4, last)
 
 
-def _signed(estimate: Estimate) -> str:
+def signed(estimate: Estimate) -> str:
+    """Return a difference with its sign and its interval."""
     if estimate.share:
         return points(estimate)
     return f"{estimate.value:+.3g} [{estimate.low:+.3g}, {estimate.high:+.3g}]"

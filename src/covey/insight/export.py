@@ -37,7 +37,7 @@ def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> 
     checkpoint = _checkpoint(stage, _best_step(stage, evals) if step is None else step)
     target = output or stage / "export" / checkpoint.name
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already; remove it, or choose another folder with -o")
+        raise ConfigError(f"{target} already exists; remove it, or choose another folder with -o")
     measured = {int(str(r["step"])): Evaluation.from_record(r) for r in evals}
     with committed_folder(target) as new:
         _write_model(stage, checkpoint, new)

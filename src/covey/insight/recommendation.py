@@ -98,7 +98,7 @@ def recommend(have: Resources, parameters: float, memory: float) -> tuple[dict[s
     taken = next((route for route in routes() if all(map(have.has, route.when))), None)
     if taken is None:
         raise ConfigError(
-            "nothing to learn from. Say what there is: --verifier, --pairs N, --judged N, --steps, --worked N"
+            "nothing to learn from. Describe data: --verifier, --pairs N, --judged N, --steps, --worked N"
         )
     rows = [_row(route, have, parameters, memory) for route in routes()]
     advice = [*_advice(have, taken), *_on_memory(rows[routes().index(taken)], parameters, memory)]

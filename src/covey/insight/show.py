@@ -71,7 +71,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     }
     lines = [*_facts(folder, stage, record)]
     if metrics or evals:
-        lines += ["", *_curves(metrics, evals), "", *_table(metrics)]
+        lines += ["", *course_lines(metrics, evals)]
     if record["findings"]:
         lines += ["", *record["findings"]]
     if steps := record["steps_with_completions"]:
@@ -114,6 +114,11 @@ def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
         if step in logged and group is not None:
             place = f" (covey show {stage} {step} {group})"
         yield f"step {f.step + 1}: {f}{place}"
+
+
+def course_lines(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
+    """Return a run's curves and the table of its steps."""
+    return [*_curves(metrics, evals), "", *_table(metrics)]
 
 
 def _curves(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
@@ -163,6 +168,11 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     """Show the groups of a step, those with the widest rewards first."""
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
+    return step_view(stage, step, log, advantage_reason(stage, log.rows))
+
+
+def step_view(stage: Path, step: int, log: RolloutLog, why: str = "") -> tuple[ShownRecord, list[str]]:
+    """Return the groups of a step's log. ``why``: the reason why dead groups have advantages."""
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r["spread"], r["group"]))
     # One range for all bars of the step, so that groups can be compared.
     known = [r for row in rows for r in row["rewards"] if r is not None]
@@ -171,7 +181,6 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
     head = ["group", "mean", "tokens", "rewards", "", "prompt"]
     lines += table([head, *(_group_cells(row, low, high) for row in rows)], numbers=3)
-    why = advantage_reason(stage, log.rows)
     lines += ["", f"dead: the rewards are equal. {why}"] if why else []
     record = {"run": str(stage), "step": step, "groups": rows}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
@@ -207,7 +216,8 @@ def _group_cells(row: ShownRecord, low: float, high: float) -> list[str]:
     bars = "".join("?" if r is None else bar(r, low, high) for r in row["rewards"])
     kind = "dead" if row["dead"] else "" if row["trained"] else "filtered"
     prompt = " ".join(row["prompt"].split())[:PROMPT_SHOWN]
-    return [str(row["group"]), mean, f"{row['tokens']:.0f}", bars, kind, prompt]
+    tokens = "-" if np.isnan(row["tokens"]) else f"{row['tokens']:.0f}"
+    return [str(row["group"]), mean, tokens, bars, kind, prompt]
 
 
 def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -217,13 +227,17 @@ def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
     kl = (recorded_yaml(stage).get("algorithm") or {}).get("kl") or {}
     if kl.get("place") == "reward":
         return "The KL in the reward, which is not part of the reward that is shown, tells them apart."
-    return "This estimator compares with something else than the group, and trains on them all the same."
+    return "This estimator compares with something other than the group, and trains on them nevertheless."
 
 
 def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:
     """Show the prompt of a group and its completions, best first, with the result of every reward."""
     stage = last_stage(folder)
-    log = read_rollouts(stage, step)
+    return group_view(stage, step, number, read_rollouts(stage, step))
+
+
+def group_view(stage: Path, step: int, number: int, log: RolloutLog) -> tuple[ShownRecord, list[str]]:
+    """Return a group of a step's log. Raises ConfigError if there is none of this number."""
     if number not in log.groups:
         raise ConfigError(f"{stage}: step {step} has no group {number}; it has 0 to {max(log.groups)}")
     rows = [log.rows[place] for place in log.groups[number]]
@@ -246,10 +260,13 @@ def _completion(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def completion_line(row: Mapping[str, Any]) -> str:
-    """Return the facts of a logged completion in one line."""
-    reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
-    facts = f"{reward}, advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
-    return "; ".join((facts, *(f"{name} {_component(row, name)}" for name in row["components"])))
+    """Return the facts of a logged completion in one line; those that are not known are left out."""
+    facts = ["no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"]
+    if not np.isnan(row["advantage"]):
+        facts.append(f"advantage {row['advantage']:+.3g}")
+    if not np.isnan(row["tokens"]):
+        facts += [f"{row['tokens']} tokens", str(row["finish"])]
+    return "; ".join((", ".join(facts), *(f"{name} {_component(row, name)}" for name in row["components"])))
 
 
 def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:

@@ -250,7 +250,7 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
         assert batch.ref_logprobs is not None and batch.old_logprobs is not None
         coef = kl.coef if coef is None else coef
         ref_log_ratio = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
-        if kl.level == "response":
+        if kl.level == "completion":
             response = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio.sum(-1))), kl.bound)
         else:
             token = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio)), kl.bound)

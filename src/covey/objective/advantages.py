@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Single = Annotated[
     Literal["zero", "reward"],
-    Setting("What a completion without siblings gets: zero, or its reward without a baseline (verl)."),
+    Setting("Advantage of a completion without siblings: zero, or its reward without a baseline (verl)."),
 ]
 Ddof = Annotated[
     Literal[0, 1],
@@ -136,9 +136,9 @@ def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
     return (rewards - greedy_reward).nan_to_num(0.0)
 
 
-Decay = Annotated[Share, Setting("How much of the running mean is kept at each reward.")]
+Decay = Annotated[Share, Setting("Fraction of the running mean that is kept at each reward.")]
 RoleColumn = Annotated[
-    str | None, Setting("Column of the problems that names the role whose mean it is; none: one mean.")
+    str | None, Setting("Column with the role of a problem, for a mean by role; none: one mean.")
 ]
 
 
@@ -171,7 +171,7 @@ def length_penalized(
     rewards: Tensor,
     lengths: Tensor,
     *,
-    weight: Annotated[NonNegative, Setting("What the longest completion of a solved group loses.")] = 0.25,
+    weight: Annotated[NonNegative, Setting("Penalty of the longest completion of a solved group.")] = 0.25,
 ) -> Tensor:
     """A_i = s_i - mean(s), s_i = r_i - weight mean(r) |y_i| / max |y|. (G,), (G,) -> (G,).
 
@@ -183,7 +183,9 @@ def length_penalized(
 def pass_at_k(
     rewards: Tensor,
     *,
-    k: Annotated[Count, Setting("The best of how many is taught; at most rollout.group_size.")] = 4,
+    k: Annotated[
+        Count, Setting("K of the trained objective, the best of K; at most rollout.group_size.")
+    ] = 4,
     eps: Eps = 1e-6,
 ) -> Tensor:
     """A_i = (E[max of k | i among them] - E[max of k]) / (std[max of k] + eps), over all subsets of k.
@@ -265,7 +267,7 @@ def batch_std(
     *,
     of: Annotated[
         Literal["rewards", "advantages"],
-        Setting("Whose standard deviation divides: that of the raw or of the centred rewards."),
+        Setting("Divisor: the standard deviation of the raw or of the centred rewards."),
     ] = "rewards",
     ddof: Ddof = 1,
     eps: Eps = 1e-4,
@@ -295,7 +297,7 @@ def token_zscore(
     ddof: Ddof = 1,
     eps: Eps = 1e-8,
     floor: Annotated[
-        NonNegative, Setting("The variance is at least this, where a code has a floor instead of eps.")
+        NonNegative, Setting("Lower bound of the variance, for codes with a floor instead of eps.")
     ] = 0.0,
 ) -> Tensor:
     """(A - mean) / sqrt(max(var + eps, floor)) over all trained tokens: long completions weigh more.
@@ -319,7 +321,9 @@ def valid_group_scale(
     *,
     of: Annotated[
         Literal["groups", "rewards"],
-        Setting("What carries a signal: groups that differ, or rewards other than 0 (verl)."),
+        Setting(
+            "Completions with a signal: those of groups that differ, or with a reward other than 0 (verl)."
+        ),
     ] = "groups",
 ) -> Tensor:
     """Multiply by N / (completions in groups that carry a signal). (N, T) -> (N, T).

@@ -53,7 +53,7 @@ class Algorithm:
     ratio: Annotated[
         Bound[LossInputs, Tensor],
         Setting(
-            "How far the policy has moved from the one that sampled: by token, sequence or response.",
+            "Ratio of the policy to the one that sampled: by token, sequence or completion.",
             trl="importance_sampling_level",
         ),
     ] = bind(ratios.token)
@@ -65,7 +65,7 @@ class Algorithm:
     """Ratios and advantages -> (N, T) losses."""
     reduce: Annotated[
         Bound[LossInputs, Tensor],
-        Setting("How much a token weighs in the loss of an update.", trl="loss_type"),
+        Setting("Weight of a token in the loss of an update.", trl="loss_type"),
     ] = bind(reductions.token_mean)
     """Weight of each completion, (N,)."""
     kl: Annotated[
@@ -83,7 +83,7 @@ class Algorithm:
     entropy: Annotated[Entropy | None, Setting("The entropy bonus. A number is its coefficient.")] = None
     critic: Annotated[
         Critic | None,
-        Setting("What learns the values that gae asks for; null keeps none. A word is its trunk."),
+        Setting("The critic, whose values gae needs; null: none. A word is its trunk."),
     ] = None
     nll: Annotated[
         NonNegative,
@@ -105,10 +105,10 @@ class Algorithm:
     """(N, T)."""
     filter: Annotated[
         Bound[FilterData, bool] | None,
-        Setting("Which groups are trained on; the others are resampled."),
+        Setting("Condition for training a group; other groups are resampled."),
     ] = None
     old: Annotated[
-        OldPolicy, Setting("Whose log-probs the ratio divides by: the trainer's, or the sampler's.")
+        OldPolicy, Setting("Log-probs that the ratio divides by: the trainer's, or the sampler's.")
     ] = "trainer"
     """``trainer``: recomputed by the trainer; ``sampler``: as the sampler recorded them (bypass)."""
     paper: str = field(default="", compare=False)
@@ -241,9 +241,9 @@ _RPP = replace(_BY_TOKEN, whiten=bind(advantages.token_zscore))
 PRESETS: Mapping[str, Algorithm] = {
     "reinforce": _REINFORCE,
     "rloo": _REINFORCE.variant(
-        "RLOO, arXiv 2402.14740: k 2 or 4, KL .05 summed over the response, in the reward.",
+        "RLOO, arXiv 2402.14740: k 2 or 4, KL .05 summed over the completion, in the reward.",
         advantage=advantages.leave_one_out,
-        kl=KL(bind(penalties.k1), coef=0.05, place="reward", level="response"),
+        kl=KL(bind(penalties.k1), coef=0.05, place="reward", level="completion"),
     ),
     "remax": _REINFORCE.variant(
         "ReMax, arXiv 2310.10505: the baseline is the greedy completion's reward.",
@@ -268,11 +268,11 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "grpo": _GRPO,
     "grpo_r1": _GRPO.variant(
-        "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948: response-level ratio and k3, KL "
+        "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948: completion-level ratio and k3, KL "
         ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 updates.",
-        ratio=ratios.response,
+        ratio=ratios.completion,
         surrogate=bind(surrogates.clip, clip_low=10.0, clip_high=10.0),
-        kl=KL(bind(penalties.k3), coef=0.001, level="response", refresh_every=400),
+        kl=KL(bind(penalties.k3), coef=0.001, level="completion", refresh_every=400),
     ),
     "grpo_process": _GRPO.variant(
         "GRPO with process supervision, arXiv 2402.03300, 4.1.3; needs rewards by step.",
@@ -319,8 +319,8 @@ PRESETS: Mapping[str, Algorithm] = {
         surrogate=bind(surrogates.sapo, tau_up=1.0, tau_down=1.05),
     ),
     "vespo": _BY_TOKEN.variant(
-        "VESPO, arXiv 2602.10693: gamma weight on the response ratio, k/lam 2/3 up, 3/2 down.",
-        ratio=ratios.response,
+        "VESPO, arXiv 2602.10693: gamma weight on the completion ratio, k/lam 2/3 up, 3/2 down.",
+        ratio=ratios.completion,
         surrogate=bind(surrogates.vespo, k_up=2.0, lam_up=3.0, k_down=3.0, lam_down=2.0),
     ),
     "dppo": _BY_TOKEN.variant(

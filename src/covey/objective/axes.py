@@ -52,7 +52,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         ratios.token,
         ratios.sequence,
         ratios.sequence_token,
-        ratios.response,
+        ratios.completion,
         ratios.geometric_clipped,
     ),
     "surrogate": (

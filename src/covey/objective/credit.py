@@ -153,7 +153,7 @@ Continuations = Annotated[
 ]
 Segments = Annotated[
     Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"],
-    Setting("Where completions are split: by their text, into equal parts, or before unlikely tokens."),
+    Setting("Split points of completions: by their text, into equal parts, or before unlikely tokens."),
 ]
 MostSegments = Annotated[Count, Setting("Segments of a completion, at most.")]
 

@@ -206,7 +206,7 @@ class KLData:
     """The data that ``kl.estimator`` may ask for."""
 
     ref_log_ratio: Tensor | None = None
-    """log pi - log ref, by token (N, T) or, at level response, its sum on every token."""
+    """log pi - log ref, by token (N, T) or, at level completion, its sum on every token."""
     full_kl: Tensor | None = None
     """(N, T), in the loss only."""
 

@@ -89,7 +89,7 @@ _TRL = Framework(
     algorithms={
         "grpo": _BY_TOKEN,
         "rloo": {
-            "ratio": bind(ratios.response),
+            "ratio": bind(ratios.completion),
             "surrogate": _CLIP,
             "reduce": bind(reductions.sequence_mean, rows="all"),
         },

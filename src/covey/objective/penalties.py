@@ -74,13 +74,13 @@ class KL:
     place: Annotated[
         Literal["loss", "reward"],
         Setting(
-            "In the loss, or detached in the reward: by response it is subtracted before the baseline, by "
+            "In the loss, or detached in the reward: by completion it is subtracted before the baseline, by "
             "token after it, and then a token bears its own cost and that of all later tokens."
         ),
     ] = "loss"
     level: Annotated[
-        Literal["token", "response"],
-        Setting("For each token, or for the whole response, whose log-ratios the estimator gets as a sum."),
+        Literal["token", "completion"],
+        Setting("For each token, or for the whole completion, whose log-ratios the estimator gets as a sum."),
     ] = "token"
     gradient: Annotated[
         Literal["formula", "straight_through", "ratio", "score"],
@@ -145,8 +145,8 @@ class Entropy:
 
 
 def at_level(ref_log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
-    """Return the log-ratio to the reference per token, or its sum over the response on each. (N, T)."""
-    return ref_log_ratio.sum(-1, keepdim=True) * mask if level == "response" else ref_log_ratio
+    """Return the log-ratio to the reference per token, or its sum over the completion on each. (N, T)."""
+    return ref_log_ratio.sum(-1, keepdim=True) * mask if level == "completion" else ref_log_ratio
 
 
 def with_gradient(

@@ -19,7 +19,7 @@ from covey_verify.types import NonNegative, Positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-Beta = Annotated[Positive, Setting("How much a margin counts: larger stays nearer to where it began.")]
+Beta = Annotated[Positive, Setting("Factor of the margin; larger: the policy stays closer to its start.")]
 PairNoise = Annotated[
     float,
     Ge(0),
@@ -109,7 +109,7 @@ def ipo(
     chosen_lengths: Tensor,
     rejected_lengths: Tensor,
     *,
-    tau: Annotated[Positive, Setting("Sets the margin that is aimed at, 1 / (2 tau); TRL's beta.")] = 0.1,
+    tau: Annotated[Positive, Setting("Determines the target margin, 1 / (2 tau); TRL's beta.")] = 0.1,
     level: Annotated[
         Literal["summed", "averaged"],
         Setting("Log-ratios by token, as the authors and TRL, or of the whole answer."),
@@ -231,7 +231,7 @@ def kto(
     *,
     beta: Beta = 0.1,
     desirable_weight: Annotated[
-        NonNegative, Setting("Weight of good answers; raise it where they are few.")
+        NonNegative, Setting("Weight of good answers; raise it if there are few.")
     ] = 1.0,
     undesirable_weight: Annotated[NonNegative, Setting("Weight of bad answers.")] = 1.0,
 ) -> Tensor:
@@ -277,7 +277,7 @@ def simpo(
     rejected_lengths: Tensor,
     *,
     beta: Beta = 2.0,
-    gamma: Annotated[NonNegative, Setting("Margin that the chosen answer is to be ahead by.")] = 0.5,
+    gamma: Annotated[NonNegative, Setting("Target margin between the chosen and the rejected answer.")] = 0.5,
 ) -> Tensor:
     """-log sig(beta (log pi(x)/|x| - log pi(y)/|y|) - gamma). (B,) -> (B,). SimPO, 2405.14734."""
     return -log_sigmoid(beta * (chosen / chosen_lengths - rejected / rejected_lengths) - gamma)

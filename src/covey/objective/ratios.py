@@ -52,8 +52,8 @@ def sequence_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return sequence(log_ratio, mask).detach() * (log_ratio - log_ratio.detach()).exp()
 
 
-def response(log_ratio: Tensor) -> Tensor:
-    """prod_t rho_t, the whole response's ratio, on every token. (N, T) -> (N, T).
+def completion(log_ratio: Tensor) -> Tensor:
+    """prod_t rho_t, the whole completion's ratio, on every token. (N, T) -> (N, T).
 
     As DeepSeek-R1 prints GRPO (arXiv 2501.12948, equation 1); spreads with length.
     """
@@ -72,7 +72,7 @@ def geometric_clipped(
     """exp(mean_t clipped(log rho_t)), each token clipped on the side its advantage favours.
 
     (N, T) -> (N, T). GMPO, arXiv 2507.20673: clipping before the mean keeps one outlier token
-    from deciding for the response.
+    from deciding for the completion.
     """
     upper = log_ratio.clamp(max=clip_log)
     lower = log_ratio.clamp(min=-clip_log)

@@ -91,14 +91,14 @@ def sapo(
     tau_up: Annotated[
         Positive,
         Setting(
-            "How fast the weight decays where A > 0 as the ratio leaves 1; larger: faster.",
+            "Rate at which the weight decays as the ratio leaves 1, for A > 0; larger: faster.",
             trl="sapo_temperature_pos",
         ),
     ] = 1.0,
     tau_down: Annotated[
         Positive,
         Setting(
-            "How fast the weight decays where A < 0 as the ratio leaves 1; larger: faster.",
+            "Rate at which the weight decays as the ratio leaves 1, for A < 0; larger: faster.",
             trl="sapo_temperature_neg",
         ),
     ] = 1.05,
@@ -130,7 +130,7 @@ def vespo(
 ) -> Tensor:
     """-sg(rho^k e^(lam (1 - rho))) A log pi: a gamma-shaped weight, 1 on-policy, 0 far away.
 
-    VESPO, arXiv 2602.10693, with the response-level ratio; k and lam by the sign of A.
+    VESPO, arXiv 2602.10693, with the completion-level ratio; k and lam by the sign of A.
     """
     up = advantages >= 0
     weight = ratio.detach()
@@ -222,7 +222,9 @@ def group_classification(
     mask: Tensor,
     group: Tensor,
     *,
-    tau: Annotated[Positive, Setting("Sharpness of the classes: smaller, steeper and sooner content.")] = 0.5,
+    tau: Annotated[
+        Positive, Setting("Sharpness of the classes; smaller: steeper, and saturated sooner.")
+    ] = 0.5,
 ) -> Tensor:
     """log(1 + sum_{A > 0} e^(-s / tau)) + log(1 + sum_{A < 0} e^(s / tau)) of its group, at every token.
 

@@ -28,7 +28,7 @@ class Critic:
     ] = "own"
     model: Annotated[
         str | None,
-        Setting("A value or reward model that an own network begins as; none: a copy of the policy."),
+        Setting("Value or reward model from which an own network starts; none: a copy of the policy."),
     ] = None
     lr: Annotated[
         NonNegative,
@@ -47,10 +47,10 @@ class Critic:
         ),
     ] = 0.95
     clip: Annotated[
-        Positive | None, Setting("Bound of what a value moves in a step; none: plain squared error.")
+        Positive | None, Setting("Largest change of a value in a step; none: plain squared error.")
     ] = 0.2
     pull: Annotated[
-        Share, Setting("How much of its gradient reaches the policy's trunk; 0: the head only reads.")
+        Share, Setting("Factor of its gradient in the policy's trunk; 0: only the head learns.")
     ] = 0.1
     warmup: Annotated[
         int,

@@ -28,7 +28,7 @@ def ratio(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tenso
         return (logprobs - logprobs.detach()).exp()
     if name == "token":
         return moved.exp()
-    if name == "response":
+    if name == "completion":
         return moved.sum().clamp(-FAR, FAR).exp().expand_as(moved)
     if name == "geometric_clipped":
         bound = s["clip_log"]

@@ -164,7 +164,7 @@ def estimate_group(trainer: ShadowTrainer, setting: ShadowConfig, judged: Sequen
     rewards = []
     for row in judged:
         set_token_rewards(trainer, setting, row)
-        cost = response_cost(trainer, setting, row)
+        cost = completion_cost(trainer, setting, row)
         rewards.append(row.reward - cost)
         row.token_rewards[-1:] -= cost
     axis = setting.algorithm["advantage"]
@@ -173,10 +173,10 @@ def estimate_group(trainer: ShadowTrainer, setting: ShadowConfig, judged: Sequen
         row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
 
 
-def response_cost(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow) -> float:
+def completion_cost(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow) -> float:
     """Return the cost of a KL in the reward that is computed for the whole completion; else 0."""
     kl = setting.algorithm["kl"]
-    if not kl or kl["place"] != "reward" or kl["level"] != "response":
+    if not kl or kl["place"] != "reward" or kl["level"] != "completion":
         return 0.0
     whole = (old_logprobs(setting, row) - row.reference).sum() * row.trained
     return trainer.kl_coef * float(clamped(losses.divergence(kl["estimator"]["name"], whole), kl["bound"]))
@@ -315,7 +315,7 @@ def kl_cost(
             base = distribution(trainer.reference, setting, row)
         return clamped(torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1), kl["bound"])
     difference = logprobs - row.reference
-    if kl["level"] == "response":
+    if kl["level"] == "completion":
         difference = difference.sum().expand_as(difference)
     value = losses.divergence(kl["estimator"]["name"], difference)
     if kl["gradient"] == "straight_through":

@@ -94,7 +94,7 @@ class RolloutLog:
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ValueError, or KeyError, unless these are the arrays of the rows."""
         if odd := [name for name, a in arrays.items() if a.ndim != 1 or a.dtype.kind not in "iufb"]:
-            raise ValueError(f"{odd[0]} is no row of numbers")
+            raise ValueError(f"{odd[0]} is not a row of numbers")
         for ends, count, alike in (
             ("ends", len(self.rows), ("tokens", "logprobs", "advantages")),
             ("prompt_ends", len(self.groups), ("prompt_tokens",)),

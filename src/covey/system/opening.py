@@ -84,7 +84,7 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
     path = folder / name
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
-        raise CheckpointError(f"{path}: {name!r} is no file of {folder}")
+        raise CheckpointError(f"{path}: {name!r} is not a file of {folder}")
     # One folder after the other, each opened within the last: no link can be swapped in between the check
     # and the use of a path.
     place = _named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -162,13 +162,13 @@ def _entered(part: str, flags: int, place: int, path: Path) -> int:
                     f"{path}: {part} is a link, and only the folder's own files are read. Put the file there"
                 ) from None
         if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket
-            raise CheckpointError(f"{path} is no regular file") from None
+            raise CheckpointError(f"{path} is not a regular file") from None
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _check_regular(found: os.stat_result, path: Path, most: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{path} is no regular file")
+        raise CheckpointError(f"{path} is not a regular file")
     if most is not None and found.st_size > most:
         raise CheckpointError(f"{path} has {found.st_size:,} bytes, and at most {most:,} are read")
 

@@ -77,7 +77,7 @@ def absence(file: Path) -> str:
             f"{file.parent}: this is a folder of `datasets`; write a file with its to_json('train.jsonl'), "
             "or give the dataset from Python"
         )
-    return f"{file}: {'this is no file' if file.exists() else 'no such file'}"
+    return f"{file}: {'this is not a file' if file.exists() else 'no such file'}"
 
 
 def _jsonl(file: Path) -> NumberedRows:
@@ -124,7 +124,7 @@ def _row(row: object, where: str) -> dict[str, Any]:
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where}: the text contains half of a surrogate pair "
-            f"(\\u{ord(error.object[error.start]):04x}), which is no character; repair it"
+            f"(\\u{ord(error.object[error.start]):04x}), which is not a character; repair it"
         ) from None
     return dict(row)
 

@@ -43,8 +43,8 @@ def hub_data(address: str, split: str) -> HubData:
     options = dict(parse_qsl(match["options"] or "", keep_blank_values=True)) if match else {}
     if match is None or options.keys() - {"config", "split"} or not all(options.values()):
         raise ConfigError(
-            f"data: {address!r} is no address of a data set; write hub:OWNER/NAME, and if needed @REVISION, "
-            f"?config= and &split=, as {EXAMPLE}"
+            f"data: {address!r} is not the address of a data set; write hub:OWNER/NAME, and if needed "
+            f"@REVISION, ?config= and &split=, as {EXAMPLE}"
         )
     return HubData(
         match["id"], options.get("config"), options.get("split", split), match["revision"] or "main"
@@ -80,7 +80,7 @@ def _lines(address: str, data: HubData) -> bytes:
     except Exception as error:  # the hub, the network and each format have exceptions of their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"data: {address} could not be fetched: {reason[:300]}. A file of its rows (to_json) does as well"
+            f"data: {address} could not be fetched: {reason[:300]}. A file of its rows (to_json) works too"
         ) from None
     if not lines:
         raise DataError(f"data: {address}: the split {data.split} has no rows")

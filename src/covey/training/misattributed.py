@@ -71,7 +71,7 @@ def note_strangers(journal: Journal, step: int, cases: Sequence[MisattributedGro
     journal.say(
         f"step {step + 1}: the log-probs from {' and '.join(worst.servers)} for {worst.problem}{more} differ "
         f"from the trainer's by {worst.nats:.2g} nats per token. They belong to another prompt or to other "
-        "weights; the group was trained on all the same. Is there a proxy or a cache in front of the server?",
+        "weights; the group was trained on nevertheless. Is there a proxy or a cache in front of the server?",
         "yellow",
     )
     for one in cases:

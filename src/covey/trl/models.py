@@ -72,7 +72,7 @@ def reward_model_of(
 
 def _module(model: object) -> nn.Module:
     if not isinstance(model, PreTrainedModel) and not hasattr(model, "get_base_model"):
-        raise Refused(f"model: {name_of(model)} is no name, model of transformers or PeftModel")
+        raise Refused(f"model: {name_of(model)} is not a name, a model of transformers or a PeftModel")
     assert isinstance(model, nn.Module)
     return model
 

@@ -192,12 +192,12 @@ def rloo_algorithm(args: Arguments) -> dict[str, object]:
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     kl: dict[str, object] | None = None
     if args.beta:
-        kl = {"estimator": "k1", "coef": args.beta, "place": "reward", "level": "response"}
+        kl = {"estimator": "k1", "coef": args.beta, "place": "reward", "level": "completion"}
         if args.sync_ref_model:
             kl |= {"refresh_every": args.ref_model_sync_steps, "refresh_mix": args.ref_model_mixup_alpha}
     return {
         "name": "rloo",
-        "ratio": "response",
+        "ratio": "completion",
         "surrogate": {"name": "clip", "clip_low": args.epsilon, "clip_high": high},
         "reduce": {"name": "sequence_mean", "rows": "all"},
         "kl": kl,

@@ -21,7 +21,8 @@ import pytest
 import uvicorn
 from transformers import OpenAIGPTConfig
 
-from covey.cluster.serving.app import LARGEST_BODY, Service
+from covey.cluster.serving.app import Service
+from covey.cluster.serving.guard import LARGEST_BODY
 from covey.cluster.serving.run import serve_http
 from covey.cluster.serving.shared import SharedModel, TooBusy
 from covey.config.sampling import Servers

@@ -270,7 +270,7 @@ def test_a_message_with_two_lengths_is_refused_and_nothing_of_it_is_another_one(
     ("algorithm", "says"),
     [
         ({"name": "rloo", "kl": {"place": "reward", "coef": 0.1}}, "The KL in the reward"),
-        ({"name": "reinforce_pp", "kl": None}, "compares with something else than the group"),
+        ({"name": "reinforce_pp", "kl": None}, "compares with something other than the group"),
     ],
 )
 def test_a_dead_group_with_advantages_has_the_reason_of_its_own_algorithm(

@@ -183,7 +183,7 @@ def test_the_compiler_that_is_named_comes_first(machine: Machine, monkeypatch, c
     assert machine.library() == b"by clang\n"
     monkeypatch.setenv("CC", "clang-99")
     assert machine.library() == b"by cc\n"
-    assert "note: CC=clang-99 is no program here; not used\n" in capfd.readouterr().err
+    assert "note: CC=clang-99 is not a program here and is not used\n" in capfd.readouterr().err
 
 
 def test_two_names_of_one_compiler_are_one(machine: Machine) -> None:

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     helps = {
         "score": "apply rewards to the completions of a file",
-        "stress": "list the texts that rewards should not pay",
+        "stress": "list incorrect texts that rewards pay",
     }
     for name, what in helps.items():
         command = commands.add_parser(name, help=what)

@@ -7,13 +7,11 @@ folder only. A page in a browser is answered only if this server sent it.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
@@ -25,30 +23,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from covey.cluster.serving.guard import Refusal, admit, body
 from covey.cluster.serving.shared import SampleAnswer, SharedModel, TooBusy, new_instance
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.tasks.examples import messages_of
 from covey.types import VERSION, Completion
 from covey_verify.errors import ConfigError, CoveyError, DataError
-from covey_verify.web import LOOPBACK, two_lengths
 
-LARGEST_BODY = 16 << 20
-"""Most bytes of a request's body."""
-BODY_SECONDS = 30.0
-"""Seconds for a body to arrive."""
 Handler = Callable[[HttpRequest], Awaitable[JSONResponse]]
 
 
 StopText = Annotated[str, MinLen(1)]
-
-
-class Refusal(CoveyError):
-    """Raised for a request that cannot be answered, with the HTTP status of the reply."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class CompletionRequest(BaseModel):
@@ -140,7 +126,7 @@ class Service:
         # Every failure becomes a JSON error in OpenAI's form: 4xx for a caller's mistake, 503 for others.
         async def answer(request: HttpRequest) -> JSONResponse:
             try:
-                self._check(request)
+                admit(request, self.token, request.headers.get("authorization", "").removeprefix("Bearer "))
                 return await handler(request)
             except Refusal as error:
                 # What is left of the message is not read as another one.
@@ -159,24 +145,6 @@ class Service:
                 return _error(503, "the server was told to end")
 
         return answer
-
-    def _check(self, request: HttpRequest) -> None:
-        """Check that this caller may ask at all. Raises Refusal."""
-        # A proxy and this server could disagree about where the message ends (request smuggling).
-        if two_lengths(request.headers):
-            raise Refusal(400, "Content-Length and Transfer-Encoding: a message has one of them")
-        if self.token:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            # In constant time, so that the reply's delay does not reveal how much of the token is correct.
-            if not hmac.compare_digest(given.encode(), self.token.encode()):
-                raise Refusal(401, "the token is missing or wrong: Authorization: Bearer ...")
-        elif request.url.hostname not in LOOPBACK:
-            # A page of another site can make a browser ask here under its own name (DNS rebinding).
-            raise Refusal(403, "without a token only 127.0.0.1 and localhost are answered")
-        elif _foreign(request):
-            raise Refusal(
-                403, "without a token pages of other sites are not answered (Origin, Sec-Fetch-Site)"
-            )
 
     async def health(self, _: HttpRequest) -> JSONResponse:
         """Report that the server is up."""
@@ -205,7 +173,7 @@ class Service:
 
     async def completions(self, request: HttpRequest) -> JSONResponse:
         """Complete a text or token ids."""
-        wanted = TextRequest.model_validate_json(await _body(request))
+        wanted = TextRequest.model_validate_json(await body(request))
         prompt = wanted.prompt
         if isinstance(prompt, str):
             self._bound(prompt)
@@ -220,7 +188,7 @@ class Service:
 
     async def chat(self, request: HttpRequest) -> JSONResponse:
         """Answer messages, through the model's chat template."""
-        wanted = ChatRequest.model_validate_json(await _body(request))
+        wanted = ChatRequest.model_validate_json(await body(request))
         self._bound([wanted.messages, wanted.chat_template_kwargs])
         messages = messages_of(list(wanted.messages))
         if messages is None:
@@ -235,7 +203,7 @@ class Service:
 
     async def load(self, request: HttpRequest) -> JSONResponse:
         """Take new weights: after all requests that came before, and before all that come later."""
-        wanted = WeightsRequest.model_validate_json(await _body(request))
+        wanted = WeightsRequest.model_validate_json(await body(request))
         if self.weights is None:
             raise Refusal(403, "this server takes no weights: start it with --weights FOLDER")
         # Resolved first, so that neither ``..`` nor a link leads out of the folder.
@@ -321,13 +289,6 @@ class Service:
         )
 
 
-def _foreign(request: HttpRequest) -> bool:
-    """Whether a browser sent the request for a page of another server."""
-    origin = request.headers.get("origin")
-    own = (None, f"{request.url.scheme}://{request.headers.get('host', '')}")
-    return origin not in own or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-
-
 def _characters(value: object) -> int:
     """Count the characters of all texts in a value; each message or other object counts at least as one.
 
@@ -352,24 +313,6 @@ def _details(completion: Completion, wanted: TextRequest) -> dict[str, object]:
             mask = completion.sampling_mask
             found["sampling_mask"] = {"ids": mask.ids.tolist(), "ends": mask.ends.tolist()}
     return found
-
-
-async def _body(request: HttpRequest) -> bytes:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which no form of another site can send
-        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        raise Refusal(status, "send JSON, and say so: Content-Type: application/json")
-    # Counted while it arrives: Content-Length may be missing or false.
-    received = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                received += part
-                if len(received) > LARGEST_BODY:
-                    raise Refusal(413, f"a body of more than {LARGEST_BODY} bytes")
-    except TimeoutError:
-        raise Refusal(408, f"the body took more than {BODY_SECONDS:g} s") from None
-    return bytes(received)
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

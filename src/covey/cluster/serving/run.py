@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+from starlette.applications import Starlette
 
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
-from covey.config.load import load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.models.load import load_policy
+from covey.models.policy import Policy
 from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
 from covey.sampling.remote import TOKEN
 from covey.system.console import say_aside
@@ -30,20 +33,33 @@ def serve_http(
 
     Raises ConfigError if others could reach the address without a token, or if it is taken.
     """
+    if weights is not None and not weights.is_dir():
+        raise ConfigError(f"--weights {weights}: there is no such folder")
+
+    def build(token: str) -> tuple[Starlette, str, str]:
+        service = service_of(model, weights, name or Path(model).name, settings, token)
+        return service.app(), service.name, "/v1"
+
+    serve_app(host, port, build)
+
+
+def serve_app(host: str, port: int, build: Callable[[str], tuple[Starlette, str, str]]) -> NoReturn:
+    """Answer with what ``build`` makes of the token: an application, its name, and the path of its address.
+
+    Raises ConfigError as ``serve_http`` does.
+    """
     token = os.environ.get(TOKEN, "")
     if not token and host not in LOOPBACK:
         raise ConfigError(
             f"--host {host}: others can reach this server, so it needs a token: set {TOKEN} to a long random "
             "text, for the server and its clients"
         )
-    if weights is not None and not weights.is_dir():
-        raise ConfigError(f"--weights {weights}: there is no such folder")
     # Before the model is loaded, so that an address that is taken is reported at once.
     with listen(host, port) as listener:
-        service = service_of(model, weights, name or Path(model).name, settings, token)
+        application, name, path = build(token)
         shown = f"[{host}]" if ":" in host else host
-        server = Server(service.app(), "warning")
-        print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
+        server = Server(application, "warning")
+        print(f"{name} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
         server.run(sockets=[listener])
         # The model's thread may be in the middle of a pass or a long prompt: nothing ends it but this.
         sys.stdout.flush()
@@ -60,11 +76,17 @@ def service_of(
     Raises ConfigError.
     """
     loaded = load_config(None, settings, {"model": model})
-    torch.set_num_threads(loaded.config.threads or available_threads())
     # The run whose folder the weights will come from, else the one that the model was saved by.
     run = (run_around(weights) if weights is not None else None) or run_behind(loaded)
+    policy = served_policy(loaded, run)
+    return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
+
+
+def served_policy(loaded: ResolvedConfig, run: Path | None) -> Policy:
+    """Load a config's model; this process computes as ``run`` did from now on. Raises ConfigError."""
+    torch.set_num_threads(loaded.config.threads or available_threads())
     follow_run(run)
     policy = load_policy(loaded)
     for note in unfollowed(policy, loaded.config, run):
         say_aside(note)
-    return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
+    return policy

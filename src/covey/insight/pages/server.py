@@ -164,7 +164,7 @@ def _live(runs: Runs, request: Request) -> Response:
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
     if not text.isdecimal() or len(text) > 12:
-        raise ConfigError(f"{name}: {text!r} is no number")
+        raise ConfigError(f"{name}: {text!r} is not a number")
     return int(text)
 
 

@@ -120,7 +120,7 @@ def _candidates() -> Iterator[Candidate]:
     ways = _ways()
     named = os.environ.get("CC")
     if named and not shutil.which(named):
-        print(f"note: CC={named} is no program here; not used", file=sys.stderr, flush=True)
+        print(f"note: CC={named} is not a program here and is not used", file=sys.stderr, flush=True)
     for compiler in compilers():
         yield from _made_by(compiler, ways)
     for way in ways:  # a machine without a compiler may have had one, or its cache from one like it

@@ -116,5 +116,5 @@ def _plain(value: object) -> object:
 def _listed(value: object) -> object:
     """Return the values of a numpy array or number. Raises TypeError for anything else."""
     if not hasattr(value, "tolist"):
-        raise TypeError(f"{type(value).__name__} is no JSON")
+        raise TypeError(f"{type(value).__name__} is not JSON")
     return value.tolist()

@@ -234,7 +234,7 @@ class Comparison:
             return together([self.compare(product(a, first[1]), product(b, first[0])) for a, b in pairs])
         one, other = (ours, theirs) if ours.kind == "ratio" else (theirs, ours)
         if len(one.parts) != 2 or other.kind in STRUCTURES:
-            return self.no("a ratio of several terms is no number")
+            return self.no("a ratio of several terms is not a number")
         value = quotient(*one.parts)
         return self.compare(value, other) if one is ours else self.compare(other, value)
 

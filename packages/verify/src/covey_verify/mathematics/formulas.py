@@ -364,7 +364,7 @@ class Formulas(Measures):
             several = self.peek().kind == "number"
             token = self.take() if several else self.first()
             if token.kind not in ("number", "letters", "command", "word"):
-                raise Unreadable("an index that is no name")
+                raise Unreadable("an index that is not a name")
             return token.text
         depth, written = 1, ""
         while depth and self.peek() != END:

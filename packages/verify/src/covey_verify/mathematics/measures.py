@@ -102,7 +102,7 @@ class Measures(Functions):
                 raised = self.script()
                 exponent = Fraction(0) if raised.value is None else raised.value
             if exponent.denominator > 1 or not exponent or abs(exponent) > 9:
-                raise Unreadable("the power of a unit that is no small integer")
+                raise Unreadable("the power of a unit that is not a small integer")
             above, stroke, below = " ".join(words).rpartition("/")
             if stroke and exponent != 1:  # m/s^2
                 pieces += [(above, power), (below, -power * int(exponent))]

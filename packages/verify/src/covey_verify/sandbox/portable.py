@@ -129,7 +129,7 @@ class Remote(WholeProgramBackend):
 
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
-            raise SandboxUnavailable(f"sandbox.url: {url!r} is no http address")
+            raise SandboxUnavailable(f"sandbox.url: {url!r} is not an http address")
         self.url = url.rstrip("/") + "/run_code"
         self.pause = pause
         self.layers = [url]

@@ -1,0 +1,51 @@
+"""The names that frameworks give their metrics and settings; `frameworks.yaml` has the tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+
+class Framework(BaseModel):
+    """The words of one framework, as `frameworks.yaml` explains them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    remedy: str = ""
+    metrics: Mapping[re.Pattern[str], str] = {}
+    settings: Mapping[str, str] = {}
+    dialect: str = ""
+    estimator: str = ""
+    presets: Mapping[str, str] = {}
+
+    def metric(self, name: str) -> str | None:
+        """Return covey's name of a metric; None if covey has none with the same meaning."""
+        found = ((pattern.fullmatch(name), own) for pattern, own in self.metrics.items())
+        return next((match.expand(own) for match, own in found if match), None)
+
+
+def _frameworks() -> Mapping[str, Framework]:
+    text = (files("covey") / "audit" / "frameworks.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Framework]).validate_python(yaml.safe_load(text))
+
+
+FRAMEWORKS = _frameworks()
+UNKNOWN = Framework()
+"""The words of a framework without a table: it has no other ones."""
+
+
+def words_of(name: str) -> Framework:
+    """Return the words of a framework."""
+    return FRAMEWORKS.get(name, UNKNOWN)
+
+
+def framework_of(metrics: Iterable[str]) -> str:
+    """Return the framework whose metrics these are, by most names that are known; '' if none has two."""
+    names = set(metrics)
+    known = {name: sum(words.metric(n) is not None for n in names) for name, words in FRAMEWORKS.items()}
+    best = max(known, key=known.__getitem__)
+    return best if known[best] > 1 else ""

@@ -1,0 +1,184 @@
+"""Readers of logged metrics: exports of Weights & Biases, TensorBoard's event files, trackio, JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sqlite3
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from covey.audit.frameworks import framework_of, words_of
+from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Update
+from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
+from covey_verify.errors import DataError
+
+STEPS = ("training/global_step", "global_step", "step", "Step", "_step")
+"""Names of the step, best first: W&B's own counts its lines."""
+EVENTS = "events.out.tfevents."
+RUN = "run_name"
+"""The name of the run, of a log that has several."""
+Logged = Mapping[str, Any]
+"""Metrics by name, as they were logged together."""
+
+
+def read_log(path: Path) -> AuditRecord:
+    """Read metrics that TRL, verl, OpenRLHF or prime-rl has logged, by the kind of their file.
+
+    Raises DataError for a damaged file, and for one without their metrics.
+    """
+    kinds = {".csv": _csv, ".db": _trackio, ".json": _json}
+    reader = _events if EVENTS in path.name else kinds.get(path.suffix, _json_lines)
+    try:
+        rows = list(reader(path))
+    except (ValueError, KeyError, TypeError, csv.Error, struct.error, sqlite3.Error) as error:
+        raise DataError(f"{path}: no log of metrics, or a damaged one ({error})") from None
+    return logged(path, rows)
+
+
+def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
+    """Return a record of the metrics of each step, of the last of several runs.
+
+    Raises DataError if no framework has named them.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    names = dict[str, None]()
+    runs = list(dict.fromkeys(row.get(RUN) for row in rows))
+    for row in rows:
+        if row.get(RUN) != runs[-1]:
+            continue
+        # verl's file logger has the metrics of a step in an object of their own.
+        inner = row["data"] if isinstance(row.get("data"), dict) else {}
+        numbers = {name.removeprefix("train/"): _number(value) for name, value in {**row, **inner}.items()}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        names |= dict.fromkeys(known)
+        step = next((known[name] for name in STEPS if name in known), math.nan)
+        if math.isfinite(step):
+            # What is logged after an update has the number of updates by then.
+            steps.setdefault(int(step) - 1, {}).update(known)
+    framework = framework_of(names)
+    if not framework or not steps:
+        shown = ", ".join([name for name in names if name and name not in STEPS][:5]) or "no numbers"
+        wanted = "metrics that TRL, verl, OpenRLHF or prime-rl logs" if steps else f"steps ({STEPS[0]}, ...)"
+        raise DataError(f"{path}: no log of training: {wanted} are missing; it has {shown}")
+    updates = [_update(framework, step, metrics) for step, metrics in sorted(steps.items())]
+    header = Header(format=FORMAT, version=VERSION, framework=framework)
+    lines = tuple(update for update in updates if update is not None)
+    others = [f"{path}: {len(runs)} runs; {runs[-1]}, which logged last, is read"] if len(runs) > 1 else []
+    return AuditRecord(header, lines, None, [*others, f"{path}: metrics only, no completions"])
+
+
+def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | None:
+    """Return a step's line; None if it has no metric of training."""
+    words = words_of(framework)
+    own = {words.metric(name): value for name, value in metrics.items()}
+    if not set(own) - {None}:
+        return None
+    return Update(
+        kind="update",
+        step=step,
+        loss=own.get("loss"),
+        grad_norm=own.get("optimizer/grad_norm"),
+        learning_rate=own.get("optimizer/lr"),
+        metrics=dict(metrics),
+    )
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, also one that is written as text; None for anything else."""
+    try:
+        return None if isinstance(value, bool | dict | list) or value in ("", None) else float(value)
+    except (ValueError, TypeError):
+        return None
+
+
+# --- kinds of files -------------------------------------------------------------------------------
+
+
+def _csv(path: Path) -> Iterator[Logged]:
+    """Yield the rows of W&B's exports: a history, or a chart, whose columns begin with the run's name."""
+    text = read_regular(path, stream_bytes()).decode("utf-8-sig")
+    table = csv.DictReader(io.StringIO(text, newline=""))
+    columns = [name for name in table.fieldnames or () if not name.endswith(("__MIN", "__MAX"))]
+    runs = {name.rpartition(" - ")[0] for name in columns} - {""}
+    if len(runs) > 1:
+        raise ValueError(f"{len(runs)} runs, {' and '.join(sorted(runs)[:2])} among them; export one")
+    for row in table:
+        yield {name.rpartition(" - ")[2]: row[name] for name in columns}
+
+
+def _json_lines(path: Path) -> Iterator[Logged]:
+    for n, line in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
+        if line.strip():
+            yield _object(load_json(line), f"line {n}")
+
+
+def _json(path: Path) -> Iterator[Logged]:
+    """Yield a summary, or a history as a list."""
+    value = load_json(read_regular(path, RECORD_BYTES))
+    rows = value if isinstance(value, list) else [value]
+    yield from (_object(row, f"entry {n}") for n, row in enumerate(rows))
+
+
+def _object(value: Any, where: str) -> Logged:
+    if not isinstance(value, dict):
+        raise TypeError(f"{where} is no object")
+    return value
+
+
+def _trackio(path: Path) -> Iterator[Logged]:
+    """Yield the runs of trackio's database of a project, in the order in which they logged."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
+        found = base.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    for name, step, metrics in found:
+        content = metrics.encode() if isinstance(metrics, str) else metrics
+        yield {**_object(load_json(content), f"step {step}"), "_step": step, RUN: name}
+
+
+def _events(path: Path) -> Iterator[Logged]:
+    """Yield the scalars of a TensorBoard file: records of (length, checksum, Event, checksum)."""
+    data = memoryview(read_regular(path, stream_bytes()))
+    at = 0
+    while at + 12 <= len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        # The last record of a run that still trains may be incomplete.
+        if at + 16 + size > len(data):
+            break
+        event = dict(_fields(data[at + 12 : at + 12 + size]))
+        at += 16 + size
+        for _, value in _fields(event.get(5, b"")):
+            own = dict(_fields(value))
+            number = own.get(2) or dict(_fields(own.get(8, b""))).get(5)
+            if number is not None and len(number) == 4:
+                yield {bytes(own[1]).decode(): struct.unpack("<f", number)[0], "_step": event.get(2, 0)}
+
+
+def _fields(data: Any) -> Iterator[tuple[int, Any]]:
+    """Yield (number, value) of a protobuf message: an int, or the bytes of anything else."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size, at = (_varint(data, at)) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: Any, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("it ends within a number")
+        value |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 128:
+            return value, at

@@ -1,0 +1,150 @@
+"""Read a run of prime-rl: its episodes, its trainer's token exports and its metrics, which it writes itself.
+
+`rollouts/step_N/train/effective/traces.jsonl` (monitors.file), `token_exports/step_N/rank_R.jsonl`
+(trainer.enable_token_export) and `metrics.jsonl` (monitors.file); each may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from covey.audit.logs import read_log
+from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update
+from covey.system.opening import load_json, read_regular, stream_bytes
+from covey_verify.errors import DataError
+
+TRACES = "rollouts/step_*/train/effective/traces.jsonl"
+EXPORTS = "token_exports/step_*/rank_*.jsonl"
+METRICS = "metrics.jsonl"
+T = TypeVar("T")
+
+
+class _Trace(NamedTuple):
+    sample: Sample
+    whole: tuple[int, ...]
+    """The ids of prompt and completion."""
+    version: int
+    """Number of updates that the policy had when it was sampled."""
+
+
+def is_prime_rl(folder: Path) -> bool:
+    """Whether a folder has episodes or token exports of prime-rl."""
+    return any(next(folder.glob(f"**/{name}"), None) is not None for name in (TRACES, EXPORTS))
+
+
+def prime_rl_run(folder: Path) -> AuditRecord:
+    """Read a run's output folder. Raises DataError, with file and line, for a damaged file."""
+    lines: dict[tuple[int, int, int], Rollout | Update] = {}
+    metrics = _metrics(folder)
+    traces = {step: list(_traces(path, step)) for step, path in _steps(folder, TRACES)}
+    rows: dict[int, list[Row]] = {}
+    for step, path in _steps(folder, EXPORTS):
+        rows.setdefault(step, []).extend(_rows(path, step, traces.get(step, ())))
+    for step, known in traces.items():
+        samples = [trace.sample for trace in known]
+        # Sampled after as many updates as its policy had; others may come before its own.
+        number = min((trace.version for trace in known), default=step)
+        lines[number, 0, step] = Rollout(kind="rollout", number=step, step=number, completions=samples)
+    for step in {*rows, *metrics}:
+        own = metrics.get(step) or Update(kind="update", step=step)
+        lines[step, 1, step] = own.model_copy(update={"rows": rows.get(step, [])})
+    ordered = tuple(lines[place] for place in sorted(lines))
+    return AuditRecord(Header(format=FORMAT, version=VERSION, framework="prime-rl"), ordered)
+
+
+def _steps(folder: Path, pattern: str) -> Iterator[tuple[int, Path]]:
+    for path in sorted(folder.glob(f"**/{pattern}")):
+        found = re.search(r"step_(\d+)", str(path.relative_to(folder)))
+        if found:
+            yield int(found[1]) - 1, path
+
+
+def _metrics(folder: Path) -> dict[int, Update]:
+    """Return the updates of all metrics files: orchestrator and trainer may write one each."""
+    found: dict[int, Update] = {}
+    for path in sorted(folder.glob(f"**/{METRICS}")):
+        for update in read_log(path).updates:
+            earlier = found.get(update.step, update)
+            own = {name: value for name, value in update if value is not None}
+            own["metrics"] = {**earlier.metrics, **update.metrics}
+            found[update.step] = earlier.model_copy(update=own)
+    return found
+
+
+def _each(path: Path, kind: str, parts: Callable[[dict[str, Any]], Iterable[T]]) -> Iterator[T]:
+    """Yield the parts of each line's object. Raises DataError with file and line."""
+    for n, line in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
+        try:
+            found = list(parts(load_json(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DataError(f"{path}:{n}: no {kind} of prime-rl ({said})") from None
+        yield from found
+
+
+def _traces(path: Path, step: int) -> Iterator[_Trace]:
+    """Yield an episode's traces that are one conversation; a tree of them has no single completion."""
+    groups: dict[str, int] = {}
+
+    def traces(episode: dict[str, Any]) -> Iterator[_Trace]:
+        group = groups.setdefault(episode["group"]["id"], len(groups))
+        policy = ((episode.get("run") or {}).get("work") or {}).get("policy") or {}
+        for trace in episode["traces"]:
+            nodes = trace["nodes"]
+            chain = all(node.get("parent") == (n - 1 if n else None) for n, node in enumerate(nodes))
+            if chain and any(any(node.get("mask") or ()) for node in nodes):
+                sample, whole = _sample(trace, episode["task"]["data"], group)
+                yield _Trace(sample, whole, int(policy.get("start", step)))
+
+    return _each(path, "episode", traces)
+
+
+def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sample, tuple[int, ...]]:
+    nodes = trace["nodes"]
+    ids = [token for node in nodes for token in node["token_ids"]]
+    mask = [bool(on) for node in nodes for on in node["mask"]]
+    start = mask.index(True)
+    # Log-probs and advantages are those of sampled tokens alone.
+    logprobs = iter([value for node in nodes for value in node.get("logprobs") or ()])
+    credit = {value for node in nodes for value in node.get("advantages") or ()}
+    rewards = {name: reward for name, reward in trace["rewards"].items() if reward is not None}
+    asked = next(n for n, node in enumerate(nodes) if node.get("sampled"))
+    sample = Sample(
+        prompt=[node["message"] for node in nodes[:asked]],
+        prompt_ids=ids[:start],
+        text="".join(str(node["message"].get("content") or "") for node in nodes if node.get("sampled")),
+        ids=ids[start:],
+        group=group,
+        row={name: value for name, value in row.items() if name != "prompt"},
+        rewards={name: float(reward["score"]) for name, reward in rewards.items()},
+        reward=sum(float(r["score"]) * float(r.get("weight", 1.0)) for r in rewards.values()),
+        advantage=credit.pop() if len(credit) == 1 else None,
+        sampler_logprobs=[next(logprobs, None) if on else None for on in mask[start:]],
+        inserted=[not on for on in mask[start:]],
+    )
+    return sample, tuple(ids)
+
+
+def _rows(path: Path, step: int, traces: Sequence[_Trace]) -> Iterator[Row]:
+    """Yield a rank's sequences that are traces of the step, as its trainer has seen them."""
+    places = {trace.whole: place for place, trace in enumerate(traces)}
+
+    def rows(row: dict[str, Any]) -> Iterator[Row]:
+        place = places.get(tuple(row["token_ids"]))
+        if place is not None:
+            start = len(traces[place].sample.prompt_ids or ())
+            mask = [bool(on) for on in row["loss_mask"][start:]]
+            used = {value for value, on in zip(row["advantages"][start:], mask, strict=True) if on}
+            yield Row(
+                rollout=step,
+                completion=place,
+                mask=mask,
+                logprobs=row["trainer_logprobs"][start:],
+                old_logprobs=row["inference_logprobs"][start:],
+                advantage=used.pop() if len(used) == 1 else row["advantages"][start:],
+            )
+
+    return _each(path, "token export", rows)

@@ -1,0 +1,113 @@
+"""Write a record of verl's trainer: `record_run(trainer, "run.jsonl")` before `trainer.fit(...)`.
+
+Neither torch nor verl is imported before. A batch is read in the driver when its advantages are known, just
+before it goes to the actor's workers. These may cut it into several optimizer steps; here it is one update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from covey.audit.recorder import BatchRecorder, Completion, asked, facts_of, settings_of, tokens_of
+
+LOGPROBS = {
+    "old_log_probs": "old_logprobs",
+    "ref_log_prob": "ref_logprobs",
+    "rollout_log_probs": "sampler_logprobs",
+}
+"""verl's name -> the record's."""
+OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advantages", *LOGPROBS)
+OF_REWARDS = ("token_level_rewards", "token_level_scores", "rm_scores")
+"""The first that a batch has is what advantages are made of, the last one before any KL."""
+UPDATE, FORWARD = "_update_actor", "_compute_old_log_prob"
+"""The trainer's methods."""
+OF_ROWS = ("uid", "score", "data_source", "reward_model", "extra_info")
+
+
+def record_run(
+    trainer: Any, path: str | Path, batches: int = 20, looks: int = 3, score: Callable[..., Any] | None = None
+) -> None:
+    """Record the batches that the actor of RayPPOTrainer, or of 0.9's PPOTrainer, is updated with.
+
+    ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
+    batches whose log-probs RayPPOTrainer's actor computes once more, before and after the update.
+    ``score``: the function of `custom_reward_function`; it is called three more times for each completion
+    of the first batch.
+    """
+    data = [_prompts(getattr(trainer, f"{part}_dataset", None)) for part in ("train", "val")]
+    words = {"settings": settings_of(trainer.config), "tokens": tokens_of(trainer.tokenizer)}
+    file = BatchRecorder(Path(path), framework="verl", data=facts_of(*data), **words)
+    inner = getattr(trainer, UPDATE)
+
+    def look(batch: Any) -> Any:
+        once_more = file.count < min(looks, batches) and hasattr(batch, "non_tensor_batch")
+        return getattr(trainer, FORWARD)(batch)[0].batch["old_log_probs"] if once_more else None
+
+    def before(batch: Any) -> None:
+        whole = file.count < batches
+        completions = list(_completions(_columns(batch), trainer.tokenizer)) if whole else []
+        if score and not file.count:
+            asked(lambda text, row, _: score(solution_str=text, **row), "score", completions)
+        # verl counts its steps from 1.
+        file.rollout(trainer.global_steps - 1, completions, look(batch))
+
+    def after(batch: Any, metrics: Mapping[str, Any]) -> None:
+        file.update(metrics, ("actor/pg_loss", "actor/grad_norm", "actor/lr"), look(batch))
+
+    def update_actor(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        file.attempt(before, batch)
+        result = inner(batch, *args, **kwargs)
+        # 0.9 puts its metrics into a dict that it is given; RayPPOTrainer returns them.
+        metrics = [*args, *kwargs.values()] or [result.meta_info["metrics"]]
+        file.attempt(after, batch, metrics[0])
+        return result
+
+    setattr(trainer, UPDATE, update_actor)
+
+
+def _columns(batch: Any) -> dict[str, Any]:
+    """Return verl's fields of a DataProto, or of a batch whose fields are in the transfer queue."""
+    if hasattr(batch, "non_tensor_batch"):
+        return {**dict(batch.batch.items()), **batch.non_tensor_batch}
+    get = import_module("transfer_queue").kv_batch_get
+    names = [*OF_TOKENS, *OF_REWARDS, *OF_ROWS]
+    data = get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+    return dict(data.items())
+
+
+def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Completion]:
+    tensors = {name: columns[name] for name in (*OF_TOKENS, *OF_REWARDS) if columns.get(name) is not None}
+    others = {name: columns[name].tolist() for name in OF_ROWS if columns.get(name) is not None}
+    groups = {uid: n for n, uid in enumerate(dict.fromkeys(others["uid"]))}
+    for n, uid in enumerate(others["uid"]):
+        own = {name: column[n] for name, column in tensors.items()}
+        row = {name: column[n] for name, column in others.items()}
+        prompt, response = own["prompts"], own["responses"]
+        if "attention_mask" in own:
+            # Prompts are padded on the left, responses on the right.
+            present = own["attention_mask"].bool()
+            prompt = prompt[present[: -len(response)]]
+            response = response[: int(present[-len(response) :].sum())]
+        scores = [float(own[name].sum()) for name in OF_REWARDS if name in own]
+        known = {name: row.get(name) for name in ("data_source", "extra_info")}
+        sample = {
+            "prompt": tokenizer.decode(prompt.tolist()),
+            "prompt_ids": prompt.tolist(),
+            "text": tokenizer.decode(response.tolist(), skip_special_tokens=True),
+            "ids": response.tolist(),
+            "group": groups[uid],
+            "row": {"ground_truth": (row.get("reward_model") or {}).get("ground_truth"), **known},
+            "rewards": {"score": float(row.get("score", scores[-1]))},
+            "reward": scores[0],
+        }
+        logprobs = {name: own.get(verls) for verls, name in LOGPROBS.items()}
+        yield Completion(sample, own["response_mask"], own["advantages"], logprobs)
+
+
+def _prompts(dataset: Any) -> list[Any]:
+    """Return the prompts of an RLHFDataset; none of another one."""
+    frame = getattr(dataset, "dataframe", None)
+    return [] if frame is None else list(frame[dataset.prompt_key])

@@ -1,0 +1,229 @@
+"""Several LoRA adapters on one base model, each with its own AdamW, and the policy that computes with one.
+
+An adapter's weights lie apart from the model. To compute, they are copied into a policy of their shape, which
+shares the base weights with all others (`Base.mount`). So sampling from a snapshot of one adapter never
+disturbs the training of another.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from covey.errors import CheckpointError
+from covey.models.policy import Policy, weights_hash
+from covey.models.readback import check_written
+from covey.sampling.local import LocalSampler
+from covey.tinker.requests import AdamParams
+from covey_verify.errors import ConfigError, DataError
+
+ALPHA = 32
+"""Tinker's adapters add alpha / rank times B A."""
+ADAPTER, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
+
+
+class Shape(NamedTuple):
+    """Which layers an adapter changes, and by updates of which rank."""
+
+    rank: int
+    attention: bool = True
+    mlp: bool = True
+    unembed: bool = True
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An adapter's weights at one time; without a shape, none: the base model."""
+
+    shape: Shape | None = None
+    tensors: tuple[Tensor, ...] = ()
+    state: object = field(default_factory=object)
+    """Identity of these values: another object after each change."""
+
+
+class Adapter:
+    """The trained weights of one training client, their gradient so far, and AdamW."""
+
+    def __init__(self, shape: Shape, tensors: tuple[Tensor, ...]) -> None:
+        self.shape = shape
+        self.parameters = [nn.Parameter(t) for t in tensors]
+        self.adam = torch.optim.AdamW(self.parameters)
+        self.state = object()
+
+    @property
+    def weights(self) -> Weights:
+        """The present weights, not copied."""
+        return Weights(self.shape, tuple(p.detach() for p in self.parameters), self.state)
+
+    def snapshot(self) -> Weights:
+        """A copy of the present weights."""
+        return Weights(self.shape, tuple(p.detach().clone() for p in self.parameters), self.state)
+
+    def step(self, params: AdamParams) -> float:
+        """Apply the gradient as torch's AdamW does; return its norm before clipping.
+
+        Raises DataError for a gradient that is not finite; it is dropped, and the weights stay.
+        """
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        if not math.isfinite(norm):
+            self.adam.zero_grad()
+            raise DataError(f"optim_step: the gradient's norm is {norm}: it is dropped, the weights stay")
+        if params.grad_clip_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, params.grad_clip_norm, torch.tensor(norm))
+        (group,) = self.adam.param_groups
+        group |= {
+            "lr": params.learning_rate,
+            "betas": (params.beta1, params.beta2),
+            "eps": params.eps,
+            "weight_decay": params.weight_decay,
+        }
+        self.adam.step()
+        self.adam.zero_grad()
+        self.state = object()
+        return norm
+
+    @torch.no_grad()
+    def load(self, tensors: tuple[Tensor, ...], moments: Mapping[str, Tensor]) -> None:
+        """Take weights, and AdamW's moments: without any it begins anew. The gradient is dropped."""
+        for mine, theirs in zip(self.parameters, tensors, strict=True):
+            mine.copy_(theirs)
+        self.adam = torch.optim.AdamW(self.parameters)
+        self.adam.zero_grad()
+        for name, value in moments.items():
+            key, _, index = name.rpartition(".")
+            parameter = self.parameters[int(index)]
+            self.adam.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+        self.state = object()
+
+    def moments(self) -> dict[str, Tensor]:
+        """AdamW's state as named tensors."""
+        states = enumerate(self.adam.state.get(p, {}) for p in self.parameters)
+        return {f"{key}.{i}": value for i, state in states for key, value in state.items()}
+
+
+class Base:
+    """The base model, and a policy for each shape of adapter; all share its weights."""
+
+    def __init__(
+        self, policy: Policy, name: str, source: str, tokens: int = 4096, running: int = 256
+    ) -> None:
+        """``tokens`` are in the model at once in training, ``running`` completions in sampling."""
+        policy.draw_from_all()  # log-probs are over all ids, as everywhere outside
+        self.policy = policy
+        self.name = name
+        self.source = source
+        """The folder or hub id that the tokenizer loads from."""
+        self.plain = Weights()
+        """The weights of no adapter."""
+        self.tokens = tokens
+        self.running = running
+        self._samplers: dict[Shape | None, LocalSampler] = {}
+        self._mounted: dict[Shape | None, object] = {}
+        head = policy.model.get_output_embeddings()
+        self._linears = {
+            n: "unembed" if m is head else "attention" if "attn" in n or "attention" in n else "mlp"
+            for n, m in policy.model.named_modules()
+            if type(m) is nn.Linear and m.weight.requires_grad
+        }
+        policy.model.requires_grad_(False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the base weights: an adapter belongs to them."""
+        return weights_hash(dict(self.policy.model.named_parameters()))
+
+    def mount(self, weights: Weights) -> LocalSampler:
+        """A sampler whose policy computes with these weights, until others are mounted."""
+        shape = weights.shape
+        sampler = self._of_shape(shape)
+        if self._mounted.get(shape) is not weights.state:
+            self._mounted.pop(shape, None)
+            with torch.no_grad():
+                for into, tensor in zip(sampler.policy.parameters, weights.tensors, strict=True):
+                    into.copy_(tensor)
+            self._mounted[shape] = weights.state
+        return sampler
+
+    def new_adapter(self, shape: Shape, seed: int | None) -> Adapter:
+        """An adapter that changes nothing yet: A is drawn, B is 0. Raises ConfigError."""
+        generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+        tensors = []
+        for name, like in self._named(shape).items():
+            tensor = torch.zeros(like.shape)
+            if ".lora_A." in name:
+                nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
+            tensors.append(tensor.to(like.device))
+        return Adapter(shape, tuple(tensors))
+
+    def save(self, folder: Path, weights: Weights, moments: Mapping[str, Tensor] | None = None) -> None:
+        """Write an adapter as peft does, and AdamW's state if there is one."""
+        assert weights.shape is not None, "the base model is not saved"
+        adapter = self._of_shape(weights.shape).policy.adapter
+        assert adapter is not None, "it has one"
+        adapter.peft_config["default"].save_pretrained(str(folder))
+        named = dict(zip(map(_saved_name, self._named(weights.shape)), weights.tensors, strict=True))
+        for name, tensors in ((ADAPTER, named), (OPTIMIZER, moments)):
+            if tensors is not None:
+                save_file(dict(tensors), folder / name)
+                check_written(folder / name, tensors)
+
+    def load(self, folder: Path, shape: Shape) -> tuple[Tensor, ...]:
+        """Read the weights that ``save`` wrote. Raises CheckpointError if they have another shape."""
+        saved = load_file(folder / ADAPTER)
+        wanted = {_saved_name(name): like for name, like in self._named(shape).items()}
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in wanted.items()}:
+            raise CheckpointError(f"{folder} holds an adapter of another model than {self.name}")
+        return tuple(saved[name].to(like.device) for name, like in wanted.items())
+
+    def _named(self, shape: Shape) -> dict[str, nn.Parameter]:
+        """The trained weights of a shape by name, in the order of an adapter's tensors."""
+        return {n: p for n, p in self._of_shape(shape).policy.model.named_parameters() if p.requires_grad}
+
+    def _of_shape(self, shape: Shape | None) -> LocalSampler:
+        if shape not in self._samplers:
+            policy = self.policy if shape is None else self._with_adapter(shape)
+            self._samplers[shape] = LocalSampler(policy, self.running)
+        return self._samplers[shape]
+
+    def _with_adapter(self, shape: Shape) -> Policy:
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError:
+            raise ConfigError("adapters need peft: pip install 'covey[lora]'") from None
+        wanted = [part for part in ("attention", "mlp", "unembed") if getattr(shape, part)]
+        if not wanted:
+            raise DataError("lora_config: train at least one of train_attn, train_mlp and train_unembed")
+        lacking = [part for part in wanted if part not in self._linears.values()]
+        if lacking:
+            kind = self.policy.model.config.model_type
+            raise DataError(f"lora_config: {kind} has no linear layers in {' and '.join(lacking)} to adapt")
+        names = [n for n, part in self._linears.items() if part in wanted]
+        # deepcopy takes whatever its memo has under an object's id for the copy: the weights are shared.
+        kept = {id(p): p for p in self.policy.model.parameters()}
+        model = copy.deepcopy(self.policy.model, kept)
+        layers = LoraConfig(r=shape.rank, lora_alpha=ALPHA, target_modules=names, task_type="CAUSAL_LM")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that has been renamed
+            # An update of the output layer is its own, whether or not that layer shares the embedding.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
+            adapter = get_peft_model(model, layers)
+        adapter.peft_config["default"].base_model_name_or_path = self.source
+        policy = Policy(adapter.get_base_model(), self.policy.tokenizer, adapter, self.policy.rounds)
+        policy.draw_from_all()
+        return policy
+
+
+def _saved_name(name: str) -> str:
+    return "base_model.model." + name.replace(".default.", ".")

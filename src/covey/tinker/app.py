@@ -1,0 +1,437 @@
+"""The routes of a local Tinker: sessions, training clients, samplers and checkpoints of one base model.
+
+A request that computes is answered at once with an id, and its result is asked for by `retrieve_future`. What
+a training client asks is done in the order of its `seq_id`, whatever order it arrives in, and once, however
+often it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from covey.cluster.serving.guard import Refusal, admit, body
+from covey.sampling.base import SamplingParams
+from covey.tinker import requests as asked
+from covey.tinker.adapters import Adapter, Base, Shape, Weights
+from covey.tinker.checkpoints import KINDS, Kind, Record, Store, expiry
+from covey.tinker.passes import Draw, check_tokens, forward_backward
+from covey.tinker.registry import MOST_SNAPSHOTS, Client, Registry, Sampler
+from covey.tinker.wire import PROTOBUF, read_data, read_forward_backward
+from covey.tinker.worker import Result, Worker
+from covey_verify.errors import ConfigError, DataError
+
+Handler = Callable[[Request], Awaitable[Response]]
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+AnyTurn = TypeVar("AnyTurn", bound=BaseModel)
+API = "/api/v1"
+POLL_SECONDS = 25.0
+"""Seconds that a question for a result waits for it; the SDK gives up after 45 and asks again after ours."""
+
+
+class Tinker:
+    """The routes, and what they share."""
+
+    def __init__(self, base: Base, store: Store, token: str = "") -> None:
+        self.base = base
+        self.store = store
+        self.token = token
+        self.registry = Registry(Worker(base))
+        self.loaded: deque[Sampler] = deque()
+        """Samplers whose checkpoints are in memory, the oldest first."""
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        post: Mapping[str, Handler] = {
+            "client/config": self.config,
+            "client/dynamic_config": self.config,
+            "telemetry": self.telemetry,
+            "create_session": self.create_session,
+            "session_heartbeat": self.heartbeat,
+            "sessions/{session}/finish": self.finish,
+            "create_model": self.create_model,
+            "get_info": self.info,
+            "forward_backward": self.forward_backward,
+            "optim_step": self.optim_step,
+            "save_weights": self.save_weights,
+            "save_weights_for_sampler": self.save_for_sampler,
+            "load_weights": self.load_weights,
+            "weights_info": self.weights_info,
+            "create_sampling_session": self.create_sampler,
+            "asample": self.sample,
+            "retrieve_future": self.retrieve,
+        }
+        get: Mapping[str, Handler] = {
+            "healthz": self.health,
+            "get_server_capabilities": self.capabilities,
+            "samplers/{sampler}": self.sampler,
+            "training_runs": self.runs,
+            "training_runs/{run}": self.run,
+            "training_runs/{run}/checkpoints": self.checkpoints,
+            "checkpoints": self.checkpoints,
+        }
+        delete = {"training_runs/{run}/checkpoints/{kind}/{name}": self.delete}
+        routes = [
+            Route(f"{API}/{path}", self._guarded(handler), methods=[method])
+            for method, handlers in (("POST", post), ("GET", get), ("DELETE", delete))
+            for path, handler in handlers.items()
+        ]
+        other = self._guarded(self.unknown)
+        return Starlette(
+            routes=[*routes, Route("/{path:path}", other, methods=["GET", "POST", "PUT", "DELETE"])]
+        )
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def answered(request: Request) -> Response:
+            try:
+                admit(request, self.token, request.headers.get("x-api-key", ""))
+                return await handler(request)
+            except Refusal as error:
+                return _refused(error.status, str(error))
+            except ValidationError as error:
+                return _refused(422, asked.sentence(error))
+            except (ConfigError, DataError, ValueError) as error:
+                return _refused(400, str(error))
+
+        return answered
+
+    async def health(self, _: Request) -> Response:
+        """Report that the server is up."""
+        return JSONResponse({"status": "ok"})
+
+    async def config(self, _: Request) -> Response:
+        """Tell the SDK how to talk to this server; flags that are not named have its defaults."""
+        # Compressed bodies need a library, a slow machine is no fault, and plain httpx does.
+        flags = ("proto_compress_fwdbwd", "sample_enable_stuck_detection", "use_pyqwest_transport")
+        return JSONResponse(dict.fromkeys(flags, False))
+
+    async def telemetry(self, request: Request) -> Response:
+        """Take what the SDK tells its makers, and keep none of it."""
+        await body(request)
+        return JSONResponse({"status": "accepted"})
+
+    async def unknown(self, request: Request) -> Response:
+        """Refuse what this server does not offer."""
+        raise Refusal(404, f"a local Tinker has no {request.method} {request.url.path}")
+
+    async def capabilities(self, _: Request) -> Response:
+        """Describe the one model."""
+        served = {"model_name": self.base.name, "max_context_length": self.base.policy.context}
+        return JSONResponse({"supported_models": [{**served, "trainable": True, "sampleable": True}]})
+
+    async def create_session(self, request: Request) -> Response:
+        """Begin a session."""
+        await body(request)  # tags and names, which are of no use here
+        session = f"covey-{secrets.token_hex(8)}"
+        self.registry.begin(session)
+        return JSONResponse({"type": "create_session", "session_id": session})
+
+    async def heartbeat(self, request: Request) -> Response:
+        """Note that a session is alive."""
+        session = (await _read(request, asked.Session)).session_id
+        self.registry.check_session(session, 410)
+        self.registry.sessions[session] = time.monotonic()
+        return JSONResponse({"type": "session_heartbeat"})
+
+    async def finish(self, request: Request) -> Response:
+        """End a session: its training clients and samplers are released, its checkpoints stay."""
+        self.registry.drop(request.path_params["session"])
+        return JSONResponse({})
+
+    async def create_model(self, request: Request) -> Response:
+        """Make an adapter."""
+        wanted = await _read(request, asked.CreateModel)
+        self._check_base(wanted.base_model)
+        lora = wanted.lora_config
+        shape = Shape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+        client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
+
+        def make() -> Result:
+            client.adapter = self.base.new_adapter(shape, lora.seed)
+            return {"type": "create_model", "model_id": client.id}
+
+        return self.registry.at_once(f"{client.id}:0", make, model_id=client.id)
+
+    async def info(self, request: Request) -> Response:
+        """Describe a training client."""
+        client = self.registry.client((await _read(request, asked.OfModel)).model_id)
+        base = self.base
+        arch = base.policy.model.config.model_type
+        return JSONResponse(
+            {
+                "type": "get_info",
+                "model_id": client.id,
+                "model_name": base.name,
+                "model_data": {"arch": arch, "model_name": base.name, "tokenizer_id": base.source},
+                "is_lora": True,
+                "lora_rank": client.trained.shape.rank,
+            }
+        )
+
+    async def forward_backward(self, request: Request) -> Response:
+        """Compute a loss, and its gradient unless the request is for the forward pass only."""
+        model_id, seq_id, fields = read_forward_backward(await body(request, PROTOBUF))
+        client = self.registry.client(model_id)
+        return self.registry.in_turn(
+            client, seq_id, lambda: forward_backward(self.base, client.trained, read_data(fields))
+        )
+
+    async def optim_step(self, request: Request) -> Response:
+        """Apply the gradient."""
+
+        def step(client: Client, wanted: asked.OptimStep) -> Result:
+            norm = client.trained.step(wanted.adam_params)
+            return {"type": "optim_step", "metrics": {"grad_norm": norm}}
+
+        return await self._computed(request, asked.OptimStep, step)
+
+    async def save_weights(self, request: Request) -> Response:
+        """Save an adapter with its optimizer."""
+
+        def save(client: Client, wanted: asked.SaveWeights) -> Result:
+            path = self._save(client, "weights", wanted, wanted.path, wanted.overwrite)
+            return {"type": "save_weights", "path": path}
+
+        return await self._computed(request, asked.SaveWeights, save)
+
+    async def save_for_sampler(self, request: Request) -> Response:
+        """Save an adapter, or without a name take a snapshot of it to draw with."""
+
+        def save(client: Client, wanted: asked.SaveForSampler) -> Result:
+            kind = "save_weights_for_sampler"
+            if wanted.path is not None:
+                return {"type": kind, "path": self._save(client, "sampler_weights", wanted, wanted.path)}
+            sampler = Sampler(weights=client.trained.snapshot())
+            client.snapshots.append(sampler)
+            if len(client.snapshots) > MOST_SNAPSHOTS:
+                client.snapshots.popleft().weights = None
+            session = client.id.partition(":")[0]
+            name = f"{session}:sample:{wanted.sampling_session_seq_id}"
+            self.registry.samplers[name] = sampler
+            return {"type": kind, "sampling_session_id": name}
+
+        return await self._computed(request, asked.SaveForSampler, save)
+
+    async def load_weights(self, request: Request) -> Response:
+        """Load a checkpoint into a training client, or into a new one."""
+        raw = await body(request)
+        wanted = asked.LoadWeights.model_validate_json(raw)
+        if wanted.session_id is None or wanted.model_seq_id is None:
+            return await self._computed(request, asked.LoadWeights, self._load, raw)
+        client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
+        return self.registry.at_once(
+            f"{client.id}:0", partial(self._load, client, wanted), model_id=client.id
+        )
+
+    async def create_sampler(self, request: Request) -> Response:
+        """Name weights to draw with: those of a checkpoint, or the base model's."""
+        wanted = await _read(request, asked.CreateSampler)
+        self.registry.check_session(wanted.session_id)
+        if wanted.base_model is not None:
+            self._check_base(wanted.base_model)
+        path = wanted.model_path
+        if path is not None:
+            self.store.find(path)
+        elif wanted.base_model is None:
+            raise DataError("create_sampling_session: give a model_path or a base_model")
+        name = f"{wanted.session_id}:sample:{wanted.sampling_session_seq_id}"
+        if path is None:
+            self.registry.samplers[name] = Sampler(weights=self.base.plain)
+        else:
+            sampler = self.registry.samplers[name] = Sampler()
+            sampler.load = partial(self._load_sampler, sampler, path)
+        return JSONResponse({"type": "create_sampling_session", "sampling_session_id": name})
+
+    async def sampler(self, request: Request) -> Response:
+        """Describe a sampler."""
+        name = request.path_params["sampler"]
+        self.registry.sampler(name)
+        return JSONResponse({"sampler_id": name, "base_model": self.base.name})
+
+    async def sample(self, request: Request) -> Response:
+        """Draw completions."""
+        wanted = await _read(request, asked.Sample)
+        sampler = self.registry.sampler(wanted.sampling_session_id)
+        draw = _draw(self.base, wanted, sampler)
+        request_id = f"{wanted.sampling_session_id}:{wanted.seq_id}"
+        ids = [f"{request_id}:{i}" for i in range(wanted.num_samples)]
+        return self.registry.at_once(request_id, draw, sample_sequence_ids=ids)
+
+    async def retrieve(self, request: Request) -> Response:
+        """Return a result, or 408 while there is none."""
+        wanted = await _read(request, asked.Retrieve)
+        task = self.registry.tasks.get(wanted.request_id)
+        if task is None:
+            raise Refusal(404, f"{wanted.request_id}: there is no such request, or its result was dropped")
+        pending = asyncio.wrap_future(task.result)
+        # Shielded: the result of a computation does not depend on who waits for it.
+        done, _ = await asyncio.wait([asyncio.shield(pending)], timeout=POLL_SECONDS)
+        if not done:
+            return JSONResponse({"queue_state": "active"}, 408)
+        result = task.result.result()
+        return Response(result, media_type=PROTOBUF) if isinstance(result, bytes) else JSONResponse(result)
+
+    async def weights_info(self, request: Request) -> Response:
+        """Describe a checkpoint."""
+        record = self.store.find((await _read(request, asked.WeightsInfo)).tinker_path)
+        shape = record.shape
+        flags = {"train_unembed": shape.unembed, "train_mlp": shape.mlp, "train_attn": shape.attention}
+        made = {"base_model": record.base_model, "is_lora": True, "lora_rank": shape.rank}
+        return JSONResponse({**made, **flags})
+
+    async def checkpoints(self, request: Request) -> Response:
+        """List the checkpoints of a training client, or of all."""
+        records = self.store.records(request.path_params.get("run"))
+        return JSONResponse({"checkpoints": [r.listed() for r in records]})
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a checkpoint."""
+        self.store.delete("tinker://{run}/{kind}/{name}".format(**request.path_params))
+        return JSONResponse({})
+
+    async def runs(self, request: Request) -> Response:
+        """List the training clients that have saved something, and those that are active."""
+        names = list(dict.fromkeys([*self.registry.clients, *(r.model_id for r in self.store.records())]))
+        offset, limit = (int(request.query_params.get(k, d)) for k, d in (("offset", 0), ("limit", 20)))
+        cursor = {"offset": offset, "limit": limit, "total_count": len(names)}
+        listed = [self._run(name) for name in names[offset : offset + limit]]
+        return JSONResponse({"training_runs": listed, "cursor": cursor})
+
+    async def run(self, request: Request) -> Response:
+        """Describe a training client."""
+        return JSONResponse(self._run(request.path_params["run"]))
+
+    def _run(self, name: str) -> dict[str, object]:
+        records = self.store.records(name)
+        client = self.registry.clients.get(name)
+        if client is None and not records:
+            raise Refusal(404, f"{name}: there is no such training run")
+        newest = {kind: next((r.listed() for r in records if r.kind == kind), None) for kind in KINDS}
+        shape = client.trained.shape if client is not None else records[0].shape
+        return {
+            "training_run_id": name,
+            "base_model": records[0].base_model if records else self.base.name,
+            "model_owner": "local",
+            "is_lora": True,
+            "lora_rank": shape.rank,
+            "last_request_time": (records[0].time if records else expiry(None)[0]).isoformat(),
+            "last_checkpoint": newest["weights"],
+            "last_sampler_checkpoint": newest["sampler_weights"],
+            "user_metadata": client.metadata if client is not None else records[0].run_metadata,
+        }
+
+    def _save(
+        self,
+        client: Client,
+        kind: Kind,
+        wanted: asked.SaveWeights | asked.SaveForSampler,
+        name: str,
+        overwrite: bool = False,
+    ) -> str:
+        adapter = client.trained
+        now, expires = expiry(wanted.ttl_seconds)
+        record = Record(
+            model_id=client.id,
+            kind=kind,
+            name=name,
+            base_model=self.base.name,
+            fingerprint=self.base.fingerprint,
+            shape=adapter.shape,
+            time=now,
+            run_metadata=client.metadata,
+            user_metadata=wanted.user_metadata,
+            expires_at=expires,
+        )
+        moments = adapter.moments() if kind == "weights" else None
+        return self.store.save(self.base, adapter.weights, moments, record, overwrite)
+
+    def _load(self, client: Client, wanted: asked.LoadWeights) -> Result:
+        if wanted.base_model is not None:
+            self._check_base(wanted.base_model)
+        record, weights, moments = self.store.load(self.base, wanted.path)
+        if wanted.optimizer and record.kind != "weights":
+            raise DataError(f"{wanted.path} has no state of an optimizer: it was saved for sampling")
+        adapter = client.adapter or Adapter(record.shape, weights.tensors)
+        if adapter.shape != record.shape:
+            raise DataError(f"{wanted.path} has the shape {record.shape}, this client {adapter.shape}")
+        adapter.load(weights.tensors, moments if wanted.optimizer else {})
+        client.adapter = adapter
+        return {"type": "load_weights", "path": wanted.path, "model_id": client.id}
+
+    def _load_sampler(self, sampler: Sampler, path: str) -> Weights:
+        self.loaded.append(sampler)
+        if len(self.loaded) > MOST_SNAPSHOTS:
+            self.loaded.popleft().weights = None
+        return self.store.load(self.base, path)[1]
+
+    async def _computed(
+        self,
+        request: Request,
+        schema: type[AnyTurn],
+        compute: Callable[[Client, AnyTurn], Result],
+        raw: bytes | None = None,
+    ) -> Response:
+        """Do a training client's request in its turn. A body with a mistake takes its turn too: it fails."""
+        raw = await body(request) if raw is None else raw
+        turn = asked.Turn.model_validate_json(raw)
+        client = self.registry.client(turn.model_id)
+        return self.registry.in_turn(
+            client, turn.seq_id, lambda: compute(client, schema.model_validate_json(raw))
+        )
+
+    def _check_base(self, name: str) -> None:
+        known = (self.base.name, self.base.source)
+        if name not in known:
+            raise DataError(f"base_model {name!r}: this server has {' alias '.join(dict.fromkeys(known))}")
+
+
+def _draw(base: Base, wanted: asked.Sample, sampler: Sampler) -> Draw:
+    """Read a request for completions. Raises DataError for one that cannot be answered."""
+    policy = base.policy
+    prompt = np.array([t for chunk in wanted.prompt.chunks for t in chunk.tokens], dtype=np.int64)
+    check_tokens(policy, "prompt", prompt)
+    params = wanted.sampling_params
+    room = policy.context
+    most = room - len(prompt) if params.max_tokens is None else params.max_tokens
+    if not 0 < most <= room - len(prompt):
+        raise DataError(
+            f"{len(prompt)} tokens of prompt and max_tokens {most} are more than the context of {room}"
+        )
+    if wanted.prompt_logprobs_last_n is not None and not wanted.prompt_logprobs:
+        raise DataError("prompt_logprobs_last_n: set prompt_logprobs")
+    stop = [params.stop] if isinstance(params.stop, str) else params.stop
+    # An empty list turns off the model's own ends; other stops come in addition to them.
+    ends = set() if stop == [] else {*policy.end_ids, *(x for x in stop or [] if isinstance(x, int))}
+    texts = tuple(x for x in stop or [] if isinstance(x, str))
+    if "" in texts:
+        raise DataError("stop: an empty text would end every completion at once")
+    return Draw(
+        sampler.get,
+        prompt,
+        wanted.num_samples,
+        secrets.randbits(63) if params.seed is None else params.seed,
+        SamplingParams(most, params.temperature, params.top_p, max(params.top_k, 0), texts),
+        tuple(sorted(ends)),
+        (wanted.prompt_logprobs_last_n or len(prompt)) if wanted.prompt_logprobs else None,
+    )
+
+
+async def _read(request: Request, schema: type[AnyBody]) -> AnyBody:
+    return schema.model_validate_json(await body(request))
+
+
+def _refused(status: int, message: str) -> Response:
+    # What is left of the message is not read as another one.
+    return JSONResponse({"error": message}, status, {"Connection": "close"})

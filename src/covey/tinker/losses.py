@@ -1,0 +1,112 @@
+"""Tinker's loss functions: sums over the tokens of one datum, as its documentation defines them.
+
+Each takes the log-probs of the targets (N,) or (N, K), which carry gradient, and the datum's other arrays,
+and returns a scalar. Thresholds bound the ratio p / q itself, not its distance from 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from covey_verify.errors import DataError
+
+Inputs = Mapping[str, Tensor]
+
+
+class Loss(NamedTuple):
+    """A loss function, the arrays that it needs beside the targets, and its settings with their defaults."""
+
+    function: Callable[[Tensor, Inputs], Tensor]
+    needs: tuple[str, ...]
+    settings: Mapping[str, float | None]
+    """None: the caller has to give it."""
+
+
+def cross_entropy(logprobs: Tensor, given: Inputs) -> Tensor:
+    """Compute - sum w log p."""
+    return -(logprobs * given["weights"]).sum()
+
+
+def importance_sampling(logprobs: Tensor, given: Inputs) -> Tensor:
+    """Compute - sum (p / q) A."""
+    return -(_ratio(logprobs, given) * given["advantages"]).sum()
+
+
+def ppo(logprobs: Tensor, given: Inputs) -> Tensor:
+    """Compute - sum min(r A, clip(r) A), r = p / q."""
+    return _clipped(_ratio(logprobs, given), given)
+
+
+def cispo(logprobs: Tensor, given: Inputs) -> Tensor:
+    """Compute - sum sg[clip(p / q)] A log p."""
+    bounded = _bounded(_ratio(logprobs.detach(), given), given)
+    return -(bounded * logprobs * given["advantages"]).sum()
+
+
+def dro(logprobs: Tensor, given: Inputs) -> Tensor:
+    """Compute - sum (A log p - beta / 2 (log p - log q)^2)."""
+    quadratic = (logprobs - given["logprobs"]).square()
+    return -(logprobs * given["advantages"] - 0.5 * given["beta"] * quadratic).sum()
+
+
+def gspo(logprobs: Tensor, given: Inputs) -> Tensor:
+    """Compute PPO's sum with r = s p / sg[p], s the geometric mean of p / q where the mask is not 0."""
+    counted = given["sequence_ratio_mask"] != 0
+    if not counted.any():
+        return 0.0 * logprobs.sum()
+    fixed = logprobs.detach()
+    mean = (fixed - given["logprobs"])[counted].mean()
+    return _clipped(torch.exp(mean + logprobs - fixed), given)
+
+
+def _ratio(logprobs: Tensor, given: Inputs) -> Tensor:
+    return torch.exp(logprobs - given["logprobs"])
+
+
+def _bounded(ratio: Tensor, given: Inputs) -> Tensor:
+    return ratio.clamp(given["clip_low_threshold"], given["clip_high_threshold"])
+
+
+def _clipped(ratio: Tensor, given: Inputs) -> Tensor:
+    return -torch.minimum(ratio * given["advantages"], _bounded(ratio, given) * given["advantages"]).sum()
+
+
+RL = ("logprobs", "advantages")
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": Loss(cross_entropy, ("weights",), {}),
+    "importance_sampling": Loss(importance_sampling, RL, {}),
+    "ppo": Loss(ppo, RL, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+    "cispo": Loss(cispo, RL, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    "dro": Loss(dro, RL, {"beta": None}),
+    "gspo": Loss(
+        gspo, (*RL, "sequence_ratio_mask"), {"clip_low_threshold": None, "clip_high_threshold": None}
+    ),
+}
+UNKNOWN = {
+    "stable_reinforce": "Tinker has not published its formula; set loss_fn=importance_sampling, ppo or cispo",
+    "custom": "losses run in the client here; the SDK does so unless the server asks for them",
+}
+
+
+def loss_of(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[str, Tensor]]:
+    """The loss of this name and its settings. Raises DataError for what it does not know or lacks."""
+    loss = LOSSES.get(name)
+    if loss is None:
+        reason = UNKNOWN.get(name) or "there are " + ", ".join(LOSSES)
+        raise DataError(f"loss_fn {name!r}: {reason}")
+    for key, value in config.items():
+        if key not in loss.settings:
+            raise DataError(
+                f"loss_fn_config: {name} has no {key!r}; it has {', '.join(loss.settings) or 'none'}"
+            )
+        if isinstance(value, str) or not math.isfinite(value):
+            raise DataError(f"loss_fn_config: {key} is a number, not {value!r}")
+    settings = {**loss.settings, **config}
+    return loss, {
+        k: torch.tensor(float(v), dtype=torch.float32) for k, v in settings.items() if v is not None
+    }

@@ -1,0 +1,206 @@
+"""Passes of the model for requests: losses with their gradients, completions, log-probs of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.models.packing import pack
+from covey.models.policy import Policy
+from covey.rng import key
+from covey.sampling.base import Request, SamplingParams
+from covey.tinker.adapters import Adapter, Base, Weights
+from covey.tinker.losses import loss_of
+from covey.tinker.wire import Datum, ForwardBackward, write_forward_backward, write_samples
+from covey.types import Completion
+from covey_verify.errors import DataError
+
+TARGETS = "target_tokens"
+PER_TOKEN = ("clip_low_threshold", "clip_high_threshold")
+"""Settings of a loss that a datum may give for each token."""
+
+
+def forward_backward(base: Base, adapter: Adapter, wanted: ForwardBackward) -> bytes:
+    """Compute a loss, and add its gradient to the adapter's: all of it or, if anything fails, nothing.
+
+    Raises DataError for data that the loss cannot be computed of.
+    """
+    loss, settings = loss_of(wanted.loss_fn, wanted.config)
+    optional = tuple(name for name in PER_TOKEN if name in loss.settings)
+    checked = [_checked(base.policy, i, d, loss.needs, optional) for i, d in enumerate(wanted.data)]
+    lacking = [k for k in loss.settings if k not in settings and any(k not in d for d in checked)]
+    if lacking:
+        raise DataError(f"loss_fn_config: {wanted.loss_fn} needs {' and '.join(lacking)}")
+    policy = base.mount(adapter.weights).policy
+    outputs: list[dict[str, np.ndarray]] = []
+    total = 0.0
+    try:
+        for part in _batches([len(d.tokens) for d in wanted.data], base.tokens):
+            with torch.set_grad_enabled(not wanted.forward_only):
+                given = [settings | checked[i] for i in part]
+                found = logprobs_of(policy, [(wanted.data[i].tokens, checked[i][TARGETS]) for i in part])
+                summed = torch.stack([loss.function(x, g) for x, g in zip(found, given, strict=True)]).sum()
+            total += float(summed.detach())
+            if not np.isfinite(total):
+                raise DataError(f"{wanted.loss_fn}: the loss is {total}; nothing was added to the gradient")
+            if not wanted.forward_only:
+                summed.backward()
+            outputs += [{"logprobs": x.detach().cpu().numpy()} for x in found]
+        if not wanted.forward_only:
+            _add_gradient(policy, adapter)
+    finally:
+        for parameter in policy.parameters:
+            parameter.grad = None
+    return write_forward_backward(outputs, total)
+
+
+def _add_gradient(policy: Policy, adapter: Adapter) -> None:
+    for computed, kept in zip(policy.parameters, adapter.parameters, strict=True):
+        if computed.grad is not None:
+            kept.grad = computed.grad if kept.grad is None else kept.grad + computed.grad
+
+
+def _checked(
+    policy: Policy, number: int, datum: Datum, needs: Sequence[str], optional: Sequence[str]
+) -> dict[str, Tensor]:
+    """The arrays of a datum as tensors. Raises DataError."""
+    where = f"datum {number}"
+    expected = (TARGETS, *needs)
+    missing = [name for name in expected if name not in datum.inputs]
+    unread = [name for name in datum.inputs if name not in (*expected, *optional)]
+    if missing or unread:
+        told = (
+            f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unread)}, which it would not read"
+        )
+        raise DataError(f"{where}: this loss reads {', '.join(expected)}; the datum {told}")
+    targets = datum.inputs[TARGETS]
+    if targets.ndim not in (1, 2) or len(targets) != len(datum.tokens) or not targets.size:
+        raise DataError(
+            f"{where}: {TARGETS} has the shape {targets.shape}, which should be {len(datum.tokens)} or "
+            f"{len(datum.tokens)} x K: one or K for each token of model_input, at least one"
+        )
+    if targets.ndim == 2 and policy.decoder is None:
+        raise DataError(f"{where}: {TARGETS}: this architecture has one target for each token here")
+    for name, array in datum.inputs.items():
+        if array.shape != targets.shape:
+            raise DataError(f"{where}: {name} has the shape {array.shape}, {TARGETS} {targets.shape}")
+        if not np.isfinite(array).all():
+            raise DataError(f"{where}: {name} has a value that is not finite")
+    check_tokens(policy, where, datum.tokens)
+    _check_ids(policy, f"{where}: {TARGETS}", targets)
+    return {
+        name: torch.from_numpy(array.astype(np.int64 if name == TARGETS else np.float32)).to(policy.device)
+        for name, array in datum.inputs.items()
+    }
+
+
+def check_tokens(policy: Policy, where: str, tokens: np.ndarray) -> None:
+    """Check what a model is to read. Raises DataError."""
+    if not 0 < len(tokens) <= policy.context:
+        raise DataError(f"{where}: {len(tokens)} tokens; the model reads 1 to {policy.context}")
+    _check_ids(policy, where, tokens)
+
+
+def _check_ids(policy: Policy, where: str, ids: np.ndarray) -> None:
+    if ids.min() < 0 or ids.max() >= policy.embedded:
+        raise DataError(f"{where}: ids are 0 to {policy.embedded - 1}, not {ids.min()} to {ids.max()}")
+
+
+def logprobs_of(policy: Policy, sequences: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:
+    """Log-probs of targets (N,) or (N, K) after each of the N tokens of a sequence: a tensor for each."""
+    # A packed completion's last token is predicted and never read, so a sequence gets one more: 0.
+    packed = pack(
+        [tokens[:1] for tokens, _ in sequences],
+        [[np.concatenate([tokens[1:], np.zeros(1, np.int64)])] for tokens, _ in sequences],
+    ).to(policy.device)
+    # With K targets each token predicts K times.
+    times = torch.cat([t.new_full((len(t),), t[0].numel()) for _, t in sequences])
+    targets = torch.cat([t.flatten() for _, t in sequences])
+    packed = replace(packed, sources=packed.sources.repeat_interleave(times), targets=targets)
+    found = policy.score(packed, 1.0).logprobs.split([t.numel() for _, t in sequences])
+    return [x.view(t.shape) for x, (_, t) in zip(found, sequences, strict=True)]
+
+
+def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Numbers of data, in order, that together have at most ``most`` tokens, but at least one."""
+    part: list[int] = []
+    for i, length in enumerate(lengths):
+        if part and sum(lengths[j] for j in part) + length > most:
+            yield part
+            part = []
+        part.append(i)
+    if part:
+        yield part
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A request for completions."""
+
+    weights: Callable[[], Weights]
+    """Gets the weights, and loads them if need be."""
+    prompt: np.ndarray
+    """(P,) int64."""
+    count: int
+    seed: int
+    params: SamplingParams
+    end_ids: tuple[int, ...]
+    """Ids that end a completion."""
+    scored: int | None
+    """Number of tokens at the prompt's end whose log-probs are wanted; None: of none."""
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """Requests for which this is equal may be sampled together."""
+        return (self.weights, replace(self.params, max_tokens=0), self.end_ids)
+
+
+def sample(base: Base, draws: Sequence[Draw]) -> list[bytes]:
+    """Answer requests that are ``alike``, in one pass."""
+    sampler = base.mount(draws[0].weights())
+    policy = sampler.policy
+    # Completions of the same prompt share it, whichever requests they belong to.
+    owners: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+    for number, draw in enumerate(draws):
+        place = owners.setdefault((draw.prompt.tobytes(), draw.params.max_tokens), [])
+        place += [(number, i) for i in range(draw.count)]
+    requests = [
+        Request(
+            np.frombuffer(prompt, np.int64),
+            [key(draws[number].seed, "tinker", i) for number, i in own],
+            room=room,
+        )
+        for (prompt, room), own in owners.items()
+    ]
+    together = list(owners.values())
+    params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
+    found: list[dict[int, Completion]] = [{} for _ in draws]
+    own_ends = policy.end_ids
+    policy.end_ids = list(draws[0].end_ids)
+    try:
+        for done in sampler.sample(requests, params):
+            number, i = together[done.request][done.sample]
+            found[number][i] = done.completion
+    finally:
+        policy.end_ids = own_ends
+    return [
+        write_samples([mine[i] for i in range(len(mine))], _prompt_logprobs(policy, d))
+        for d, mine in zip(draws, found, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _prompt_logprobs(policy: Policy, draw: Draw) -> np.ndarray | None:
+    """The log-prob of each token of the prompt (P,); NaN for the first, and before those that are wanted."""
+    if draw.scored is None:
+        return None
+    found = np.full(len(draw.prompt), np.nan, np.float32)
+    if len(draw.prompt) > 1:
+        targets = torch.from_numpy(draw.prompt[1:]).to(policy.device)
+        found[1:] = logprobs_of(policy, [(draw.prompt[:-1], targets)])[0].cpu().numpy()
+        found[: len(found) - draw.scored] = np.nan
+    return found

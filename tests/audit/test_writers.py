@@ -1,0 +1,253 @@
+"""Writers of verl and OpenRLHF: a sound run has no finding, a mistake in the trainer is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.audit import openrlhf_writer, verl_writer
+from covey.audit.check import Report, apply
+from covey.audit.record import AuditRecord, read_record
+from covey.audit.recorder import settings_of
+from covey.audit.table import CHECKS
+from tests.audit.stand_ins import PROMPT, Batch, Column, OpenRlhfTrainer, Policy, VerlTrainer, worth
+
+Trainer = VerlTrainer | OpenRlhfTrainer
+RECORD: dict[type, Callable[..., None]] = {
+    VerlTrainer: verl_writer.record_run,
+    OpenRlhfTrainer: openrlhf_writer.record_run,
+}
+SCORE: dict[type, Callable[..., Any]] = {
+    VerlTrainer: lambda data_source, solution_str, ground_truth, extra_info: {
+        "score": worth(solution_str, ground_truth)
+    },
+    OpenRlhfTrainer: lambda queries, prompts, labels: {
+        "rewards": torch.tensor([worth(queries[0][len(prompts[0]) :], labels[0])])
+    },
+}
+
+
+def run(trainer: Trainer, path: Path, **options: Any) -> tuple[AuditRecord, Report]:
+    """Record four batches and audit them."""
+    RECORD[type(trainer)](trainer, path / "run.jsonl", **options)
+    trainer.fit()
+    record = read_record(path / "run.jsonl")
+    return record, apply(CHECKS, record)
+
+
+def part(trainer: Trainer) -> Any:
+    """Where a trainer makes its batches."""
+    return trainer if isinstance(trainer, VerlTrainer) else trainer.experience_maker
+
+
+@pytest.mark.parametrize("kind", [VerlTrainer, OpenRlhfTrainer])
+def test_a_sound_run_has_no_finding(kind: type, tmp_path: Path) -> None:
+    record, report = run(kind(), tmp_path, score=SCORE[kind])
+    assert [str(f) for f in report.findings] == []
+    unjudged = {name for names in report.unjudged.values() for name in names}
+    judged = {
+        "mask_shifted",
+        "end_untrained",
+        "old_stale",
+        "sampler_behind",
+        "std_over_batch",
+        "rewards_order",
+    }
+    assert not unjudged & (judged | {"wrong_way", "group_mixed", "rate_zero"})
+    assert "secret" not in (tmp_path / "run.jsonl").read_text()
+    assert record.setting("max_completion_length") == 8 and len(record.updates) == 4
+
+
+def shifted(trainer: Trainer) -> None:
+    if isinstance(trainer, VerlTrainer):
+        trainer.mask = lambda present: present.roll(1, 1) * (torch.arange(present.shape[1]) > 0)
+    else:
+        trainer.experience_maker.mask = lambda response: response[:, :-1].long()
+
+
+def end_left_out(trainer: Trainer) -> None:
+    mask = part(trainer).mask
+
+    def without_the_last(present: Tensor) -> Tensor:
+        full = mask(present)
+        last = full.cumsum(1) == full.sum(1, keepdim=True)
+        return full * ~last
+
+    part(trainer).mask = without_the_last
+
+
+def std_of_the_batch(trainer: Trainer) -> None:
+    def advantages(rewards: Tensor, *_: Any) -> Tensor:
+        return (rewards - rewards.view(-1, 4).mean(1).repeat_interleave(4)) / (rewards.std() + 1e-6)
+
+    part(trainer).advantages = advantages
+
+
+def no_std(trainer: Trainer) -> None:
+    part(trainer).advantages = lambda rewards, *_: rewards - rewards.view(-1, 4).mean(1).repeat_interleave(4)
+
+
+def negated(trainer: Trainer) -> None:
+    advantages = part(trainer).advantages
+    part(trainer).advantages = lambda *given: -advantages(*given)
+
+
+def old_of_the_first_policy(trainer: Trainer) -> None:
+    first = Policy()
+    if isinstance(trainer, VerlTrainer):
+        trainer.old = lambda batch: first.logprobs(batch.batch["input_ids"]).detach()[:, PROMPT - 1 :]
+    else:
+        trainer.experience_maker.old = lambda e: first.logprobs(e.sequences).detach()
+
+
+def rewards_in_another_order(trainer: Trainer) -> None:
+    part(trainer).rewards = lambda scores: scores.view(-1, 4).flip(1).flatten()
+
+
+def loss_negated(trainer: Trainer) -> None:
+    policy = trainer.policy
+    for group in policy.optimizer.param_groups:
+        group["maximize"] = True
+
+
+def groups_across_prompts(trainer: Trainer) -> None:
+    if isinstance(trainer, VerlTrainer):
+        trainer.advantages = shuffled
+    else:
+        make = trainer.experience_maker.make_experience_batch
+
+        def other(samples: tuple[Tensor, Tensor]) -> Any:
+            order = torch.arange(len(samples[0])).view(-1, 4).T.flatten()
+            return make(tuple(part[order] for part in samples))
+
+        trainer.experience_maker.make_experience_batch = other
+
+
+def shuffled(rewards: Tensor, uids: list[str]) -> Tensor:
+    """Take the same number for completions of other prompts."""
+    uids[:] = [f"{n % 6}" for n in range(len(uids))]
+    grouped = rewards.view(4, 6)
+    return ((grouped - grouped.mean(0)) / (grouped.std(0) + 1e-6)).flatten()
+
+
+def sampler_with_first_weights(trainer: Trainer) -> None:
+    first = Policy()
+    if isinstance(trainer, VerlTrainer):
+        trainer.sampler = first
+    else:
+        make = trainer.experience_maker.make_experience_batch
+
+        def other(samples: tuple[Tensor, Tensor]) -> Any:
+            made = make(samples)
+            made[0].rollout_log_probs = first.logprobs(samples[0]).detach()
+            return made
+
+        trainer.experience_maker.make_experience_batch = other
+
+
+MISTAKES: dict[str, Callable[[Trainer], None]] = {
+    "mask_shifted": shifted,
+    "end_untrained": end_left_out,
+    "std_over_batch": std_of_the_batch,
+    "std_missing": no_std,
+    "advantages_negated": negated,
+    "old_stale": old_of_the_first_policy,
+    "rewards_order": rewards_in_another_order,
+    "wrong_way": loss_negated,
+    "group_mixed": groups_across_prompts,
+    "sampler_behind": sampler_with_first_weights,
+}
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES))
+@pytest.mark.parametrize("kind", [VerlTrainer, OpenRlhfTrainer])
+def test_a_mistake_in_the_trainer_is_named_first(kind: type, name: str, tmp_path: Path) -> None:
+    trainer = kind()
+    MISTAKES[name](trainer)
+    _, report = run(trainer, tmp_path, score=SCORE[kind])
+    assert [f.id for f in report.findings][:1] == [name]
+
+
+@pytest.mark.parametrize("kind", [VerlTrainer, OpenRlhfTrainer])
+def test_training_is_the_same_with_a_record(kind: type, tmp_path: Path) -> None:
+    alone, recorded = kind(), kind()
+    alone.fit()
+    run(recorded, tmp_path)
+    assert torch.equal(alone.policy.logits, recorded.policy.logits)
+
+
+def test_a_batch_in_verls_transfer_queue_is_read(tmp_path: Path, monkeypatch) -> None:
+    trainer = VerlTrainer()
+    inner = trainer._update_actor
+    held: list[Batch] = []
+
+    def fields(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
+        own = held[-1].batch
+        lengths = own["attention_mask"][:, PROMPT:].sum(1)
+        # There fields are not padded.
+        found = {
+            name: Column(row[:n] for row, n in zip(own[name], lengths, strict=True))
+            for name in ("responses", "response_mask", "old_log_probs", "rollout_log_probs", "advantages")
+        }
+        found |= {"prompts": own["prompts"], "rm_scores": own["token_level_scores"]}
+        known = {**found, **held[-1].non_tensor_batch}
+        return {name: known[name] for name in select_fields if name in known}
+
+    monkeypatch.setitem(sys.modules, "transfer_queue", SimpleNamespace(kv_batch_get=fields))
+
+    def update_actor(meta: SimpleNamespace, metrics: dict[str, float]) -> SimpleNamespace:
+        metrics |= inner(held[-1]).meta_info["metrics"]
+        return meta
+
+    trainer._update_actor = update_actor
+    verl_writer.record_run(trainer, tmp_path / "run.jsonl")
+    recorded = trainer._update_actor
+
+    def sent(batch: Batch) -> SimpleNamespace:
+        held.append(batch)
+        return recorded(SimpleNamespace(keys=["a"], partition_id="train"), metrics={})
+
+    trainer._update_actor = sent
+    trainer.fit()
+    record = read_record(tmp_path / "run.jsonl")
+    assert [str(f) for f in apply(CHECKS, record).findings] == []
+    assert len(record.samples) == 96 and record.updates[0].learning_rate == 2.0
+
+
+@pytest.mark.parametrize("kind", [VerlTrainer, OpenRlhfTrainer])
+def test_after_its_batches_a_record_has_metrics_alone(kind: type, tmp_path: Path) -> None:
+    record, _ = run(kind(), tmp_path, batches=2)
+    assert [len(update.rows) for update in record.updates] == [24, 24, 0, 0]
+    assert len(record.rollouts) == 2 and record.updates[3].learning_rate == 2.0
+    assert [update.step for update in record.updates] == [0, 1, 2, 3]
+
+
+def test_settings_that_cannot_be_read_are_left_out() -> None:
+    class Config(dict):
+        def __getitem__(self, key: str) -> Any:
+            if self.get(key) == "???":
+                raise ValueError(key)
+            return super().__getitem__(key)
+
+    config = Config(a=Config(missing="???", number=1), api_key="secret", max_tokens=5)
+    found = settings_of(config)
+    assert found["a.number"] == 1 and found["max_tokens"] == 5
+    assert "api_key" not in found and found.get("a.missing") is None
+
+
+def test_a_writer_that_fails_leaves_the_trainer_alone(tmp_path: Path, capsys) -> None:
+    trainer = VerlTrainer()
+    trainer.tokenizer.decode = lambda ids, **_: 1 / 0 if _ == {} else ""
+    verl_writer.record_run(trainer, tmp_path / "run.jsonl")
+    trainer.fit()
+    assert (
+        "the record ends here (ZeroDivisionError: division by zero); training continues"
+        in capsys.readouterr().out
+    )
