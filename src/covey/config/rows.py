@@ -40,7 +40,7 @@ class SettingRow(NamedTuple):
 
         >>> from typing import Annotated, Literal
         >>> from covey_verify.types import Share
-        >>> [Row("", "", 0, kind).values for kind in (Share | None, Literal["a", "b"], str)]
+        >>> [SettingRow("", "", 0, kind).values for kind in (Share | None, Literal["a", "b"], str)]
         ['>= 0 <= 1', 'one of a, b', '']
         """
         return f"one of {', '.join(self.names)}" if self.names else values_of(self.type)

@@ -105,7 +105,7 @@ def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
 
     >>> found = list(readable("That makes 51.", Thoughts()))
     >>> found[0], [r.text for r in found if r.form == "answer_tag"]
-    (Reading(place='last_number', form='', text='51'), ['<answer>51</answer>'])
+    (AnswerVariant(place='last_number', form='', text='51'), ['<answer>51</answer>'])
     """
     answer = read_turn(text, marks).answer
     if answer is None:

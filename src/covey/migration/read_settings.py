@@ -113,7 +113,7 @@ def _result(expression: str) -> str:
 def yaml_value(text: str) -> object:
     """Return a text as YAML would read it, numbers such as 1e-6 too.
 
-    >>> value_of("1e-6"), value_of("['console','wandb']"), value_of("null"), value_of("$HOME/a.parquet")
+    >>> yaml_value("1e-6"), yaml_value("['console','wandb']"), yaml_value("null"), yaml_value("$HOME/a.parquet")
     (1e-06, ['console', 'wandb'], None, '$HOME/a.parquet')
     """
     try:

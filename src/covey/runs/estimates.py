@@ -141,7 +141,7 @@ class Evaluation:
 def unbiased_pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
     """Unbiased pass@k of each problem: 1 - C(n - c, k) / C(n, k). (n,) -> (n,). Chen et al., 2107.03374.
 
-    >>> pass_at_k(np.array([0, 1, 4]), samples=4, k=2).tolist()
+    >>> unbiased_pass_at_k(np.array([0, 1, 4]), samples=4, k=2).tolist()
     [0.0, 0.5, 1.0]
     """
     return np.array([1 - math.comb(samples - int(c), k) / math.comb(samples, k) for c in correct])
