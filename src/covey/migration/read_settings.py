@@ -113,8 +113,8 @@ def _result(expression: str) -> str:
 def yaml_value(text: str) -> object:
     """Return a text as YAML would read it, numbers such as 1e-6 too.
 
-    >>> yaml_value("1e-6"), yaml_value("['console','wandb']"), yaml_value("null"), yaml_value("$HOME/a.parquet")
-    (1e-06, ['console', 'wandb'], None, '$HOME/a.parquet')
+    >>> yaml_value("1e-6"), yaml_value("['console','wandb']"), yaml_value("$HOME/a.parquet")
+    (1e-06, ['console', 'wandb'], '$HOME/a.parquet')
     """
     try:
         return float(text) if re.fullmatch(r"[+-]?[\d.]+[eE][+-]?\d+", text) else yaml.safe_load(text)
