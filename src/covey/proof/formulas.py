@@ -1,7 +1,7 @@
 """A second implementation of the advantage formulas, for one group or completion at a time.
 
-A completion is a row of T sampled tokens, without padding. ``ShadowRow`` holds its data. Every function takes the
-rows that it needs and the settings of its axis, as a config spells them out.
+A completion is a row of T sampled tokens, without padding. ``ShadowRow`` holds its data. Every function
+takes the rows that it needs and the settings of its axis, as a config spells them out.
 """
 
 from __future__ import annotations
