@@ -251,6 +251,38 @@ def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
     page.wait_for_selector(".legend >> text=silenced")
 
 
+def test_three_curves_are_large_and_the_rest_unfolds(site, page) -> None:
+    with (site.root / "one" / "timings.jsonl").open("w") as file:
+        file.write(as_stream([{"step": n, "elapsed": 3600.0 * (n + 1)} for n in range(3)]))
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".charts.large .chart >> nth=2")
+    log_step(RunFolder(site.root / "one"), 3, [made_group([1, 0], ["a", "b"])], **{"entropy/sampled": 0.5})
+    page.click("summary:has-text('more charts')")
+    page.wait_for_selector(".chart >> nth=3")
+    assert page.locator(".charts.large .chart").count() == 3
+    page.select_option("select[aria-label='Axis of the curves']", "hours")
+    page.select_option("select[aria-label='Smoothing of the curves']", "5")
+    page.wait_for_selector(".u-legend .u-label:text-is('hours')", state="attached")
+
+
+def test_completions_of_a_group_are_searched_and_compared(site, page) -> None:
+    def shown() -> list[str]:
+        return page.locator(".completion:visible .text").all_inner_texts()
+
+    page.goto(site.at("#/run/one/step/0/group/0"))
+    page.wait_for_selector(".completion >> nth=3")
+    page.fill("input[type=search]", "F")
+    assert shown() == ["four", "five"]
+    page.wait_for_selector("[role=status]:text-is('2 of 4')")
+    page.fill("input[type=search]", "")
+    page.select_option("select[aria-label='Completions shown']", "paid")
+    assert shown() == ["four", "4"]
+    page.goto(site.at("#/run/one/step/0/group/1"))
+    page.wait_for_selector(".completion >> nth=3")
+    page.check(".choices input[type=checkbox]")
+    assert page.locator(".same").all_inner_texts() == ["same"] * 3
+
+
 def test_a_finding_leads_to_its_evidence(site, page) -> None:
     evidence = {"step": 1, "group": 0, "completion": 2, "token": 3}
     finding = {

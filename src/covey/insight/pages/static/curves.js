@@ -1,7 +1,11 @@
 // Curves of runs, drawn by uPlot; they follow what comes in.
 
-import { fmt, h, label, percent, places } from "./dom.js";
+import { fmt, h, isStatic, label, percent, places } from "./dom.js";
 
+// The first charts are large; the others are folded away.
+const LARGE = 3;
+const AXES = [["step", "by step"], ["hours", "by hours"]];
+const SMOOTHING = [["1", "as measured"], ["5", "mean of 5 points"], ["20", "mean of 20 points"]];
 const COLOURS = ["a", "b", "c", "d", "e", "f"];
 const known = (name, text) => [name, text];
 const CHARTS = [
@@ -46,6 +50,26 @@ function columns(run) {
   return found;
 }
 
+// A function from a step to the hours of the run by then, on straight lines between the steps that are known.
+function clock(run) {
+  const known = [[0, 0], ...(run.timings ?? []).filter((t) => typeof t.elapsed === "number").map((t) => [t.step + 1, t.elapsed / 3600])];
+  return (step) => {
+    const i = known.findIndex(([s]) => s >= step);
+    if (i <= 0) return known.at(i)[1];
+    const [[s0, h0], [s1, h1]] = [known[i - 1], known[i]];
+    return h0 + ((step - s0) / (s1 - s0)) * (h1 - h0);
+  };
+}
+
+// Each point as the mean of it and of those before it, ``most`` in all.
+function smoothed(points, most) {
+  const at = [...points].sort(([p], [q]) => p - q);
+  const mean = (list) => list.reduce((sum, [, v]) => sum + v, 0) / list.length;
+  return new Map(at.map(([x], i) => [x, mean(at.slice(Math.max(0, i + 1 - most), i + 1))]));
+}
+
+const options = (title, list) => h("select", { "aria-label": title }, list.map(([value, text]) => h("option", { value }, text)));
+
 // Colours as the page has them now, light or dark.
 function palette(host) {
   const probe = h("span", { class: "probe" });
@@ -61,7 +85,9 @@ const spread = (low, high) => (low < high ? [low, high] : [Math.min(low, 0), Mat
 
 export function curves(source) {
   const runs = source.compare ?? [source];
-  const grid = h("div", { class: "charts" });
+  const large = h("div", { class: "charts large" }), grid = h("div", { class: "charts" });
+  const count = h("summary"), rest = h("details", { open: isStatic() || Boolean(source.compare) }, count, grid);
+  const across = options("Axis of the curves", AXES), mean = options("Smoothing of the curves", SMOOTHING);
   const zero = h("p", { class: "muted small" }), more = h("select", { "aria-label": "Any other metric" });
   let plots = [], extra = null, drawn = "";
   const sync = window.uPlot?.sync(source.run ?? "two runs");
@@ -81,29 +107,34 @@ export function curves(source) {
   }
 
   function draw() {
-    if (!grid.isConnected || !window.uPlot) return;
+    if (!large.isConnected || !window.uPlot) return;
     const data = runs.map(columns);
-    const { chosen, names } = wanted(data);
-    const colours = palette(grid);
-    const shape = JSON.stringify([chosen.map(([t, s]) => [t, s.length]), colours.ink, grid.clientWidth]);
+    const { chosen: all, names } = wanted(data);
+    const chosen = rest.open ? all : all.slice(0, LARGE);
+    const colours = palette(large);
+    rest.hidden = all.length <= LARGE;
+    count.textContent = `${all.length - LARGE} more charts`;
+    const shape = JSON.stringify([chosen.map(([t, s]) => [t, s.length]), colours.ink, large.clientWidth, across.value, mean.value]);
     if (shape !== drawn) {
       for (const p of plots) p.destroy();
       plots = [];
+      large.replaceChildren();
       grid.replaceChildren();
       more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, label(n))));
     }
     // All figures stand in the grid before one is measured: columns follow from their number and captions.
     const hosts = shape === drawn ? [] : chosen.map(([title]) => h("figure", { class: "chart" }, h("figcaption", {}, label(title))));
-    grid.append(...hosts);
+    large.append(...hosts.slice(0, LARGE));
+    grid.append(...hosts.slice(LARGE));
     chosen.forEach(([, series, show], i) => {
       const { values, made, bands } = table(data, series, colours, show);
       if (shape === drawn) { plots[i].setData(values); return; }
       const host = hosts[i];
       plots.push(new window.uPlot({
-        width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
+        width: host.clientWidth - 2, height: i < LARGE ? 240 : 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
         scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(...spread(low ?? 0, high ?? low ?? 0), 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
-        axes: [axis(colours, (v) => (Number.isInteger(v) ? fmt(v, 0) : ""), 30), axis(colours, show ? (v, step) => percent(v, places(100 * step)) : (v, step) => fmt(v, places(step)), 56)],
-        series: [{ label: "step" }, ...made], bands,
+        axes: [axis(colours, across.value === "hours" ? (v, step) => fmt(v, places(step)) : (v) => (Number.isInteger(v) ? fmt(v, 0) : ""), 30), axis(colours, show ? (v, step) => percent(v, places(100 * step)) : (v, step) => fmt(v, places(step)), 56)],
+        series: [{ label: across.value }, ...made], bands,
       }, values, host));
     });
     drawn = shape;
@@ -128,22 +159,30 @@ export function curves(source) {
       bands.push({ series: [made.length + 2, made.length + 1], fill: `color-mix(in srgb, ${colour(l, i)} 14%, transparent)` });
       for (const points of [low, high]) {
         made.push({ class: "end", width: 0, spanGaps: true, points: { show: false } });
-        lines.push({ points });
+        lines.push({ points, r: l.r });
       }
     });
+    for (const l of lines) {
+      // Held-out points are few, and have intervals of their own.
+      if (mean.value !== "1" && l.name && !l.name.startsWith("held-out:")) l.points = smoothed(l.points, Number(mean.value));
+      const hours = clock(runs[l.r]);
+      if (across.value === "hours") l.points = new Map([...l.points].map(([step, v]) => [hours(step), v]));
+    }
     const xs = [...new Set(lines.flatMap((l) => [...l.points.keys()]))].sort((p, q) => p - q);
     return { values: [xs, ...lines.map((l) => xs.map((x) => l.points.get(x) ?? null))], made, bands };
   }
 
   const again = () => { drawn = ""; draw(); };
   const watch = new ResizeObserver(() => draw());
-  more.addEventListener("change", () => { extra = more.value; again(); });
+  more.addEventListener("change", () => { extra = more.value; rest.open = true; again(); });
+  for (const choice of [across, mean]) choice.addEventListener("change", again);
+  rest.addEventListener("toggle", again);
   window.addEventListener("covey-theme", again);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", again);
   return {
-    node: h("div", {}, grid, zero, h("p", {}, more)),
-    draw: () => { watch.observe(grid); draw(); },
+    node: h("div", {}, h("p", { class: "choices" }, across, " ", mean), large, rest, zero, h("p", {}, more)),
+    draw: () => { watch.observe(large); draw(); },
     leave: () => { watch.disconnect(); window.removeEventListener("covey-theme", again); scheme.removeEventListener("change", again); for (const p of plots) p.destroy(); },
   };
 }

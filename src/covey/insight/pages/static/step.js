@@ -55,8 +55,43 @@ export async function groupPage(run, step, number) {
       : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
     h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
     h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length < g.rewards.length ? `${g.completions.length} of ${g.rewards.length}` : g.rewards.length)), h("span", { class: "space" }), g.rewards.length > 1 && g.rewards.length <= 64 && !isStatic() ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),
+      g.completions.length > 2 && !isStatic() ? sieve(g) : null,
       h("div", { class: "completions" }, g.completions.map((c) => completion(run, step, g, c)))));
   return { title: `${run}, step ${step}, group ${number}`, node };
+}
+
+const textOf = (c) => (c.turns ? c.turns.map((m) => (typeof m.content === "string" ? m.content : JSON.stringify(m.content))).join("\n") : c.completion);
+
+// The number of characters that two texts begin with alike, to the end of a word.
+function sharedStart(one, other) {
+  let n = 0;
+  while (n < one.length && one[n] === other[n]) n += 1;
+  return n === one.length ? n : one.lastIndexOf(" ", n) + 1;
+}
+
+// Controls over the completions of a group: which are shown, and what of them.
+function sieve(g) {
+  const find = h("input", { type: "search", placeholder: "Text in a completion", "aria-label": "Text in a completion" });
+  const kind = h("select", { "aria-label": "Completions shown" }, [["", "all"], ["paid", "above the mean"], ["unpaid", "at or below the mean"], ["length", "truncated"]].map(([value, text]) => h("option", { value }, text)));
+  const differ = h("input", { type: "checkbox" });
+  const wanted = { "": () => true, paid: (c) => c.reward > g.mean, unpaid: (c) => c.reward !== null && c.reward <= g.mean, length: (c) => c.finish === "length" };
+  const count = h("span", { class: "muted", role: "status" });
+  const apply = () => {
+    const nodes = [...document.querySelectorAll(".completions > .completion")];
+    const held = g.completions.map((c) => wanted[kind.value](c) && textOf(c).toLowerCase().includes(find.value.toLowerCase()));
+    nodes.forEach((node, i) => { node.hidden = !held[i]; });
+    count.textContent = held.every(Boolean) ? "" : `${held.filter(Boolean).length} of ${held.length}`;
+    const first = held.indexOf(true);
+    nodes.forEach((node, i) => {
+      const text = node.querySelector(":scope > .text"), c = g.completions[i];
+      if (!text) return;
+      const same = differ.checked && i !== first && first >= 0 ? sharedStart(c.completion, g.completions[first].completion) : 0;
+      text.replaceChildren(...(same ? [h("span", { class: "same" }, written(c.completion.slice(0, same)))] : []), ...h("span", {}, written(c.completion.slice(same))).childNodes);
+    });
+  };
+  find.addEventListener("input", apply);
+  for (const control of [kind, differ]) control.addEventListener("change", apply);
+  return h("p", { class: "choices" }, find, " ", kind, " ", h("label", {}, differ, " fade what is shared with the first"), " ", count);
 }
 
 export const prompt = (given) => (typeof given === "string" ? prose(given, { class: "prompt" })
