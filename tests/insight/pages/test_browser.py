@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 
@@ -345,9 +346,23 @@ def test_two_runs_are_compared(site, page) -> None:
     page.goto(site.at("#/"))
     page.check("input[data-run=one]")
     page.check("input[data-run=two]")
-    page.click("button:text-is('Compare two')")
+    page.click("button:text-is('Compare')")
     page.wait_for_selector("h2:text-is('What differs')")
     page.wait_for_selector("canvas")
+
+
+def test_the_curves_of_more_runs_are_in_one_chart(site, page) -> None:
+    shutil.copytree(site.root / "two", site.root / "three")
+    page.goto(site.at("#/"))
+    for run in ("one", "two", "three"):
+        page.check(f"input[data-run={run}]")
+    page.click("button:text-is('Compare')")
+    page.wait_for_selector("h1:text-is('3 runs')")
+    page.wait_for_selector(".chart canvas")
+    labels = page.locator(".chart >> nth=0").locator(".u-label").all_inner_texts()
+    assert [label for label in labels if "training" in label] == [
+        f"{n}: training" for n in ("one", "two", "three")
+    ]
 
 
 PAGES = [

@@ -1,4 +1,4 @@
-// All runs, and two of them side by side.
+// All runs, and several of them side by side.
 
 import { ask, at, crumbs, fmt, h, link, num, percent, seconds, written } from "./dom.js";
 import { curves } from "./curves.js";
@@ -8,11 +8,10 @@ import { statePill, verdictPill } from "./run.js";
 export async function runList() {
   const { root, runs } = await ask("runs");
   const chosen = [];
-  const go = h("button", { type: "button", disabled: true, onclick: () => { location.hash = at("compare", ...chosen).slice(1); } }, "Compare two");
+  const go = h("button", { type: "button", disabled: true, onclick: () => { location.hash = at("compare", ...chosen).slice(1); } }, "Compare");
   const pick = (run, on) => {
     if (on) chosen.push(run); else chosen.splice(chosen.indexOf(run), 1);
-    if (chosen.length > 2) document.querySelector(`input[data-run="${CSS.escape(chosen.shift())}"]`).checked = false;
-    go.disabled = chosen.length !== 2;
+    go.disabled = chosen.length < 2;
   };
   const node = h("div", {},
     h("div", { class: "title" }, h("h1", {}, "Runs"), h("span", { class: "muted path" }, written(root)), h("span", { class: "space" }), runs.length > 1 ? go : null),
@@ -39,7 +38,17 @@ function row(run, pick) {
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", { class: "num" }, value));
 
-export async function compare(a, b) {
+// Of more than two runs the curves alone, each run in a colour of its own.
+async function curvesOf(names) {
+  const found = await Promise.all(names.map(async (name) => ({ name, ...(await ask("run", { run: name })) })));
+  const charts = curves({ compare: found });
+  const node = h("div", {}, crumbs(link("#/", "Runs"), "Compared"), h("h1", {}, `${names.length} runs`),
+    h("p", {}, names.map((name, i) => [i ? " · " : "", link(at("run", name), written(name))])), h("section", {}, h("h2", {}, "Curves"), charts.node));
+  return { title: "Compared", node, leave: charts.leave, shown: charts.draw };
+}
+
+export async function compare(a, b, ...others) {
+  if (others.length) return curvesOf([a, b, ...others]);
   const found = await ask("compare", { a, b });
   const charts = curves({ compare: [{ name: a, ...found.a }, { name: b, ...found.b }] });
   const changed = found.settings.length
