@@ -225,8 +225,8 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
-            f"{why}. The record of the run's settings is damaged, or of another version of covey: restore the "
-            "file, or remove it to continue without a comparison"
+            f"{why}. The record of the run's settings is damaged, or of another version of covey: restore "
+            "the file, or remove it to continue without a comparison"
         )
     return recorded
 
