@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from covey.audit.views import _on_the_same_problems
 from covey.cli import main
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
 from tests.audit.test_writers import MISTAKES, run
@@ -79,3 +80,10 @@ def test_two_rollouts_before_one_update_are_one_step(
     second["step"] = 0
     verl.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "step 0: 12 groups" in shown(capsys, "show", verl, 0)
+
+
+def test_prompts_are_the_same_problem_only_as_whole_words() -> None:
+    ours = {"2+3=": 0.1, "7*8=": 0.2, "1+1=": 0.3}
+    theirs = {"12+3=": 1.0, "user\n7*8=\nassistant\n": 0.9, "1+1=": 0.8, "Q: 1+1= A:": 0.7}
+    _, renamed = _on_the_same_problems([ours, theirs])
+    assert renamed == {"12+3=": 1.0, "7*8=": 0.9, "1+1=": 0.8, "Q: 1+1= A:": 0.7}

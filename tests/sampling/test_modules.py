@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     BambaConfig,
     FalconH1Config,
     JambaConfig,
@@ -21,7 +20,6 @@ from transformers import (
 
 from covey.models.packing import pack
 from covey.models.policy import Policy
-from covey.models.tiny import build_tokenizer
 from covey.rng import key
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
@@ -117,9 +115,3 @@ def test_an_architecture_whose_states_padding_would_change_is_refused(dtype: tor
     )
     with pytest.raises(ConfigError, match="prompts of several lengths"):
         check_sampling(policy)
-
-
-def test_a_policy_without_weights_can_be_planned_with() -> None:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIGS["qwen3_5"])
-    assert Policy(model, build_tokenizer(["1+2=3"] * 3, vocab_size=300)).device.type == "meta"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 
@@ -68,6 +69,19 @@ def test_a_data_set_that_cannot_be_fetched_leaves_no_file(tmp_path: Path, asked:
     ):
         load_source(loaded)
     assert list((tmp_path / "cache" / "covey" / "data").iterdir()) == []
+
+
+def test_an_image_is_refused_and_a_date_is_text(
+    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[dict[str, object]] = [{"question": "when?", "day": date(2023, 5, 21)}]
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *_, **__: rows)
+    loaded = load_config(config_of(tmp_path, "{train: 'hub:some/sums', prompt: question}"))
+    assert load_source(loaded).train[0].columns["day"] == "2023-05-21"
+    rows.append({"question": "what?", "day": b"PNG"})
+    loaded = load_config(config_of(tmp_path, "{train: 'hub:some/pictures', prompt: question}"))
+    with pytest.raises(DataError, match="row 2: the column 'day' is no text: a bytes cannot be written"):
+        load_source(loaded)
 
 
 def test_the_missing_package_is_named(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_what_cannot_be_drawn_is_refused_with_a_sentence(url: str, more: dict[st
         session.ask(session.sampler(None, 0), PROMPT, **more)
 
 
-def test_strangers_and_unknown_names_are_refused(policy: Policy, url: str, tmp_path: Path) -> None:
+def test_misattributed_and_unknown_names_are_refused(policy: Policy, url: str, tmp_path: Path) -> None:
     session = Session(url)
     for path, body, words in (
         ("create_model", {"session_id": "x", "model_seq_id": 0}, "base_model: Field required"),

@@ -190,7 +190,7 @@ def compare(folder: Path, runs: dict[str, dict[str, Any]], processes: int = 2) -
     file.write_text(json.dumps({str(folder / f"{name}-together"): s for name, s in runs.items()}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
-        [*command, str(ROOT / "tests" / "train" / "several.py"), str(file)],
+        [*command, str(ROOT / "tests" / "training" / "several.py"), str(file)],
         env=ENVIRONMENT,
         cwd=ROOT,
         capture_output=True,

@@ -130,7 +130,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
     said = capsys.readouterr()
     assert f"has not ended: this is {first.name}" in said.err
     assert f"the running run has removed {first.name}: this is {second.name}" in said.out
-    removed_before("covey.proof.check", "set_up")
+    removed_before("covey.proof.check", "scratch_run")
     assert main(["check", str(folder)]) == 0
     removed_before("covey.runs.folder", "damage")
     assert measured(capsys, folder) == newest

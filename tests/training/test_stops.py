@@ -159,14 +159,14 @@ def test_the_time_left_has_the_evaluations_in_it(times: Times) -> None:
     progress = Progress(Clock(), 5, updates=1)
     with progress.clock("eval"):
         times.now += 30
-    assert progress.left(evaluations=2) is None
+    assert progress.seconds_left(evaluations=2) is None
     progress.step_begins()
     times.now += 10
     progress.step_ends(1)
-    assert progress.left(evaluations=2) == 4 * 10 + 2 * 30
+    assert progress.seconds_left(evaluations=2) == 4 * 10 + 2 * 30
     progress.step_begins()
     times.now += 4
-    assert progress.left(evaluations=2) == 4 * 10 - 4 + 2 * 30
+    assert progress.seconds_left(evaluations=2) == 4 * 10 - 4 + 2 * 30
 
 
 def test_checkpoints_are_written_by_minutes_too_and_change_no_bit(

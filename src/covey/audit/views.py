@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -131,10 +132,19 @@ def _rewards(record: AuditRecord) -> dict[str, float]:
 
 
 def _on_the_same_problems(means: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Rename B's prompts to those of A that they contain, or that contain them: templates differ."""
+    """Rename B's prompts to A's. Equal ones are the same problem, and so are two of which one contains the
+    other as whole words, since frameworks put prompts into templates; but only if no third contains or is
+    contained in either.
+    """
     a, b = means
-    renamed = {}
-    for prompt, mean in b.items():
-        near = [own for own in a if own in prompt or prompt in own]
-        renamed[prompt if prompt in a else max(near, key=len, default=prompt)] = mean
-    return dict(a), renamed
+    left = [prompt for prompt in a if prompt not in b]
+    near = {prompt: [own for own in left if _contains(own, prompt)] for prompt in b if prompt not in a}
+    asked = Counter(own for found in near.values() for own in found)
+    same = {p: found[0] for p, found in near.items() if len(found) == 1 and asked[found[0]] == 1}
+    return dict(a), {same.get(prompt, prompt): mean for prompt, mean in b.items()}
+
+
+def _contains(one: str, other: str) -> bool:
+    """Return whether one text is in the other, and does not begin or end within a word or number there."""
+    short, long = sorted((one.strip(), other.strip()), key=len)
+    return bool(short) and re.search(rf"(?<!\w){re.escape(short)}(?!\w)", long) is not None

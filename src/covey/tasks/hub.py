@@ -7,6 +7,8 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -76,7 +78,9 @@ def _lines(address: str, data: HubData) -> bytes:
         raise DataError(f"data: {address} needs the package datasets: pip install 'covey[hub]'") from None
     try:
         rows = load_dataset(data.id, data.config, split=data.split, revision=data.revision)
-        lines = [json.dumps(_plain(row), ensure_ascii=False, default=str) for row in rows]
+        lines = [_line(address, number, row) for number, row in enumerate(rows, start=1)]
+    except DataError:
+        raise
     except Exception as error:  # the hub, the network and each format have exceptions of their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
@@ -87,7 +91,25 @@ def _lines(address: str, data: HubData) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _plain(row: object) -> Mapping[str, object]:
-    if not isinstance(row, Mapping):
-        raise DataError(f"a row is a {type(row).__name__}, not columns")
-    return row
+def _line(address: str, number: int, row: Mapping[str, object]) -> str:
+    """Return a row as JSON. Raises DataError for a column that is neither text, number, list nor date."""
+    try:
+        return json.dumps(dict(row), ensure_ascii=False, default=_as_text)
+    except TypeError as error:
+        column = next((name for name, value in row.items() if not _is_json(value)), "")
+        raise DataError(f"data: {address}: row {number}: the column {column!r} is no text: {error}") from None
+
+
+def _as_text(value: object) -> str:
+    """Return a date or a decimal number as text. Raises TypeError for an image, a sound, or anything else."""
+    if isinstance(value, date | time | Decimal):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, default=_as_text)
+    except TypeError:
+        return False
+    return True

@@ -15,9 +15,9 @@ from covey.objective.diagnostics import TokenStats
 from covey.runs.journal import Journal
 from covey.types import Group
 
-STRANGE = 1.0
+REPORTED_ABOVE = 1.0
 """Nats per token, averaged over a group, from which it is reported; rounding causes about 0.01."""
-STRANGER = "answer to another request"
+EVENT = "answer to another request"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class MisattributedGroup:
     """Mean difference of the log-probs of its tokens."""
 
 
-def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int) -> list[MisattributedGroup]:
+def misattributed_groups(
+    groups: Sequence[Group], stats: Sequence[TokenStats], version: int
+) -> list[MisattributedGroup]:
     """Return groups from servers whose tokens of ``version`` have log-probs far off, the worst first.
 
     ``stats`` are those of the updates on these groups, in order.
@@ -57,12 +59,12 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
     found = [
         MisattributedGroup(group.problem.id, tuple(own), float(nats))
         for group, own, nats in zip(groups, servers, mean, strict=True)
-        if nats > STRANGE
+        if nats > REPORTED_ABOVE
     ]
-    return sorted(found, key=lambda stranger: -stranger.nats)
+    return sorted(found, key=lambda group: -group.nats)
 
 
-def note_strangers(journal: Journal, step: int, cases: Sequence[MisattributedGroup]) -> None:
+def report_misattributed(journal: Journal, step: int, cases: Sequence[MisattributedGroup]) -> None:
     """Warn of the groups of a step that are far off, with their servers."""
     if not cases:
         return
@@ -75,4 +77,4 @@ def note_strangers(journal: Journal, step: int, cases: Sequence[MisattributedGro
         "yellow",
     )
     for one in cases:
-        journal.event(step, STRANGER, problem=one.problem, servers=list(one.servers), nats=one.nats)
+        journal.event(step, EVENT, problem=one.problem, servers=list(one.servers), nats=one.nats)

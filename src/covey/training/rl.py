@@ -22,7 +22,7 @@ from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.training.metrics import StepUpdates, report_step, step_metrics
-from covey.training.misattributed import note_strangers, strangers
+from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import AnyLearner, Run
 from covey.types import Group
 
@@ -52,7 +52,7 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: 
     loaded = run.loaded
     run.advance(step + 1, rollout.position)
     metrics = step_metrics(step, rollout, batch, done, loaded, run.state.coefficients) | run.drift_metrics()
-    note_strangers(run.journal, step, strangers(rollout.groups, done.stats, done.before))
+    report_misattributed(run.journal, step, misattributed_groups(rollout.groups, done.stats, done.before))
     report_step(run.journal, step, rollout, batch, done, metrics, loaded)
     run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
     refresh(run.learner, loaded.algorithm, done.before)

@@ -13,7 +13,7 @@ from tests.training.test_runs import start
 
 from covey.models.policy import Policy, save_policy
 from covey.runs.folder import read_stream
-from covey.training.misattributed import STRANGER
+from covey.training.misattributed import EVENT
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_group_with_the_reply_to_another_is_named(
             train={"steps": 3, "lr": 1e-5, "updates_per_batch": updates},
             eval={"every": 0},
         )
-        found = [e for e in read_stream(tmp_path / "run", "events.jsonl") if e["event"] == STRANGER]
+        found = [e for e in read_stream(tmp_path / "run", "events.jsonl") if e["event"] == EVENT]
     assert len(found) == (1 if stale else 0)
     for event in found:
         assert event["step"] == 1
