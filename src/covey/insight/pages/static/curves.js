@@ -143,14 +143,11 @@ export function curves(source) {
   function table(data, series, colours, show) {
     const lines = data.flatMap((d, r) => series.map(([name, text], k) => ({ points: d.get(name) ?? new Map(), name, text: source.compare ? `${runs[r].name}: ${text}` : text, r, k }))).filter((l) => l.points.size || !source.compare);
     const colour = (l, i) => colours.lines[(source.compare ? l.r : i) % COLOURS.length];
-    const made = lines.map((l, i) => {
-      const few = l.points.size < 60;
-      return {
-        label: label(l.text), stroke: colour(l, i), width: 1.75, spanGaps: true,
-        dash: source.compare && l.k ? [5, 4] : undefined, points: { show: l.name.startsWith("held-out:") || (few && l.points.size < 2), size: 6 },
-        value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
-      };
-    });
+    const made = lines.map((l, i) => ({
+      label: label(l.text), stroke: colour(l, i), width: 1.75, spanGaps: true,
+      dash: source.compare && l.k ? [5, 4] : undefined, points: { show: l.name.startsWith("held-out:") || l.points.size < 2, size: 6 },
+      value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
+    }));
     // The ends of an estimate's interval are lines that are not seen, with a band between them.
     const bands = [];
     lines.forEach((l, i) => {
