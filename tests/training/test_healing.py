@@ -267,6 +267,21 @@ def test_a_change_with_which_nothing_can_be_learned_is_taken_back(
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "plain")
 
 
+@pytest.mark.parametrize("part", [0.4, 0.5, 0.6])
+def test_a_change_is_taken_back_by_a_resumed_process_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
+) -> None:
+    planted(monkeypatch, 'rewards: ["answer_format"]', after=3)
+    guards = {"on_finding": "rollback"}
+    counter = StopAt()
+    start(tmp_path / "whole", counter, guards=guards)
+    interrupted(tmp_path / "run", int(part * counter.checks), guards=guards)
+    start(tmp_path / "run", guards=guards)
+    assert read_attempts(tmp_path / "run") == read_attempts(tmp_path / "whole")
+    assert recorded_settings(tmp_path / "run")["rewards"] == recorded_settings(tmp_path / "whole")["rewards"]
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
+
+
 def test_a_line_that_the_config_refuses_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, "rollout.group_size: 1", after=3)
     start(tmp_path / "run", guards={"on_finding": "rollback"})

@@ -38,7 +38,7 @@ from covey.runs.atomic import discard, link, make_folder
 from covey.runs.compatibility import verdict
 from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
-from covey.runs.healing import ASIDE, HEALING
+from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.origin import write_own
 from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole
@@ -56,7 +56,7 @@ LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
 NOT_COPIED = (
     *(*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export"),
-    *(HEALING, ASIDE),
+    *(HEALING, ARCHIVE),
 )
 """Entries of a run's folder that are linked, or that say how it ended."""
 QUIETLY = (

@@ -158,7 +158,7 @@ def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps
     ]
 
 
-def compared(change: Change, before: Path, after: Path, begun: int, end: int) -> TrialResult:
+def compare_trial(change: Change, before: Path, after: Path, begun: int, end: int) -> TrialResult:
     """Return what a change did: the run ``after`` it against the one ``before``, in the same steps.
 
     These are the later half of those from ``begun`` to ``end``, at most WIDEST. Held-out accuracy is compared
@@ -279,7 +279,7 @@ def conclusion(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> str:
     said = []
     if good:
         best, *others = good
-        said.append(f"{best.change.line} helps: {told(best)}")
+        said.append(f"{best.change.line} helps: {describe_trial(best)}")
         if others:
             said.append(f"{', '.join(t.change.line for t in others)} helps too")
     if unchanged and (ends := _ends(unchanged[0], trials)):
@@ -298,10 +298,10 @@ def _ends(finding: str, trials: Sequence[TrialResult]) -> str:
     return f"{finding} does not occur under {lines}" if lines else ""
 
 
-def told(trial: TrialResult) -> str:
+def describe_trial(trial: TrialResult) -> str:
     """Return the gains of a trial that are known, in words."""
-    told = [("held-out problems", trial.held_out), ("training problems", trial.training)]
-    return ", ".join(f"{points(e)} on {where}" for where, e in told if not math.isnan(e.value))
+    gains = [("held-out problems", trial.held_out), ("training problems", trial.training)]
+    return ", ".join(f"{points(e)} on {where}" for where, e in gains if not math.isnan(e.value))
 
 
 def record_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> Mapping[str, object]:

@@ -22,7 +22,7 @@ from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.proof.replay_given import lessons_of, replay_given
 from covey.runs.folder import read_numbers
-from covey.runs.healing import aside, changed_after
+from covey.runs.healing import archive_of, changed_after
 from covey.runs.reader import (
     last_stage,
     load_recorded,
@@ -81,7 +81,7 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
     if begun:
         raise ConfigError(
             f"{stage}: after {begun} steps it continued with other settings (healing.jsonl), and the second "
-            f"trainer takes one config. Check {aside(stage, 1)}, the run before that"
+            f"trainer takes one config. Check {archive_of(stage, 1)}, the run before that"
         )
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with caller_restored():

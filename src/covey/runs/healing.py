@@ -21,7 +21,7 @@ from covey.runs.pending import forget_completions
 from covey.system.integrity import sealed_line
 
 HEALING = "healing.jsonl"
-ASIDE = "healed"
+ARCHIVE = "healed"
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,14 @@ class Attempt:
     outcome: str = ""
     """Whether it helped, in words; empty until the run has ended."""
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether it takes back the line of the attempt before."""
+        return not self.line
+
     def __str__(self) -> str:
         where = f"step {self.back_to}" if self.back_to else "the first model"
-        if not self.line:
+        if self.takes_back:
             return f"{self.sentence}. Went back to {where} without it"
         outcome = self.outcome or "whether that helped is known at the run's end"
         return f"{self.finding}: {self.sentence}. Went back to {where} with {self.line}; {outcome}"
@@ -61,21 +66,21 @@ def read_attempts(run: Path) -> list[Attempt]:
         raise CheckpointError(f"{run / HEALING} is damaged: {error}. Restore the file") from None
 
 
-def in_force(attempts: Sequence[Attempt]) -> list[Attempt]:
+def attempts_in_force(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the attempts whose lines were not taken back."""
     holding = list[Attempt]()
     for attempt in attempts:
-        if attempt.line:
-            holding.append(attempt)
-        else:
+        if attempt.takes_back:
             holding.pop()
+        else:
+            holding.append(attempt)
     return holding
 
 
 def changed_after(run: Path) -> int:
     """Return the number of steps after which a run continued with other settings; 0 if it never did."""
     attempts = read_attempts(run)
-    return attempts[-1].back_to if in_force(attempts) else 0
+    return attempts[-1].back_to if attempts_in_force(attempts) else 0
 
 
 def write_attempts(run: Path, attempts: Sequence[Attempt]) -> None:
@@ -83,12 +88,12 @@ def write_attempts(run: Path, attempts: Sequence[Attempt]) -> None:
     write_file(run / HEALING, "".join(sealed_line(vars(attempt)) for attempt in attempts))
 
 
-def aside(run: Path, number: int) -> Path:
+def archive_of(run: Path, number: int) -> Path:
     """Return the folder with what a run did before it went back the ``number``-th time, counted from 1."""
-    return run / ASIDE / str(number)
+    return run / ARCHIVE / str(number)
 
 
-def put_aside(folder: RunFolder, part: Path, back_to: int) -> None:
+def archive_steps(folder: RunFolder, part: Path, back_to: int) -> None:
     """Move what the run did after ``back_to`` steps into the folder ``part``, and copy its logs.
 
     A kill may come anywhere: called again it does the rest. The logs of the run itself stay as they are; a

@@ -8,7 +8,7 @@ from covey.errors import RECORD, START
 from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder
-from covey.runs.healing import ASIDE, HEALING
+from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
 from covey.runs.pending import PENDING
@@ -30,7 +30,7 @@ FILES = (
     EXAMPLES,
     HEALING,
 )
-FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ASIDE)
+FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ARCHIVE)
 
 
 def remove_run(folder: Path) -> None:

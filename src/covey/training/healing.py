@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from covey.config.load import ResolvedConfig, resolved_yaml, with_settings
 from covey.errors import GuardStop
@@ -20,14 +20,21 @@ from covey.insight.findings.remedies import verdict_in
 from covey.insight.findings.settings import UNKNOWN, settings_of
 from covey.insight.findings.view import WIDEST, WINDOW, width_of
 from covey.insight.result import Result
-from covey.insight.trials import Change, TrialResult, compared, told
+from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial
 from covey.rewards.base import RewardError
 from covey.runs.atomic import sync
 from covey.runs.best import best_of
 from covey.runs.compatibility import changed_settings, verdict
 from covey.runs.estimates import Evaluation, gains
 from covey.runs.folder import RunFolder, read_numbers, read_stream
-from covey.runs.healing import Attempt, aside, in_force, put_aside, read_attempts, write_attempts
+from covey.runs.healing import (
+    Attempt,
+    archive_of,
+    archive_steps,
+    attempts_in_force,
+    read_attempts,
+    write_attempts,
+)
 from covey.runs.journal import Journal
 from covey.runs.origin import write_own
 from covey.system.processes import on_rank_zero
@@ -40,7 +47,19 @@ class GoBack(Exception):
     """The run goes back, as the last line of its `healing.jsonl` says."""
 
 
-def waiting(so_far: Sequence[Finding], step: int) -> list[Finding]:
+class Proposal(NamedTuple):
+    """An attempt that a finding asks for, or the reason why it is refused; neither, if it asks for none."""
+
+    attempt: Attempt | None = None
+    refused: str = ""
+
+
+def severe(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that send a run back at once."""
+    return [finding for finding in findings if finding.severity == "severe"]
+
+
+def warnings_due(so_far: Sequence[Finding], step: int) -> list[Finding]:
     """Return the warnings whose turn it is at a step: those of WINDOW steps before.
 
     A warning may be a symptom, whose cause is found a little later.
@@ -48,72 +67,77 @@ def waiting(so_far: Sequence[Finding], step: int) -> list[Finding]:
     return [f for f in so_far if f.severity == "warning" and f.step + WINDOW == step]
 
 
-def sends_back(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
-    """Log and announce that the run goes back after ``steps`` steps, if it is to.
+def goes_back(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
+    """Return whether the run goes back after ``steps`` steps; if so, log the attempt and announce it.
 
-    That is because its last change harms, or because of the first of the severe findings, else of the
+    It does because its last change harms, or because of the first of the severe findings, else of the
     warnings, that has a line to try.
     """
     run = loaded.config.output
     attempts = read_attempts(run)
-    attempt: Attempt | str = _against_harm(run, attempts, steps) or ""
+    attempt = _against_harm(run, attempts, steps)
     for finding in sorted(findings, key=lambda f: f.severity != "severe"):
-        if isinstance(attempt, Attempt):
+        if attempt is not None:
             break
-        attempt = attempt_after(loaded, finding, steps, attempts)
-        if isinstance(attempt, str) and attempt:
-            journal.say(f"{finding.id}: nothing is tried: {attempt}", "yellow")
-    if isinstance(attempt, str):
+        attempt, refused = proposal_after(loaded, finding, steps, attempts)
+        if refused:
+            journal.say(f"{finding.id}: nothing is tried: {refused}", "yellow")
+    if attempt is None:
         return False
     write_attempts(run, [*attempts, attempt])
     where = f"step {attempt.back_to}" if attempt.back_to else "the first model"
-    what = f"with {attempt.line}" if attempt.line else f"without that: {attempt.sentence}"
-    kept = aside(run, len(attempts) + 1)
-    journal.say(f"going back to {where} {what}; the steps since are in {kept}")
+    what = f"without that: {attempt.sentence}" if attempt.takes_back else f"with {attempt.line}"
+    archive = archive_of(run, len(attempts) + 1)
+    journal.say(f"going back to {where} {what}; the steps since are in {archive}")
     return True
 
 
 def _against_harm(run: Path, attempts: Sequence[Attempt], steps: int) -> Attempt | None:
     """Return the attempt that takes the last change back, if it harms by the step of its finding."""
-    if not attempts or not attempts[-1].line or steps != attempts[-1].step:
+    if not attempts or attempts[-1].takes_back or steps != attempts[-1].step:
         return None
     last = attempts[-1]
     # Where another answer is correct now, only a signal can be asked for.
     since = read_numbers(run, "metrics.jsonl")[last.back_to :]
-    if all(m["groups/dead"] == 1 > 2 * m["groups/dead_correct"] for m in since):
-        return _taking_back(last, steps, f"with {last.line} no group has different rewards")
+    silent = [m["groups/dead"] == 1 and m["groups/dead_correct"] < 0.5 for m in since]
+    if all(silent):
+        return _without(last, steps, f"with {last.line} no group has different rewards")
     trial = _compared(run, attempts, len(attempts))
-    return _taking_back(last, steps, f"{last.line} harms, {told(trial)}") if trial.effect == "harms" else None
+    if trial.effect != "harms":
+        return None
+    return _without(last, steps, f"{last.line} harms, {describe_trial(trial)}")
 
 
-def _taking_back(last: Attempt, steps: int, why: str) -> Attempt:
+def _without(last: Attempt, steps: int, why: str) -> Attempt:
+    """Return the attempt that takes the last one's line back."""
     return Attempt(steps, last.finding, why, "", None, last.back_to)
 
 
-def attempt_after(
+def proposal_after(
     loaded: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Attempt]
-) -> Attempt | str:
-    """Return what a finding after ``steps`` steps asks for, else why nothing is tried.
+) -> Proposal:
+    """Return what a finding after ``steps`` steps asks for.
 
-    That is empty for a note, and without a config line that changes what the run computes.
+    A note asks for nothing, and neither does a finding without a config line that changes what is computed.
     """
     change = Change(finding.remedy, finding.id)
     if finding.severity == "note" or not finding.remedy or verdict(change.key) == "safe":
-        return ""
-    lines = [attempt.line for attempt in before if attempt.line]
+        return Proposal()
+    lines = [attempt.line for attempt in before if not attempt.takes_back]
     if len(lines) >= loaded.config.guards.heal_tries:
-        return f"all {len(lines)} tries are used (guards.heal_tries)"
+        return Proposal(refused=f"all {len(lines)} tries are used (guards.heal_tries)")
     if change.line in lines:
-        return f"{change.line} was tried already"
+        return Proposal(refused=f"{change.line} was tried already")
     try:
         changed = with_settings(loaded, (change.option,))
     except ConfigError as error:
-        return f"{change.line} does not fit its config: {error}"
+        return Proposal(refused=f"{change.line} does not fit its config: {error}")
     back_to = last_good_step(loaded, changed, steps)
     most = max(WIDEST, loaded.config.train.steps // 10)
     if finding.severity != "severe" and steps - back_to > most:
-        return f"no good checkpoint is within {most} steps, and a warning is not worth more"
-    return Attempt(steps, finding.id, finding.sentence, change.line, _value(loaded, change.key), back_to)
+        return Proposal(refused=f"no good checkpoint is within {most} steps, and a warning is not worth more")
+    was = _value(loaded, change.key)
+    return Proposal(Attempt(steps, finding.id, finding.sentence, change.line, was, back_to))
 
 
 def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) -> int:
@@ -134,20 +158,23 @@ def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) 
     return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
 
 
-def until_healed(
+def run_with_healing(
     run_stage: Callable[Concatenate[ResolvedConfig, P], Result],
-    placed: ResolvedConfig,
-    *given: P.args,
-    **named: P.kwargs,
+    stage: ResolvedConfig,
+    *args: P.args,
+    **kwargs: P.kwargs,
 ) -> Result:
-    """Run a stage, again after each finding that sends it back."""
+    """Run a stage, again after each finding that sends it back. ``stage`` is without any attempt's line."""
     while True:
+        # From the stage's own config each time: the last attempt may have taken a line back.
+        changed = with_attempts(stage)
+        complete_going_back(changed)
         try:
-            return run_stage(healed(placed), *given, **named)
+            return run_stage(changed, *args, **kwargs)
         except GoBack:  # what to change is in the log
             continue
         except (ConfigError, DataError, RewardError, GuardStop) as error:
-            if not on_rank_zero(partial(_died_of_change, placed.config.output, str(error))):
+            if not on_rank_zero(partial(_died_of_change, stage.config.output, str(error))):
                 raise
 
 
@@ -156,41 +183,41 @@ def _died_of_change(run: Path, why: str) -> bool:
     attempts = read_attempts(run)
     steps = len(read_stream(run, "metrics.jsonl"))
     # A run that could not even begin still has the logs of the run before it.
-    if not attempts or not attempts[-1].line or steps > attempts[-1].step:
+    if not attempts or attempts[-1].takes_back or steps > attempts[-1].step:
         return False
     last = attempts[-1]
     ended = f"with {last.line} the run ended: {why.splitlines()[0].partition('. ')[0].rstrip(':')}"
-    write_attempts(run, [*attempts, _taking_back(last, steps, ended)])
+    write_attempts(run, [*attempts, _without(last, steps, ended)])
     return True
 
 
-def healed(placed: ResolvedConfig) -> ResolvedConfig:
-    """Return a stage's config with the lines of its attempts, and complete the last one's going back.
-
-    A setting that the user has changed since is left alone.
-    """
-    run = placed.config.output
-    attempts = on_rank_zero(lambda: read_attempts(run))
-    for attempt in in_force(attempts):
+def with_attempts(stage: ResolvedConfig) -> ResolvedConfig:
+    """Return a stage's config with the lines of its attempts, but for settings that the user has changed."""
+    run = stage.config.output
+    for attempt in attempts_in_force(on_rank_zero(lambda: read_attempts(run))):
         change = Change(attempt.line, attempt.finding)
-        if _value(placed, change.key) == attempt.was:
-            placed = with_settings(placed, (change.option,))
+        if _value(stage, change.key) == attempt.was:
+            stage = with_settings(stage, (change.option,))
+    return stage
+
+
+def complete_going_back(changed: ResolvedConfig) -> None:
+    """Archive the steps since the last attempt and write the config ``changed``, unless that is done."""
+    attempts = on_rank_zero(lambda: read_attempts(changed.config.output))
     if attempts:
-        on_rank_zero(lambda: _go_back(placed, attempts))
-    return placed
+        on_rank_zero(lambda: _go_back(changed, attempts))
 
 
-def _go_back(placed: ResolvedConfig, attempts: Sequence[Attempt]) -> None:
-    """Put aside what the run did since the step of its last attempt, unless that is done."""
-    run = placed.config.output
-    target = aside(run, len(attempts))
+def _go_back(changed: ResolvedConfig, attempts: Sequence[Attempt]) -> None:
+    run = changed.config.output
+    target = archive_of(run, len(attempts))
     if target.exists():
         return
     part = target.with_name(f"{target.name}.part")
     folder = RunFolder(run)
     try:
-        put_aside(folder, part, attempts[-1].back_to)
-        write_own(run, "config.yaml", resolved_yaml(placed))
+        archive_steps(folder, part, attempts[-1].back_to)
+        write_own(run, "config.yaml", resolved_yaml(changed))
         part.rename(target)  # from here on the run's own files are those of the new attempt
         sync(target.parent)
     finally:
@@ -202,7 +229,7 @@ def tell_outcomes(journal: Journal) -> None:
     run = journal.folder.path
     attempts = read_attempts(run)
     judged = [
-        replace(attempt, outcome=_outcome(run, attempts, number)) if attempt.line else attempt
+        attempt if attempt.takes_back else replace(attempt, outcome=_outcome(run, attempts, number))
         for number, attempt in enumerate(attempts, start=1)
     ]
     if judged:
@@ -214,20 +241,20 @@ def tell_outcomes(journal: Journal) -> None:
 def _compared(run: Path, attempts: Sequence[Attempt], number: int) -> TrialResult:
     """Return what the ``number``-th change did, counted from 1, in the steps up to its finding."""
     attempt = attempts[number - 1]
-    following = aside(run, number + 1)
+    following = archive_of(run, number + 1)
     after = following if following.exists() else run
     change = Change(attempt.line, attempt.finding)
-    return compared(change, aside(run, number), after, attempt.back_to, attempt.step)
+    return compare_trial(change, archive_of(run, number), after, attempt.back_to, attempt.step)
 
 
 def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
-    if number < len(attempts) and not attempts[number].line:
+    if number < len(attempts) and attempts[number].takes_back:
         return "which was taken back"
     attempt = attempts[number - 1]
     trial = _compared(run, attempts, number)
-    later = [a.finding for a in attempts[number:] if a.line]
+    later = [a.finding for a in attempts[number:] if not a.takes_back]
     again = attempt.finding in (*trial.findings, *later)
-    known = told(trial)
+    known = describe_trial(trial)
     effect = trial.effect if trial.effect == "no clear change" else f"that {trial.effect}"
     helped = f"{effect}: {known} by step {attempt.step}" if known else "accuracy cannot be compared"
     return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"

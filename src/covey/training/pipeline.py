@@ -49,7 +49,7 @@ from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
-from covey.training.healing import healed, until_healed
+from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -83,7 +83,9 @@ def run_pipeline(
     for number, stage in enumerate(stages, start=1):
         last = number == len(stages)
         # A single stage keeps the run's own folder.
-        placed = healed(_in_pipeline(stage, number, results) if len(stages) > 1 else stage)
+        located = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
+        placed = with_attempts(located)
+        complete_going_back(placed)
         refuse_other_config(placed, changes=options.changes)
         finished = on_rank_zero(partial(_finished, placed, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
@@ -97,7 +99,7 @@ def run_pipeline(
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with caller_restored(), passed_over(), restored_afterwards(placed.config.model):
-            results.append(finished or until_healed(_run_stage, placed, console, stop, options))
+            results.append(finished or run_with_healing(_run_stage, located, console, stop, options))
         if finished is not None and last:
             console.say(
                 f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
@@ -295,7 +297,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
                 evaluations["after"] = run.evaluate()
             again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
-                run.report_findings(run.state.step - 1)
+                run.go_back_for(severe(run.report_findings(run.state.step - 1)))
             run.journal.console.doing("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)

@@ -43,7 +43,7 @@ from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
 from covey.system.signals import StopSignal
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
-from covey.training.healing import GoBack, sends_back, waiting
+from covey.training.healing import GoBack, goes_back, severe, warnings_due
 from covey.training.progress import Progress
 from covey.types import Group
 
@@ -216,32 +216,37 @@ class Run:
 
     def report_findings(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
-    ) -> None:
-        """Print new findings, each once in a run. Raises GoBack if they send the run back."""
+    ) -> list[Finding]:
+        """Print new findings, each once in a run, and return them; the first process has all."""
         found = self.watch.after(step, metrics, groups) if is_rank_zero() else []
         for finding in found:
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
-        if self.heals:
-            # After the last evaluation no step has passed since this was asked.
-            waited = waiting(self.findings(), step) if is_rank_zero() and metrics is not None else []
-            # A symptom that has gone by itself needs no remedy.
-            self.heal([*(f for f in found if f.severity == "severe"), *filter(self.watch.holds, waited)])
+        return found
 
     @property
     def heals(self) -> bool:
         """Whether findings send the run back."""
         return self.loaded.config.guards.on_finding == "rollback"
 
-    def heal(self, findings: Sequence[Finding]) -> None:
-        """Go back because of one of the findings, by raising GoBack, if there is anything to try."""
-        if on_rank_zero(lambda: sends_back(self.loaded, self.journal, findings, self.state.step)):
+    def go_back_for(self, findings: Sequence[Finding]) -> None:
+        """Raise GoBack if findings send this run back, and one of these has a line to try."""
+        if self.heals and on_rank_zero(
+            lambda: goes_back(self.loaded, self.journal, findings, self.state.step)
+        ):
             raise GoBack
+
+    def _lasting_warnings(self, step: int) -> list[Finding]:
+        """Return the warnings whose turn it is; a symptom that has gone by itself needs no remedy."""
+        if not (self.heals and is_rank_zero()):
+            return []
+        return [warning for warning in warnings_due(self.findings(), step) if self.watch.holds(warning)]
 
     def apply_guards(
         self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool
     ) -> None:
-        """Update findings, guards and coefficients after a step. Raises GuardStop."""
-        self.report_findings(step, metrics, groups)
+        """Update findings, guards and coefficients after a step. Raises GoBack or GuardStop."""
+        found = self.report_findings(step, metrics, groups)
+        self.go_back_for([*severe(found), *self._lasting_warnings(step)])
         config = self.loaded.config
         now = self.state.coefficients
         memory, actions = judge_step(
@@ -255,8 +260,7 @@ class Run:
         )
         for action in actions:
             if isinstance(action, Stop):
-                if self.heals:
-                    self.heal(self.findings())
+                self.go_back_for(self.findings())
                 raise GuardStop(action.why)
             self.journal.say(action.text, "yellow")
             self.journal.event(step, action.event, **action.details)
