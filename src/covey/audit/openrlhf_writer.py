@@ -6,11 +6,12 @@ The actor's workers may cut it into several optimizer steps; here it is one upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covey.audit.recorder import BatchRecorder, Completion, asked, settings_of, tokens_of
+from covey.audit.recorder import BatchRecorder, Completion, score_again, settings_of, tokens_of
 
 LOGPROBS = {
     "action_log_probs": "old_logprobs",
@@ -31,46 +32,63 @@ def record_run(
     batches whose log-probs the actor computes once more, before and after the update. ``score``: the
     `reward_func`; it is called three more times for each completion of the first batch.
     """
-    words = {"settings": settings_of(trainer.args), "tokens": tokens_of(trainer.tokenizer)}
-    file = BatchRecorder(Path(path), framework="openrlhf", **words)
-    maker = trainer.experience_maker
-    make, train = maker.make_experience_batch, trainer.ppo_train
-    made: list[Any] = []
+    writer = _OpenRlhfWriter(trainer, Path(path), batches, looks, score)
+    trainer.experience_maker.make_experience_batch = writer.make_experience_batch
+    trainer.ppo_train = writer.ppo_train
 
-    def look() -> list[Any] | None:
-        images = any(image for e in made for image in e.mm_train_inputs or ())
-        if file.count >= min(looks, batches) or images:
-            return None
-        names = ("sequences", "action_mask", "attention_mask")
-        given = {name: [getattr(e, name) for e in made] for name in names}
-        copies = trainer.args.ds.ring_attn_size * trainer.args.ds.tensor_parallel_size
-        refs = getattr(maker, FORWARD)(trainer.actor_model_group, True, **given)
-        return [row for batch in getattr(maker, GATHER)(refs, copies) for row in batch]
 
-    def scored(text: str, row: Any, prompt: str) -> Any:
-        return score([prompt + text], [prompt], [row["label"]])["rewards"][0] if score else None
+class _OpenRlhfWriter:
+    def __init__(
+        self, trainer: Any, path: Path, batches: int, looks: int, score: Callable[..., Any] | None
+    ) -> None:
+        words = {"settings": settings_of(trainer.args), "tokens": tokens_of(trainer.tokenizer)}
+        self.file = BatchRecorder(path, framework="openrlhf", **words)
+        self.trainer = trainer
+        self.maker = trainer.experience_maker
+        self.make = self.maker.make_experience_batch
+        self.train = trainer.ppo_train
+        self.batches = batches
+        self.looks = min(looks, batches)
+        self.score = score
+        self.experiences: list[Any] = []
 
-    def before(step: int) -> None:
-        whole = made if file.count < batches else []
-        completions = list(_completions(whole, trainer.args, trainer.tokenizer))
-        if score and not file.count:
-            asked(scored, "reward", completions)
-        file.rollout(step, completions, look())
+    def make_experience_batch(self, *args: Any, **kwargs: Any) -> Any:
+        self.experiences = self.make(*args, **kwargs)
+        return self.experiences
 
-    def after(status: dict[str, Any]) -> None:
-        file.update(status, ("policy_loss", "actor_grad_norm", "actor_lr"), look())
-
-    def make_experience_batch(*args: Any, **kwargs: Any) -> Any:
-        made[:] = experiences = make(*args, **kwargs)
-        return experiences
-
-    def ppo_train(step: int) -> Any:
-        file.attempt(before, step)
-        status = train(step)
-        file.attempt(after, status)
+    def ppo_train(self, step: int) -> Any:
+        self.file.attempt(self._record_rollout, step)
+        status = self.train(step)
+        self.file.attempt(self._record_update, status)
         return status
 
-    maker.make_experience_batch, trainer.ppo_train = make_experience_batch, ppo_train
+    def _record_rollout(self, step: int) -> None:
+        completions = list[Completion]()
+        if self.file.count < self.batches:
+            completions += _completions(self.experiences, self.trainer.args, self.trainer.tokenizer)
+        if self.score is not None and self.file.count == 0:
+            score_again(partial(_scored, self.score), "reward", completions)
+        self.file.rollout(step, completions, self._logprobs_now())
+
+    def _record_update(self, status: Mapping[str, Any]) -> None:
+        self.file.update(status, ("policy_loss", "actor_grad_norm", "actor_lr"), self._logprobs_now())
+
+    def _logprobs_now(self) -> list[Any] | None:
+        """Return the actor's log-probs of each completion; None of a late batch, or of one with images."""
+        images = any(image for e in self.experiences for image in e.mm_train_inputs or ())
+        if self.file.count >= self.looks or images:
+            return None
+        names = ("sequences", "action_mask", "attention_mask")
+        given = {name: [getattr(e, name) for e in self.experiences] for name in names}
+        deepspeed = self.trainer.args.ds
+        # Each rank of a ring or of a tensor group answers, all of them alike.
+        copies = deepspeed.ring_attn_size * deepspeed.tensor_parallel_size
+        answers = getattr(self.maker, FORWARD)(self.trainer.actor_model_group, True, **given)
+        return [row for batch in getattr(self.maker, GATHER)(answers, copies) for row in batch]
+
+
+def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt: str) -> Any:
+    return score([prompt + text], [prompt], [row["label"]])["rewards"][0]
 
 
 def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Iterator[Completion]:

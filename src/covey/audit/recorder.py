@@ -216,7 +216,7 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
     return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
 
 
-def asked(score: Callable[[str, Any, Any], Any], name: str, completions: Sequence[Completion]) -> None:
+def score_again(score: Callable[[str, Any, Any], Any], name: str, completions: Sequence[Completion]) -> None:
     """Score each completion three more times, for `alone`, `elsewhere` and `empty` of its sample.
 
     ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from covey.audit.recorder import BatchRecorder, Completion, asked, facts_of, settings_of, tokens_of
+from covey.audit.recorder import BatchRecorder, Completion, facts_of, score_again, settings_of, tokens_of
 
 LOGPROBS = {
     "old_log_probs": "old_logprobs",
@@ -37,35 +37,49 @@ def record_run(
     ``score``: the function of `custom_reward_function`; it is called three more times for each completion
     of the first batch.
     """
-    data = [_prompts(getattr(trainer, f"{part}_dataset", None)) for part in ("train", "val")]
-    words = {"settings": settings_of(trainer.config), "tokens": tokens_of(trainer.tokenizer)}
-    file = BatchRecorder(Path(path), framework="verl", data=facts_of(*data), **words)
-    inner = getattr(trainer, UPDATE)
+    setattr(trainer, UPDATE, _VerlWriter(trainer, Path(path), batches, looks, score).update_actor)
 
-    def look(batch: Any) -> Any:
-        once_more = file.count < min(looks, batches) and hasattr(batch, "non_tensor_batch")
-        return getattr(trainer, FORWARD)(batch)[0].batch["old_log_probs"] if once_more else None
 
-    def before(batch: Any) -> None:
-        whole = file.count < batches
-        completions = list(_completions(_columns(batch), trainer.tokenizer)) if whole else []
-        if score and not file.count:
-            asked(lambda text, row, _: score(solution_str=text, **row), "score", completions)
-        # verl counts its steps from 1.
-        file.rollout(trainer.global_steps - 1, completions, look(batch))
+class _VerlWriter:
+    def __init__(
+        self, trainer: Any, path: Path, batches: int, looks: int, score: Callable[..., Any] | None
+    ) -> None:
+        data = [_prompts(getattr(trainer, f"{part}_dataset", None)) for part in ("train", "val")]
+        words = {"settings": settings_of(trainer.config), "tokens": tokens_of(trainer.tokenizer)}
+        self.file = BatchRecorder(path, framework="verl", data=facts_of(*data), **words)
+        self.trainer = trainer
+        self.inner = getattr(trainer, UPDATE)
+        self.batches = batches
+        self.looks = min(looks, batches)
+        self.score = score
 
-    def after(batch: Any, metrics: Mapping[str, Any]) -> None:
-        file.update(metrics, ("actor/pg_loss", "actor/grad_norm", "actor/lr"), look(batch))
-
-    def update_actor(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        file.attempt(before, batch)
-        result = inner(batch, *args, **kwargs)
+    def update_actor(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.file.attempt(self._record_rollout, batch)
+        result = self.inner(batch, *args, **kwargs)
         # 0.9 puts its metrics into a dict that it is given; RayPPOTrainer returns them.
         metrics = [*args, *kwargs.values()] or [result.meta_info["metrics"]]
-        file.attempt(after, batch, metrics[0])
+        self.file.attempt(self._record_update, batch, metrics[0])
         return result
 
-    setattr(trainer, UPDATE, update_actor)
+    def _record_rollout(self, batch: Any) -> None:
+        completions = list[Completion]()
+        if self.file.count < self.batches:
+            completions += _completions(_columns(batch), self.trainer.tokenizer)
+        score = self.score
+        if score is not None and self.file.count == 0:
+            score_again(lambda text, row, _: score(solution_str=text, **row), "score", completions)
+        # verl counts its steps from 1.
+        self.file.rollout(self.trainer.global_steps - 1, completions, self._logprobs_now(batch))
+
+    def _record_update(self, batch: Any, metrics: Mapping[str, Any]) -> None:
+        names = ("actor/pg_loss", "actor/grad_norm", "actor/lr")
+        self.file.update(metrics, names, self._logprobs_now(batch))
+
+    def _logprobs_now(self, batch: Any) -> Any:
+        """Return the actor's log-probs of a batch; None of a late one, or of one in the transfer queue."""
+        if self.file.count >= self.looks or not hasattr(batch, "non_tensor_batch"):
+            return None
+        return getattr(self.trainer, FORWARD)(batch)[0].batch["old_log_probs"]
 
 
 def _columns(batch: Any) -> dict[str, Any]:
