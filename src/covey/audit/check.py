@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.record import AuditRecord
 from covey.insight.findings.finding import Finding, Severity
-
-FRAMEWORKS = ("trl", "verl", "openrlhf")
 
 
 class Trouble(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +19,16 @@ ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "exp
 """Columns that are usually a row's answer."""
 
 
-Scoring = tuple[int, int, float, float]
-"""(step, completion, reward in its batch, reward alone)."""
+class Scoring(NamedTuple):
+    """A completion that a reward function scored twice."""
+
+    step: int
+    completion: int
+    """Place in the rollout, from 0."""
+    paid: float
+    """Reward in the batch."""
+    alone: float
+    """Reward in a call for this completion alone."""
 
 
 def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[Scoring], list[Scoring]]]:
@@ -29,15 +38,15 @@ def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[Scoring], lis
         for step, n, sample in record.samples:
             paid, alone = sample.rewards.get(name), sample.alone.get(name)
             if paid is not None and alone is not None:
-                asked.append((step, n, paid, alone))
+                asked.append(Scoring(step, n, paid, alone))
         if len(asked) >= FEWEST:
-            yield name, asked, [a for a in asked if abs(a[2] - a[3]) > 1e-5]
+            yield name, asked, [a for a in asked if abs(a.paid - a.alone) > 1e-5]
 
 
 def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
     """A function's rewards are those that it gives completions one by one, in another order."""
     for name, asked, moved in _scored_twice(record):
-        pairs = zip(sorted(a[2] for a in asked), sorted(a[3] for a in asked), strict=True)
+        pairs = zip(sorted(a.paid for a in asked), sorted(a.alone for a in asked), strict=True)
         if moved and all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairs):
             step, n, paid, alone = moved[0]
             said = f"{name} pays {len(moved)} of {len(asked)} completions what others have earned"
