@@ -52,8 +52,8 @@ that followed, so it is no longer blind.
 The same author planted twelve mistakes each with verl's and OpenRLHF's own functions, and three sound
 batches each. At first sight 6 and 6 were named; after four more checks 9 and 7. Not seen: a prompt in the
 action mask, OpenRLHF's KL with its arguments swapped, gamma for lambda, a mean of the other kind, a reward
-on padding, clip bounds swapped, corrections the wrong way round. One sound batch each has a warning, that
-sampler and trainer differ, though its config corrects for that."""
+on padding, clip bounds swapped, corrections the wrong way round. At first sight one
+sound batch each had a warning, that sampler and trainer differ, though its config corrects for that."""
 
 
 def findings(script: Path) -> list[str]:

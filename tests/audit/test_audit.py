@@ -361,6 +361,17 @@ def of_verl(lines: Lines, **settings: Any) -> Lines:
     return lines
 
 
+@pytest.mark.parametrize(("settings", "names"), [({}, ["sampler_differs"]), ({"use_vllm": True}, [])])
+def test_a_difference_that_a_run_corrects_for_may_be_larger(
+    settings: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    lines = sound()
+    lines[0]["settings"] |= {"vllm_importance_sampling_correction": True, "use_vllm": False, **settings}
+    for sample in samples(lines):
+        sample["sampler_logprobs"] = [p - 0.05 for p in sample["sampler_logprobs"]]
+    assert found(lines, tmp_path / "run.jsonl") == names
+
+
 def test_a_score_at_every_token_is_another_reward(tmp_path: Path) -> None:
     lines = of_verl(sound(), **{"algorithm.adv_estimator": "grpo"})
     assert "reward_differs" not in found(lines, tmp_path / "run.jsonl")
