@@ -1,4 +1,4 @@
-"""Tinker's loss functions: sums over the tokens of one datum, as its documentation defines them.
+"""Tinker's loss functions: sums over the tokens of one datum of covey's own surrogates.
 
 Each takes the log-probs of the targets (N,) or (N, K), which carry gradient, and the datum's other arrays,
 and returns a scalar. Thresholds bound the ratio p / q itself, not its distance from 1.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from covey.objective import ratios, surrogates
 from covey_verify.errors import DataError
 
-Inputs = Mapping[str, Tensor]
+Inputs = Mapping[str, Any]
+"""Tensors by name. A threshold may be one for each token: surrogates are typed for floats, and broadcast."""
 
 
 class Loss(NamedTuple):
-    """A loss function, the arrays that it needs beside the targets, and its settings with their defaults."""
+    """A loss function, the arrays that it needs besides the targets, and its settings with their defaults."""
 
     function: Callable[[Tensor, Inputs], Tensor]
     needs: tuple[str, ...]
@@ -34,7 +36,7 @@ def cross_entropy(logprobs: Tensor, given: Inputs) -> Tensor:
 
 def importance_sampling(logprobs: Tensor, given: Inputs) -> Tensor:
     """Compute - sum (p / q) A."""
-    return -(_ratio(logprobs, given) * given["advantages"]).sum()
+    return surrogates.unclipped(_ratio(logprobs, given), given["advantages"]).sum()
 
 
 def ppo(logprobs: Tensor, given: Inputs) -> Tensor:
@@ -44,36 +46,35 @@ def ppo(logprobs: Tensor, given: Inputs) -> Tensor:
 
 def cispo(logprobs: Tensor, given: Inputs) -> Tensor:
     """Compute - sum sg[clip(p / q)] A log p."""
-    bounded = _bounded(_ratio(logprobs.detach(), given), given)
-    return -(bounded * logprobs * given["advantages"]).sum()
+    floor, cap = given["clip_low_threshold"], given["clip_high_threshold"]
+    ratio = _ratio(logprobs, given)
+    return surrogates.cispo(ratio, given["advantages"], logprobs, cap=cap, floor=floor).sum()
 
 
 def dro(logprobs: Tensor, given: Inputs) -> Tensor:
     """Compute - sum (A log p - beta / 2 (log p - log q)^2)."""
-    quadratic = (logprobs - given["logprobs"]).square()
-    return -(logprobs * given["advantages"] - 0.5 * given["beta"] * quadratic).sum()
+    log_ratio = logprobs - given["logprobs"]
+    return surrogates.dro(logprobs, given["advantages"], log_ratio, beta=given["beta"]).sum()
 
 
 def gspo(logprobs: Tensor, given: Inputs) -> Tensor:
     """Compute PPO's sum with r = s p / sg[p], s the geometric mean of p / q where the mask is not 0."""
-    counted = given["sequence_ratio_mask"] != 0
+    counted = (given["sequence_ratio_mask"] != 0).flatten()
     if not counted.any():
         return 0.0 * logprobs.sum()
-    fixed = logprobs.detach()
-    mean = (fixed - given["logprobs"])[counted].mean()
-    return _clipped(torch.exp(mean + logprobs - fixed), given)
+    log_ratio = (logprobs.detach() - given["logprobs"]).flatten().where(counted, 0.0)
+    mean = ratios.sequence(log_ratio, counted).view_as(logprobs)
+    # Tokens off the mask are trained as well, unlike those of ``ratios.sequence_token``.
+    return _clipped(mean * ratios.on_policy(logprobs), given)
 
 
 def _ratio(logprobs: Tensor, given: Inputs) -> Tensor:
-    return torch.exp(logprobs - given["logprobs"])
-
-
-def _bounded(ratio: Tensor, given: Inputs) -> Tensor:
-    return ratio.clamp(given["clip_low_threshold"], given["clip_high_threshold"])
+    return ratios.token(ratios.bounded(logprobs - given["logprobs"]))
 
 
 def _clipped(ratio: Tensor, given: Inputs) -> Tensor:
-    return -torch.minimum(ratio * given["advantages"], _bounded(ratio, given) * given["advantages"]).sum()
+    low, high = 1 - given["clip_low_threshold"], given["clip_high_threshold"] - 1
+    return surrogates.clip(ratio, given["advantages"], clip_low=low, clip_high=high).sum()
 
 
 RL = ("logprobs", "advantages")
