@@ -28,7 +28,7 @@ def lacks_environment(reward: Reward, problem: Problem, completion: Completion) 
 
 
 def environment_reward(
-    completion: str,  # noqa: ARG001 - who asks for it is called with one at a time
+    completion: str,  # noqa: ARG001 - with this argument it is called for one completion
     environment: Attributes | None,
 ) -> Score:
     """Return the value of the environment's `get_reward()` at the end, or of its attribute `reward`.
