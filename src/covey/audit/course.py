@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from covey.audit.frameworks import FRAMEWORKS, Framework
+from covey.audit.frameworks import FRAMEWORKS, FrameworkWords
 from covey.audit.record import AuditRecord
 from covey.config.rows import schema_rows
 from covey.insight.findings.finding import Finding
@@ -30,7 +30,7 @@ def course_of(record: AuditRecord) -> list[Finding]:
     return [_in_words_of(words, finding) for finding in explain(sampled, [], unknown)]
 
 
-def translated(words: Framework, logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+def translated(words: FrameworkWords, logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
     """Yield a framework's metrics under covey's names, without those that covey has no name for."""
     for name, value in logged.items():
         own = words.metric(name)
@@ -38,7 +38,7 @@ def translated(words: Framework, logged: Mapping[str, float | None]) -> Iterator
             yield own, value
 
 
-def _in_words_of(words: Framework, finding: Finding) -> Finding:
+def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
     """Return a finding with a framework's names of settings, without a remedy that it has no name for."""
     names = names_of(words)
     key, _, value = finding.remedy.partition(": ")
@@ -47,7 +47,7 @@ def _in_words_of(words: Framework, finding: Finding) -> Finding:
     return replace(finding, sentence=sentence, remedy=remedy, advice=advice)
 
 
-def names_of(words: Framework) -> Mapping[str, str]:
+def names_of(words: FrameworkWords) -> Mapping[str, str]:
     """Return covey's settings -> those of a framework."""
     keys = {name: key for key, name in TRL_NAMES.items()}
     return {keys.get(name, name): own for name, own in words.settings.items()} or TRL_NAMES

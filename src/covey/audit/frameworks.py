@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 
-class Framework(BaseModel):
+class FrameworkWords(BaseModel):
     """The words of one framework, as `frameworks.yaml` explains them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,17 +28,17 @@ class Framework(BaseModel):
         return next((match.expand(own) for match, own in found if match), None)
 
 
-def _frameworks() -> Mapping[str, Framework]:
+def _frameworks() -> Mapping[str, FrameworkWords]:
     text = (files("covey") / "audit" / "frameworks.yaml").read_text(encoding="utf-8")
-    return TypeAdapter(dict[str, Framework]).validate_python(yaml.safe_load(text))
+    return TypeAdapter(dict[str, FrameworkWords]).validate_python(yaml.safe_load(text))
 
 
 FRAMEWORKS = _frameworks()
-UNKNOWN = Framework()
+UNKNOWN = FrameworkWords()
 """The words of a framework without a table: it has no other ones."""
 
 
-def words_of(name: str) -> Framework:
+def words_of(name: str) -> FrameworkWords:
     """Return the words of a framework."""
     return FRAMEWORKS.get(name, UNKNOWN)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covey.audit.recorder import BatchRecorder, Completion, score_again, settings_of, tokens_of
+from covey.audit.recorder import BatchRecorder, RecordedCompletion, score_again, settings_of, tokens_of
 
 LOGPROBS = {
     "action_log_probs": "old_logprobs",
@@ -63,7 +63,7 @@ class _OpenRlhfWriter:
         return status
 
     def _record_rollout(self, step: int) -> None:
-        completions = list[Completion]()
+        completions = list[RecordedCompletion]()
         if self.file.count < self.batches:
             completions += _completions(self.experiences, self.trainer.args, self.trainer.tokenizer)
         if self.score is not None and self.file.count == 0:
@@ -91,7 +91,7 @@ def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt
     return score([prompt + text], [prompt], [row["label"]])["rewards"][0]
 
 
-def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Iterator[Completion]:
+def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Iterator[RecordedCompletion]:
     for e in experiences:
         for n, number in enumerate(e.index):
             # Sequences are padded on the right. The prompt's own length is not that of the mask.
@@ -113,4 +113,4 @@ def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Itera
             values = {name: getattr(e, own) for own, name in LOGPROBS.items()}
             logprobs = {name: None if value is None else value[n] for name, value in values.items()}
             # The value of token t is at t - 1.
-            yield Completion(sample, e.action_mask[n], e.advantages[n], logprobs, len(prompt) - 1)
+            yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], logprobs, len(prompt) - 1)

@@ -70,7 +70,7 @@ class Recorder:
         return changed / max(1, sum(len(a) for a in now))
 
 
-class Completion(NamedTuple):
+class RecordedCompletion(NamedTuple):
     """One completion of a batch that is trained as a whole.
 
     The tensors have a value for each of its tokens, behind ``start`` other places.
@@ -97,7 +97,9 @@ class BatchRecorder(Recorder):
         self._rows: list[dict[str, Any]] = []
         self._starts: list[int] = []
 
-    def rollout(self, step: int, completions: Sequence[Completion], now: Sequence[Tensor] | None) -> None:
+    def rollout(
+        self, step: int, completions: Sequence[RecordedCompletion], now: Sequence[Tensor] | None
+    ) -> None:
         """Write a batch that is trained next; no line without completions.
 
         ``now``: each completion's log-probs, computed just before.
@@ -216,7 +218,9 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
     return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
 
 
-def score_again(score: Callable[[str, Any, Any], Any], name: str, completions: Sequence[Completion]) -> None:
+def score_again(
+    score: Callable[[str, Any, Any], Any], name: str, completions: Sequence[RecordedCompletion]
+) -> None:
     """Score each completion three more times, for `alone`, `elsewhere` and `empty` of its sample.
 
     ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.

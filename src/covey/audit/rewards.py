@@ -19,7 +19,7 @@ ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "exp
 """Columns that are usually a row's answer."""
 
 
-class Scoring(NamedTuple):
+class RepeatedScore(NamedTuple):
     """A completion that a reward function scored twice."""
 
     step: int
@@ -31,14 +31,14 @@ class Scoring(NamedTuple):
     """Reward in a call for this completion alone."""
 
 
-def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[Scoring], list[Scoring]]]:
+def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[RepeatedScore], list[RepeatedScore]]]:
     """Yield each function with the completions that it scored twice, and those of them paid otherwise."""
     for name in record.functions:
-        asked = list[Scoring]()
+        asked = list[RepeatedScore]()
         for step, n, sample in record.samples:
             paid, alone = sample.rewards.get(name), sample.alone.get(name)
             if paid is not None and alone is not None:
-                asked.append(Scoring(step, n, paid, alone))
+                asked.append(RepeatedScore(step, n, paid, alone))
         if len(asked) >= FEWEST:
             yield name, asked, [a for a in asked if abs(a.paid - a.alone) > 1e-5]
 

@@ -11,7 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from covey.audit.recorder import BatchRecorder, Completion, facts_of, score_again, settings_of, tokens_of
+from covey.audit.recorder import (
+    BatchRecorder,
+    RecordedCompletion,
+    facts_of,
+    score_again,
+    settings_of,
+    tokens_of,
+)
 
 LOGPROBS = {
     "old_log_probs": "old_logprobs",
@@ -62,7 +69,7 @@ class _VerlWriter:
         return result
 
     def _record_rollout(self, batch: Any) -> None:
-        completions = list[Completion]()
+        completions = list[RecordedCompletion]()
         if self.file.count < self.batches:
             completions += _completions(_columns(batch), self.trainer.tokenizer)
         score = self.score
@@ -92,7 +99,7 @@ def _columns(batch: Any) -> dict[str, Any]:
     return dict(data.items())
 
 
-def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Completion]:
+def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[RecordedCompletion]:
     tensors = {name: columns[name] for name in (*OF_TOKENS, *OF_REWARDS) if columns.get(name) is not None}
     others = {name: columns[name].tolist() for name in OF_ROWS if columns.get(name) is not None}
     groups = {uid: n for n, uid in enumerate(dict.fromkeys(others["uid"]))}
@@ -118,7 +125,7 @@ def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Complet
             "reward": scores[0],
         }
         logprobs = {name: own.get(verls) for verls, name in LOGPROBS.items()}
-        yield Completion(sample, own["response_mask"], own["advantages"], logprobs)
+        yield RecordedCompletion(sample, own["response_mask"], own["advantages"], logprobs)
 
 
 def _prompts(dataset: Any) -> list[Any]:

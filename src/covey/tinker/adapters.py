@@ -33,7 +33,7 @@ ALPHA = 32
 ADAPTER, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 
 
-class Shape(NamedTuple):
+class AdapterShape(NamedTuple):
     """Which layers an adapter changes, and by updates of which rank."""
 
     rank: int
@@ -43,10 +43,10 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Weights:
+class AdapterWeights:
     """An adapter's weights at one time; without a shape, none: the base model."""
 
-    shape: Shape | None = None
+    shape: AdapterShape | None = None
     tensors: tuple[Tensor, ...] = ()
     state: object = field(default_factory=object)
     """Identity of these values: another object after each change."""
@@ -55,20 +55,20 @@ class Weights:
 class Adapter:
     """The trained weights of one training client, their gradient so far, and AdamW."""
 
-    def __init__(self, shape: Shape, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, shape: AdapterShape, tensors: tuple[Tensor, ...]) -> None:
         self.shape = shape
         self.parameters = [nn.Parameter(t) for t in tensors]
         self.adam = torch.optim.AdamW(self.parameters)
         self.state = object()
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> AdapterWeights:
         """The present weights, not copied."""
-        return Weights(self.shape, tuple(p.detach() for p in self.parameters), self.state)
+        return AdapterWeights(self.shape, tuple(p.detach() for p in self.parameters), self.state)
 
-    def snapshot(self) -> Weights:
+    def snapshot(self) -> AdapterWeights:
         """A copy of the present weights."""
-        return Weights(self.shape, tuple(p.detach().clone() for p in self.parameters), self.state)
+        return AdapterWeights(self.shape, tuple(p.detach().clone() for p in self.parameters), self.state)
 
     def step(self, params: AdamParams) -> float:
         """Apply the gradient as torch's AdamW does; return its norm before clipping.
@@ -125,12 +125,12 @@ class Base:
         self.name = name
         self.source = source
         """The folder or hub id that the tokenizer loads from."""
-        self.plain = Weights()
+        self.plain = AdapterWeights()
         """The weights of no adapter."""
         self.tokens = tokens
         self.running = running
-        self._samplers: dict[Shape | None, LocalSampler] = {}
-        self._mounted: dict[Shape | None, object] = {}
+        self._samplers: dict[AdapterShape | None, LocalSampler] = {}
+        self._mounted: dict[AdapterShape | None, object] = {}
         head = policy.model.get_output_embeddings()
         self._linears = {
             n: "unembed" if m is head else "attention" if "attn" in n or "attention" in n else "mlp"
@@ -144,7 +144,7 @@ class Base:
         """Hash of the base weights: an adapter belongs to them."""
         return weights_hash(dict(self.policy.model.named_parameters()))
 
-    def mount(self, weights: Weights) -> LocalSampler:
+    def mount(self, weights: AdapterWeights) -> LocalSampler:
         """A sampler whose policy computes with these weights, until others are mounted."""
         shape = weights.shape
         sampler = self._of_shape(shape)
@@ -156,7 +156,7 @@ class Base:
             self._mounted[shape] = weights.state
         return sampler
 
-    def new_adapter(self, shape: Shape, seed: int | None) -> Adapter:
+    def new_adapter(self, shape: AdapterShape, seed: int | None) -> Adapter:
         """An adapter that changes nothing yet: A is drawn, B is 0. Raises ConfigError."""
         generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
         tensors = []
@@ -167,7 +167,9 @@ class Base:
             tensors.append(tensor.to(like.device))
         return Adapter(shape, tuple(tensors))
 
-    def save(self, folder: Path, weights: Weights, moments: Mapping[str, Tensor] | None = None) -> None:
+    def save(
+        self, folder: Path, weights: AdapterWeights, moments: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Write an adapter as peft does, and AdamW's state if there is one."""
         assert weights.shape is not None, "the base model is not saved"
         adapter = self._of_shape(weights.shape).policy.adapter
@@ -179,7 +181,7 @@ class Base:
                 save_file(dict(tensors), folder / name)
                 check_written(folder / name, tensors)
 
-    def load(self, folder: Path, shape: Shape) -> tuple[Tensor, ...]:
+    def load(self, folder: Path, shape: AdapterShape) -> tuple[Tensor, ...]:
         """Read the weights that ``save`` wrote. Raises CheckpointError if they have another shape."""
         saved = load_file(folder / ADAPTER)
         wanted = {_saved_name(name): like for name, like in self._named(shape).items()}
@@ -187,17 +189,17 @@ class Base:
             raise CheckpointError(f"{folder} holds an adapter of another model than {self.name}")
         return tuple(saved[name].to(like.device) for name, like in wanted.items())
 
-    def _named(self, shape: Shape) -> dict[str, nn.Parameter]:
+    def _named(self, shape: AdapterShape) -> dict[str, nn.Parameter]:
         """The trained weights of a shape by name, in the order of an adapter's tensors."""
         return {n: p for n, p in self._of_shape(shape).policy.model.named_parameters() if p.requires_grad}
 
-    def _of_shape(self, shape: Shape | None) -> LocalSampler:
+    def _of_shape(self, shape: AdapterShape | None) -> LocalSampler:
         if shape not in self._samplers:
             policy = self.policy if shape is None else self._with_adapter(shape)
             self._samplers[shape] = LocalSampler(policy, self.running)
         return self._samplers[shape]
 
-    def _with_adapter(self, shape: Shape) -> Policy:
+    def _with_adapter(self, shape: AdapterShape) -> Policy:
         try:
             from peft import LoraConfig, get_peft_model
         except ImportError:

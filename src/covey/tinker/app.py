@@ -25,12 +25,12 @@ from starlette.routing import Route
 from covey.cluster.serving.guard import Refusal, admit, body
 from covey.sampling.base import SamplingParams
 from covey.tinker import requests as asked
-from covey.tinker.adapters import Adapter, Base, Shape, Weights
+from covey.tinker.adapters import Adapter, AdapterShape, AdapterWeights, Base
 from covey.tinker.checkpoints import KINDS, Kind, Record, Store, expiry
-from covey.tinker.passes import Draw, check_tokens, forward_backward
-from covey.tinker.registry import MOST_SNAPSHOTS, Client, Registry, Sampler
+from covey.tinker.passes import DrawRequest, check_tokens, forward_backward
+from covey.tinker.registry import MOST_SNAPSHOTS, Client, Registry, SamplerWeights
 from covey.tinker.wire import PROTOBUF, read_data, read_forward_backward
-from covey.tinker.worker import Result, Worker
+from covey.tinker.worker import ComputeThread, Result
 from covey_verify.errors import ConfigError, DataError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -48,8 +48,8 @@ class Tinker:
         self.base = base
         self.store = store
         self.token = token
-        self.registry = Registry(Worker(base))
-        self.loaded: deque[Sampler] = deque()
+        self.registry = Registry(ComputeThread(base))
+        self.loaded: deque[SamplerWeights] = deque()
         """Samplers whose checkpoints are in memory, the oldest first."""
 
     def app(self) -> Starlette:
@@ -155,7 +155,7 @@ class Tinker:
         wanted = await _read(request, asked.CreateModel)
         self._check_base(wanted.base_model)
         lora = wanted.lora_config
-        shape = Shape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+        shape = AdapterShape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
         client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
 
         def make() -> Result:
@@ -213,7 +213,7 @@ class Tinker:
             kind = "save_weights_for_sampler"
             if wanted.path is not None:
                 return {"type": kind, "path": self._save(client, "sampler_weights", wanted, wanted.path)}
-            sampler = Sampler(weights=client.trained.snapshot())
+            sampler = SamplerWeights(weights=client.trained.snapshot())
             client.snapshots.append(sampler)
             if len(client.snapshots) > MOST_SNAPSHOTS:
                 client.snapshots.popleft().weights = None
@@ -248,9 +248,9 @@ class Tinker:
             raise DataError("create_sampling_session: give a model_path or a base_model")
         name = f"{wanted.session_id}:sample:{wanted.sampling_session_seq_id}"
         if path is None:
-            self.registry.samplers[name] = Sampler(weights=self.base.plain)
+            self.registry.samplers[name] = SamplerWeights(weights=self.base.plain)
         else:
-            sampler = self.registry.samplers[name] = Sampler()
+            sampler = self.registry.samplers[name] = SamplerWeights()
             sampler.load = partial(self._load_sampler, sampler, path)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": name})
 
@@ -262,7 +262,7 @@ class Tinker:
 
     async def sample(self, request: Request) -> Response:
         """Draw completions."""
-        wanted = await _read(request, asked.Sample)
+        wanted = await _read(request, asked.SampleBody)
         sampler = self.registry.sampler(wanted.sampling_session_id)
         draw = _draw(self.base, wanted, sampler)
         request_id = f"{wanted.sampling_session_id}:{wanted.seq_id}"
@@ -370,7 +370,7 @@ class Tinker:
         client.adapter = adapter
         return {"type": "load_weights", "path": wanted.path, "model_id": client.id}
 
-    def _load_sampler(self, sampler: Sampler, path: str) -> Weights:
+    def _load_sampler(self, sampler: SamplerWeights, path: str) -> AdapterWeights:
         self.loaded.append(sampler)
         if len(self.loaded) > MOST_SNAPSHOTS:
             self.loaded.popleft().weights = None
@@ -385,7 +385,7 @@ class Tinker:
     ) -> Response:
         """Do a training client's request in its turn. A body with a mistake takes its turn too: it fails."""
         raw = await body(request) if raw is None else raw
-        turn = asked.Turn.model_validate_json(raw)
+        turn = asked.RequestOrder.model_validate_json(raw)
         client = self.registry.client(turn.model_id)
         return self.registry.in_turn(
             client, turn.seq_id, lambda: compute(client, schema.model_validate_json(raw))
@@ -397,7 +397,7 @@ class Tinker:
             raise DataError(f"base_model {name!r}: this server has {' alias '.join(dict.fromkeys(known))}")
 
 
-def _draw(base: Base, wanted: asked.Sample, sampler: Sampler) -> Draw:
+def _draw(base: Base, wanted: asked.SampleBody, sampler: SamplerWeights) -> DrawRequest:
     """Read a request for completions. Raises DataError for one that cannot be answered."""
     policy = base.policy
     prompt = np.array([t for chunk in wanted.prompt.chunks for t in chunk.tokens], dtype=np.int64)
@@ -417,7 +417,7 @@ def _draw(base: Base, wanted: asked.Sample, sampler: Sampler) -> Draw:
     texts = tuple(x for x in stop or [] if isinstance(x, str))
     if "" in texts:
         raise DataError("stop: an empty text would end every completion at once")
-    return Draw(
+    return DrawRequest(
         sampler.get,
         prompt,
         wanted.num_samples,

@@ -15,7 +15,7 @@ from torch import Tensor
 from covey.errors import CheckpointError
 from covey.runs.atomic import clear_leftovers, committed_folder, discard, make_folder
 from covey.system.integrity import damage
-from covey.tinker.adapters import ADAPTER, OPTIMIZER, Base, Shape, Weights
+from covey.tinker.adapters import ADAPTER, OPTIMIZER, AdapterShape, AdapterWeights, Base
 from covey_verify.errors import DataError
 
 Kind = Literal["weights", "sampler_weights"]
@@ -35,7 +35,7 @@ class Record(BaseModel):
     name: str
     base_model: str
     fingerprint: str
-    shape: Shape
+    shape: AdapterShape
     time: datetime
     run_metadata: dict[str, object] | None
     user_metadata: dict[str, str] | None
@@ -70,7 +70,7 @@ class Store:
     def save(
         self,
         base: Base,
-        weights: Weights,
+        weights: AdapterWeights,
         moments: Mapping[str, Tensor] | None,
         record: Record,
         overwrite: bool = False,
@@ -95,7 +95,7 @@ class Store:
         except (OSError, ValidationError) as error:
             raise DataError(f"{path}: {place / RECORD} is missing or damaged: {error}") from None
 
-    def load(self, base: Base, path: str) -> tuple[Record, Weights, dict[str, Tensor]]:
+    def load(self, base: Base, path: str) -> tuple[Record, AdapterWeights, dict[str, Tensor]]:
         """Read a checkpoint's weights and AdamW's state. Raises DataError for a damaged or foreign one."""
         record = self.find(path)
         place = self._place(path)
@@ -105,7 +105,7 @@ class Store:
         if record.fingerprint != base.fingerprint:
             raise DataError(f"{path} belongs to other weights than those of {base.name}: {record.base_model}")
         try:
-            weights = Weights(record.shape, base.load(place, record.shape))
+            weights = AdapterWeights(record.shape, base.load(place, record.shape))
         except CheckpointError as error:
             raise DataError(str(error)) from None
         moments = load_file(place / OPTIMIZER) if (place / OPTIMIZER).exists() else {}

@@ -20,7 +20,7 @@ Inputs = Mapping[str, Any]
 """Tensors by name. A threshold may be one for each token: surrogates are typed for floats, and broadcast."""
 
 
-class Loss(NamedTuple):
+class DatumLoss(NamedTuple):
     """A loss function, the arrays that it needs besides the targets, and its settings with their defaults."""
 
     function: Callable[[Tensor, Inputs], Tensor]
@@ -78,13 +78,13 @@ def _clipped(ratio: Tensor, given: Inputs) -> Tensor:
 
 
 RL = ("logprobs", "advantages")
-LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(cross_entropy, ("weights",), {}),
-    "importance_sampling": Loss(importance_sampling, RL, {}),
-    "ppo": Loss(ppo, RL, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
-    "cispo": Loss(cispo, RL, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "dro": Loss(dro, RL, {"beta": None}),
-    "gspo": Loss(
+LOSSES: Mapping[str, DatumLoss] = {
+    "cross_entropy": DatumLoss(cross_entropy, ("weights",), {}),
+    "importance_sampling": DatumLoss(importance_sampling, RL, {}),
+    "ppo": DatumLoss(ppo, RL, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+    "cispo": DatumLoss(cispo, RL, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    "dro": DatumLoss(dro, RL, {"beta": None}),
+    "gspo": DatumLoss(
         gspo, (*RL, "sequence_ratio_mask"), {"clip_low_threshold": None, "clip_high_threshold": None}
     ),
 }
@@ -94,7 +94,7 @@ UNKNOWN = {
 }
 
 
-def loss_of(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[str, Tensor]]:
+def loss_of(name: str, config: Mapping[str, float | str]) -> tuple[DatumLoss, dict[str, Tensor]]:
     """The loss of this name and its settings. Raises DataError for what it does not know or lacks."""
     loss = LOSSES.get(name)
     if loss is None:

@@ -13,7 +13,7 @@ from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
-from covey.tinker.adapters import Adapter, Base, Weights
+from covey.tinker.adapters import Adapter, AdapterWeights, Base
 from covey.tinker.losses import loss_of
 from covey.tinker.wire import Datum, ForwardBackward, write_forward_backward, write_samples
 from covey.types import Completion
@@ -138,10 +138,10 @@ def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class DrawRequest:
     """A request for completions."""
 
-    weights: Callable[[], Weights]
+    weights: Callable[[], AdapterWeights]
     """Gets the weights, and loads them if need be."""
     prompt: np.ndarray
     """(P,) int64."""
@@ -159,7 +159,7 @@ class Draw:
         return (self.weights, replace(self.params, max_tokens=0), self.end_ids)
 
 
-def sample(base: Base, draws: Sequence[Draw]) -> list[bytes]:
+def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     """Answer requests that are ``alike``, in one pass."""
     sampler = base.mount(draws[0].weights())
     policy = sampler.policy
@@ -194,7 +194,7 @@ def sample(base: Base, draws: Sequence[Draw]) -> list[bytes]:
 
 
 @torch.no_grad()
-def _prompt_logprobs(policy: Policy, draw: Draw) -> np.ndarray | None:
+def _prompt_logprobs(policy: Policy, draw: DrawRequest) -> np.ndarray | None:
     """The log-prob of each token of the prompt (P,); NaN for the first, and before those that are wanted."""
     if draw.scored is None:
         return None

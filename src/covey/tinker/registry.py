@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from starlette.responses import JSONResponse, Response
 
 from covey.cluster.serving.guard import Refusal
-from covey.tinker.adapters import Adapter, Weights
-from covey.tinker.passes import Draw
-from covey.tinker.worker import Result, Task, Worker
+from covey.tinker.adapters import Adapter, AdapterWeights
+from covey.tinker.passes import DrawRequest
+from covey.tinker.worker import ComputeThread, Job, Result
 from covey_verify.errors import DataError
 
 MOST_RESULTS = 1024
@@ -32,8 +32,8 @@ class Client:
     metadata: dict[str, object] | None
     adapter: Adapter | None = None
     turn: int = 1
-    early: dict[int, Task] = field(default_factory=dict)
-    snapshots: deque[Sampler] = field(default_factory=deque)
+    early: dict[int, Job] = field(default_factory=dict)
+    snapshots: deque[SamplerWeights] = field(default_factory=deque)
 
     @property
     def trained(self) -> Adapter:
@@ -44,13 +44,13 @@ class Client:
 
 
 @dataclass(eq=False)
-class Sampler:
+class SamplerWeights:
     """Weights to draw with: a snapshot, or a checkpoint that is loaded when it is used."""
 
-    load: Callable[[], Weights] | None = None
-    weights: Weights | None = None
+    load: Callable[[], AdapterWeights] | None = None
+    weights: AdapterWeights | None = None
 
-    def get(self) -> Weights:
+    def get(self) -> AdapterWeights:
         """The weights. Raises DataError if they are gone or cannot be loaded."""
         if self.weights is None and self.load is None:
             raise DataError(
@@ -66,13 +66,13 @@ class Sampler:
 class Registry:
     """The event loop's thread alone uses it; adapters and weights belong to the worker's."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ComputeThread) -> None:
         self.worker = worker
         self.sessions: dict[str, float] = {}
         """Time of the last heartbeat of each session."""
         self.clients: dict[str, Client] = {}
-        self.samplers: dict[str, Sampler] = {}
-        self.tasks: dict[str, Task] = {}
+        self.samplers: dict[str, SamplerWeights] = {}
+        self.tasks: dict[str, Job] = {}
         """By the ids of requests, the oldest first."""
 
     def begin(self, session: str) -> None:
@@ -107,7 +107,7 @@ class Registry:
             raise Refusal(404, f"{name}: there is no such training client; {EARLIER}")
         return self.clients[name]
 
-    def sampler(self, name: str) -> Sampler:
+    def sampler(self, name: str) -> SamplerWeights:
         """A sampler. Raises Refusal if there is none."""
         if name not in self.samplers:
             raise Refusal(404, f"{name}: there is no such sampler; {EARLIER}")
@@ -119,20 +119,20 @@ class Registry:
         if name not in self.tasks:
             if seq_id < client.turn:
                 raise Refusal(400, f"{name}: the result of this request was dropped")
-            client.early[seq_id] = self._held(name, Task(compute))
+            client.early[seq_id] = self._held(name, Job(compute))
             # Parts of a batch are sent at the same time, and may arrive in any order.
             while client.turn in client.early:
                 self.worker.put(client.early.pop(client.turn))
                 client.turn += 1
         return promise(name, model_id=client.id)
 
-    def at_once(self, name: str, work: Callable[[], Result] | Draw, **more: object) -> Response:
+    def at_once(self, name: str, work: Callable[[], Result] | DrawRequest, **more: object) -> Response:
         """Queue work, unless this is the same request again; return its promise."""
         if name not in self.tasks:
-            self.worker.put(self._held(name, Task(work)))
+            self.worker.put(self._held(name, Job(work)))
         return promise(name, **more)
 
-    def _held(self, name: str, task: Task) -> Task:
+    def _held(self, name: str, task: Job) -> Job:
         self.tasks[name] = task
         finished = [n for n, t in self.tasks.items() if t.result.done()]
         for old in finished[: max(0, len(finished) - MOST_RESULTS)]:

@@ -31,7 +31,7 @@ class Body(BaseModel):
     type: str = ""
 
 
-class Turn(BaseModel):
+class RequestOrder(BaseModel):
     """The client and the place in its order of a request, whatever else is in it."""
 
     model_id: str
@@ -54,7 +54,7 @@ class LoraConfig(Body):
     train_attn: bool = True
 
 
-class Optimizer(BaseModel):
+class OptimizerBody(BaseModel):
     """The optimizer of a training client."""
 
     model_config = ConfigDict(extra="forbid")
@@ -70,7 +70,7 @@ class CreateModel(Body):
     base_model: str
     user_metadata: Metadata | None = None
     lora_config: LoraConfig
-    optimizer_config: Optimizer = Optimizer()
+    optimizer_config: OptimizerBody = OptimizerBody()
 
 
 class OfModel(Body):
@@ -128,7 +128,7 @@ class LoadWeights(Body):
     user_metadata: Metadata | None = None
     path: str
     optimizer: bool
-    optimizer_config: Optimizer | None = None
+    optimizer_config: OptimizerBody | None = None
     weights_access_token: str | None = None
 
 
@@ -154,7 +154,7 @@ class Prompt(Body):
     chunks: list[Chunk]
 
 
-class SamplingParams(Body):
+class SamplingBody(Body):
     """Settings of how completions are drawn."""
 
     max_tokens: Annotated[int, Ge(1)] | None = None
@@ -165,12 +165,12 @@ class SamplingParams(Body):
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
 
 
-class Sample(Body):
+class SampleBody(Body):
     """Body of asample. The fields of type ``None`` and ``Literal`` are offered by Tinker and not here."""
 
     num_samples: Annotated[int, Ge(1), Le(4096)] = 1
     prompt: Prompt
-    sampling_params: SamplingParams
+    sampling_params: SamplingBody
     sampling_session_id: str
     seq_id: int
     prompt_logprobs: bool | None = None

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from covey.tinker.adapters import Base
-from covey.tinker.passes import Draw, sample
+from covey.tinker.passes import DrawRequest, sample
 from covey.tinker.requests import sentence
 from covey_verify.errors import CoveyError
 
@@ -25,15 +25,15 @@ Result: TypeAlias = Mapping[str, object] | bytes
 
 
 @dataclass(eq=False)
-class Task:
+class Job:
     """Something to compute, or completions to draw, and its future result."""
 
-    work: Callable[[], Result] | Draw | None
+    work: Callable[[], Result] | DrawRequest | None
     """None once it is done: it holds memory."""
     result: Future[Result] = field(default_factory=Future)
 
 
-class Worker:
+class ComputeThread:
     """Does tasks in their order, but draws completions together that can share a pass.
 
     Their weights are snapshots, so it does not matter what is trained in between.
@@ -41,11 +41,11 @@ class Worker:
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        self._waiting: deque[Task] = deque()
+        self._waiting: deque[Job] = deque()
         self._arrival = threading.Condition()
         threading.Thread(target=self._run, name="tinker", daemon=True).start()
 
-    def put(self, task: Task) -> None:
+    def put(self, task: Job) -> None:
         """Queue a task."""
         with self._arrival:
             self._waiting.append(task)
@@ -57,23 +57,25 @@ class Worker:
                 self._arrival.wait_for(lambda: self._waiting)
                 first = self._waiting.popleft()
             together = [first]
-            if isinstance(first.work, Draw):
+            if isinstance(first.work, DrawRequest):
                 time.sleep(GATHERING)
                 together += self._alike(first.work)
             for task, result in zip(together, self._done(together), strict=True):
                 task.work = None
                 task.result.set_result(result)
 
-    def _alike(self, draw: Draw) -> list[Task]:
+    def _alike(self, draw: DrawRequest) -> list[Job]:
         """Take all that can be drawn with this from the queue."""
         with self._arrival:
-            found = [t for t in self._waiting if isinstance(t.work, Draw) and t.work.alike == draw.alike]
+            found = [
+                t for t in self._waiting if isinstance(t.work, DrawRequest) and t.work.alike == draw.alike
+            ]
             self._waiting = deque(t for t in self._waiting if t not in found)
         return found
 
-    def _done(self, tasks: Sequence[Task]) -> Sequence[Result]:
+    def _done(self, tasks: Sequence[Job]) -> Sequence[Result]:
         try:
-            draws = [t.work for t in tasks if isinstance(t.work, Draw)]
+            draws = [t.work for t in tasks if isinstance(t.work, DrawRequest)]
             return sample(self.base, draws) if draws else [t.work() for t in tasks if callable(t.work)]
         # Whatever goes wrong, out of memory say: those that wait get it, and the thread lives on.
         except Exception as error:

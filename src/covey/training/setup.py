@@ -41,7 +41,7 @@ from covey.training.hooks import connect
 from covey.training.memory import plan_memory
 from covey.training.models import load_critic, load_trained, policy_learner, reference_of, sampler_of
 from covey.training.run import DEFAULTS, Run, RunOptions
-from covey.training.task import Task, checked_task
+from covey.training.task import RunTask, checked_task
 
 
 class EncodedTask(NamedTuple):
@@ -109,7 +109,7 @@ def scratch_run(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal) -
             run.journal.close()
 
 
-def load_and_encode(task: Task, loaded: ResolvedConfig, console: RunConsole) -> tuple[Policy, EncodedTask]:
+def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) -> tuple[Policy, EncodedTask]:
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
     config = loaded.config
     source = task.source
@@ -132,7 +132,7 @@ def load_and_encode(task: Task, loaded: ResolvedConfig, console: RunConsole) -> 
     return policy, EncodedTask(train, test, held_out)
 
 
-def _first_policy(loaded: ResolvedConfig, task: Task) -> Callable[[], Policy] | None:
+def _first_policy(loaded: ResolvedConfig, task: RunTask) -> Callable[[], Policy] | None:
     """Return a function that loads the run's first model again; None for a model given as an object."""
     if isinstance(loaded.config.model, GivenModel):
         return None

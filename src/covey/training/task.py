@@ -21,7 +21,7 @@ from covey.training.run import RunOptions
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """The problems of a run, their rewards and its tools."""
 
     source: Source
@@ -30,7 +30,7 @@ class Task:
     """The tools that the model may call."""
 
 
-def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOptions) -> Task:
+def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOptions) -> RunTask:
     """Load problems, rewards and tools, try them on each other, and print notes for the user.
 
     Raises ConfigError, DataError or RewardError.
@@ -45,13 +45,13 @@ def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOption
     source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
     for note in own_systems(source.problems, loaded.config.data):
         console.say(note, "yellow")
-    task = Task(source, rewards, toolbox)
+    task = RunTask(source, rewards, toolbox)
     if loaded.config.data.task is None:
         _account_for_columns(task, loaded, console.say)
     return task
 
 
-def _account_for_columns(task: Task, loaded: ResolvedConfig, say: Say) -> None:
+def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> None:
     """Print who reads each column of the data, and which columns nobody reads."""
     config = loaded.config
     source = task.source
