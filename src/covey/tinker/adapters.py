@@ -34,12 +34,16 @@ ADAPTER, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
 
 
 class AdapterShape(NamedTuple):
-    """Which layers an adapter changes, and by updates of which rank."""
+    """The layers that an adapter changes, and the rank of its updates."""
 
     rank: int
     attention: bool = True
     mlp: bool = True
     unembed: bool = True
+
+    def __str__(self) -> str:
+        parts = {"attention": self.attention, "mlp": self.mlp, "unembed": self.unembed}
+        return f"rank {self.rank} on {', '.join(name for name, on in parts.items() if on)}"
 
 
 @dataclass(frozen=True)

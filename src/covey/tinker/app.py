@@ -365,7 +365,9 @@ class Tinker:
             raise DataError(f"{wanted.path} has no state of an optimizer: it was saved for sampling")
         adapter = client.adapter or Adapter(record.shape, weights.tensors)
         if adapter.shape != record.shape:
-            raise DataError(f"{wanted.path} has the shape {record.shape}, this client {adapter.shape}")
+            raise DataError(
+                f"{wanted.path} has {record.shape}; the adapter of this client has {adapter.shape}"
+            )
         adapter.load(weights.tensors, moments if wanted.optimizer else {})
         client.adapter = adapter
         return {"type": "load_weights", "path": wanted.path, "model_id": client.id}
