@@ -325,7 +325,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(policy: Policy, tmp_path: Path)
             client.do("load_weights", path=sampler, optimizer=True)
         with pytest.raises(
             Refused,
-            match="rank 4 on .*; the adapter of this client has rank 2 on attention, mlp",
+            match=r"rank 4 on .*; the adapter of this client has rank 2 on attention, mlp",
         ):
             Session(url).train(rank=2).do("load_weights", path=path, optimizer=True)
         file = folder_of(tmp_path, path) / "adapter_model.safetensors"
