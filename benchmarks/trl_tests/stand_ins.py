@@ -177,7 +177,15 @@ def write_for_scripts(folder: Path) -> None:
     sums = [(f"{a}+{b}=?", str(a + b)) for a in range(20) for b in range(20)]
     tir = [{"problem": q, "solution": f"\\boxed{{{a}}}", "messages": user(q)} for q, a in sums]
     gsm = [{"question": q, "answer": f"#### {a}"} for q, a in sums]
+    genes = [{"Aliases Interactor A": f"G{n}", "Aliases Interactor B": f"G{n + 1}"} for n in range(20)]
+    asked = [
+        {"question": f"Does the gene G{n} interact with G{m}?", "answer": "yes" if m == n + 1 else "no"}
+        for n in range(8)
+        for m in range(8)
+    ]
     sets = {
+        "qgallouedec/biogrid": {"default": {"train": genes}},
+        "qgallouedec/biogrid_qa": {"default": {"train": asked}},
         "AI-MO/NuminaMath-TIR": {"default": {"train": tir, "test": tir[:40]}},
         "openai/gsm8k": {"main": {"train": gsm, "test": gsm[:40]}},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -583,3 +584,23 @@ def test_a_stream_is_read_as_far_as_steps_need(tmp_path: Path) -> None:
     assert made.train().global_step == 2
     with pytest.raises(ConfigError, match="may be endless: set max_steps"):
         GRPOTrainer("tiny", varied, quick(GRPOConfig, tmp_path), endless())
+
+
+def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
+    """TRL's own scripts call `end`, transformers' write the numbers; what covey lacks is refused in words."""
+    given = live()
+    trainer = SFTTrainer(
+        given["model"], quick(SFTConfig, tmp_path), processing_class=given["tokenizer"], train_dataset=TEXTS,
+        eval_dataset=TEXTS[:4],
+    )  # fmt: skip
+    trainer.train()
+    metrics = trainer.evaluate()
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    trainer.end()
+    assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
+    assert trainer.get_num_trainable_parameters() == sum(p.numel() for p in given["model"].parameters())
+    with pytest.raises(AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"):
+        trainer.compute_loss  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'nonsense'$"):
+        trainer.nonsense  # noqa: B018

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
-from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState
+import transformers
+from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState, trainer_pt_utils
 from transformers.trainer_callback import CallbackHandler
 
 from covey.api import run_start
@@ -217,9 +218,22 @@ class Trainer(Observer):
         """Remove a callback."""
         self.callback_handler.remove_callback(callback)
 
+    # transformers' own: they print the numbers of an evaluation as a table, and write them to `output_dir`.
+    log_metrics = trainer_pt_utils.log_metrics
+    metrics_format = staticmethod(trainer_pt_utils.metrics_format)
+    save_metrics = trainer_pt_utils.save_metrics
+
     def is_world_process_zero(self) -> bool:
         """Whether this process writes."""
         return True
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this process writes on its machine."""
+        return True
+
+    def get_num_trainable_parameters(self) -> int:
+        """Return the number of weights that are trained."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     @property
     def accelerator(self) -> Printer:
@@ -247,6 +261,16 @@ class Trainer(Observer):
         options = {"token": self.args.hub_token, "private": self.args.hub_private_repo}
         self.processing_class.push_to_hub(name, commit_message=commit_message, **options)
         return self.model.push_to_hub(name, commit_message=commit_message, **options)
+
+    def end(self) -> None:
+        """Do nothing: `train` has finished the trackers, and no group of processes is open after it."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for names that are not found: those of transformers' trainer get their reason.
+        reason = ""
+        if not name.startswith("_") and hasattr(transformers.Trainer, name):
+            reason = "; covey makes batches, loss and optimizer in its own loop, which no subclass changes"
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{reason}")
 
     # Inside
 
