@@ -66,6 +66,11 @@ class Result:
             return "examples"
         return "reward model" if is_reward_model(self.made) else "model"
 
+    @property
+    def failed(self) -> bool:
+        """Whether held-out problems say that the run has not helped; exit code 1 of a command."""
+        return self.verdict is not None and self.verdict.failed
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the verdict, the model's folder and the curve."""
         verdict = self.verdict.sentence if self.verdict else f"{self.steps} steps"

@@ -163,7 +163,7 @@ def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
     """Print how to get the best step, and the likely cause if the run did not learn."""
     if better:
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
-    if verdict is None or verdict.word not in ("did not learn", "got worse"):
+    if verdict is None or not verdict.failed:
         return
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))

@@ -20,7 +20,7 @@ from covey.insight.result import (
     read_result,
     stage_table,
 )
-from covey.learner.process import caller_restored, passed_over
+from covey.learner.process import caller_restored, passed_over, torch_as_new
 from covey.models.passed_models import restored_afterwards, take_weights
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import (
@@ -33,16 +33,19 @@ from covey.runs.folder import (
 )
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
+from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.integrity import damage
 from covey.system.parent import works_in
 from covey.system.processes import (
     environment_rank,
     is_rank_zero,
+    joined,
     on_rank_zero,
     peers_lost,
     run_on_all,
     said_by_another,
+    tell_end,
 )
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
@@ -132,6 +135,33 @@ def run_in_folder(
     if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
         (home / RECORD).unlink()
     return results
+
+
+def run_together(
+    loaded: ResolvedConfig,
+    console: RunConsole,
+    stop: StopSignal,
+    options: RunOptions,
+    *,
+    overwrite: bool = False,
+    ends_job: bool = False,
+) -> list[Result]:
+    """Run the stages as a user starts them: on every process that was started with this one.
+
+    ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a failed
+    verdict, whose exit code would otherwise make it start the job again. Raises CoveyError.
+    """
+    config = loaded.config
+    # ``joined`` does nothing for a single process; under torchrun it sets up the process group.
+    joining = joined(config.guards.stall_minutes, config.device)
+    # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
+    with torch_as_new(), joining:
+        if overwrite:
+            on_rank_zero(partial(remove_run, config.output))
+        results = run_in_folder(loaded, console, stop, options)
+        if ends_job and results[-1].failed:
+            tell_end(1)
+        return results
 
 
 def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
