@@ -206,6 +206,12 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
     assert takers <= others | loops
 
 
+def test_no_file_of_tests_is_imported_for_its_helpers() -> None:
+    tests = Path(__file__).parents[1]
+    imports = re.compile(r"^ *from tests\S*\.test_\w+ import|^ *from tests\S* import test_", re.MULTILINE)
+    assert not [path.name for path in tests.rglob("*.py") if imports.search(path.read_text())]
+
+
 def test_the_measures_of_the_house_see_what_they_should() -> None:
     one = ast.parse("from covey.b import f\nX = 1\nT = TypeVar('T')\n_y = 2\ndef g(): ...")
     two = ast.parse("class g: ...\ndef h():\n    import covey.a\nX: int = 2")

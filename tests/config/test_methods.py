@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.proof.test_given import SETTINGS
+from tests.proof.given_settings import SETTINGS
 
 from covey.config.algorithm import rows_of
 from covey.config.load import load_config

@@ -18,23 +18,21 @@ from covey.cli import main
 from covey.config.load import load_config
 from covey.models.pretrained import alone
 from covey.models.tiny import build_tokenizer
-from covey.rewards.base import load_rewards
-from covey.rewards.reading import Reader
-from covey.rollouts.learned import LEARNED, rewards_of
+from covey.rollouts.learned import rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded
 from covey.runs.estimates import Basis
 from covey.sampling.prompts import Prompted
 from covey.training.evaluation import basis_of
-from covey.types import Completion, Group, Problem
+from covey.types import Problem
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
-from tests.training.test_runs import start
+from tests.models.judged import WORKED, judged
+from tests.training.runs import start
 
 CLASSES = {
     "reward_model": AutoModelForSequenceClassification,
     "process_reward_model": AutoModelForTokenClassification,
 }
-WORKED = "1+2 = 3\n\n3+4 = 7\n\nso 7"
 CHAT = [{"role": "user", "content": "1+2+4="}]
 
 
@@ -50,18 +48,6 @@ def saved(folder: Path, kind: str, outputs: int = 1) -> Any:
     model.save_pretrained(folder)
     build_tokenizer([WORKED] * 3).save_pretrained(folder)
     return model
-
-
-def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **settings: Any) -> Group:
-    """A group under a config in ``folder`` whose model stands beside it."""
-    tokenizer = build_tokenizer([WORKED] * 3)
-    rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder, learned=LEARNED)
-    rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
-    completions = []
-    for text in texts:
-        tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
-        completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
-    return rewards.score_group(Problem("p", prompt), np.array([1]), completions, strict=True)
 
 
 @pytest.mark.parametrize("prompt", ["1+2+4=", CHAT], ids=["text", "chat"])

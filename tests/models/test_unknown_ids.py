@@ -20,15 +20,8 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Group, Problem
 from covey_verify.errors import ConfigError
-from tests.training.test_runs import start
-
-
-def padded(more: int = 200) -> Policy:
-    """A model with more ids than its tokenizer, as Qwen's."""
-    tokenizer = build_tokenizer(["1+2=3"], 300)
-    model = build_model(tokenizer, 0, layers=1, hidden=32)
-    model.resize_token_embeddings(len(tokenizer) + more)
-    return Policy(model, tokenizer)
+from tests.models.padded import padded
+from tests.training.runs import start
 
 
 @pytest.mark.parametrize("compiled", [True, False])

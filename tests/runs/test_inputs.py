@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.test_from_objects import ROWS, SMALL
+from tests.training.objects import ROWS, SMALL
 
 import covey
 from covey.cli import main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from pathlib import Path
@@ -14,30 +13,14 @@ from covey.models.policy import Policy
 from covey.sampling import remote
 from covey.sampling.dialects import COVEY, Misbehaved, check_question, new_question
 from tests.conftest import policy_of
-from tests.sampling.stub import Reply, Stub, copied, running
-from tests.sampling.test_remote import PARAMS, asked, sampler, together
+from tests.sampling.remote_samplers import PARAMS, asked, sampler, together
+from tests.sampling.stale import Stale
+from tests.sampling.stub import Stub, copied, running
 
 
 @pytest.fixture
 def policy() -> Policy:
     return policy_of("qwen3")
-
-
-class Stale:
-    """A proxy that gives the first request, once it is armed, the reply to the one before of its size."""
-
-    def __init__(self) -> None:
-        self.armed, self.before, self.lock = False, dict[int, Reply](), threading.Lock()
-
-    def __call__(self, reply: Reply) -> Reply:
-        size = len(reply["choices"]) if "choices" in reply else 1
-        with self.lock:
-            before = self.before.get(size, reply)
-            self.before[size] = copy.deepcopy(reply)
-            if not self.armed:
-                return reply
-            self.armed = False
-            return before
 
 
 @pytest.mark.parametrize(("speaks", "size"), [("vllm", 3), ("sglang", 1)])

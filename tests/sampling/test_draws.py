@@ -22,8 +22,8 @@ from covey.sampling.probes import RARE, rarity
 from covey.sampling.remote import RemoteSampler
 from covey_verify.web import ask
 from tests.conftest import policy_of
+from tests.sampling.remote_samplers import PARAMS, Version, asked, moved, sampler
 from tests.sampling.stub import Stub, copied, running
-from tests.sampling.test_remote import PARAMS, Version, asked, moved, sampler
 
 both_kinds = pytest.mark.parametrize("speaks", ["vllm", "sglang"])
 

@@ -28,52 +28,17 @@ from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
-from covey.sampling.servers import Transport, restart
+from covey.sampling.servers import restart
 from covey_verify.errors import ConfigError
-from covey_verify.web import ask
 from tests.conftest import policy_of, random_prompts
-from tests.models.test_unknown_ids import padded
+from tests.models.padded import padded
+from tests.sampling.remote_samplers import PARAMS, Version, asked, moved, sampler, together
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
-
-PARAMS = SamplingParams(max_tokens=10)
-
-
-class Version:
-    def __init__(self, version: int) -> None:
-        self.version = version
 
 
 @pytest.fixture
 def policy() -> Policy:
     return policy_of("qwen3")
-
-
-def asked(count: int = 5, size: int = 3) -> list[Request]:
-    prompts = random_prompts(*range(3, 3 + count))
-    return [Request(p, [key(7, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
-
-
-def sampler(
-    policy: Policy, stubs: list[Stub], folder: Path, asking: Transport = ask, **settings: object
-) -> RemoteSampler:
-    urls = tuple(s.url for s in stubs)
-    servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
-    probes = random_prompts(4, 6, 8)
-    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, asking=asking)
-    made.said = []
-    made.say = made.said.append
-    return made
-
-
-def moved(policy: Policy) -> None:
-    """An update of the policy."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.05)
-
-
-def together(found: list[Sampled]) -> dict[tuple[int, int], np.ndarray]:
-    return {(x.request, x.sample): x.completion.tokens for x in found}
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.training.test_runs import alike, interrupted, start
+from tests.training.runs import alike, interrupted, start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli import main

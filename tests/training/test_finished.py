@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from tests.training.test_runs import StopAt, fingerprint, interrupted, start
+from tests.training.runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
 from covey.config.load import load_config

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import CONFIGS, SMALL, sharpened
-from tests.training.test_runs import fingerprint, interrupted, start
+from tests.training.runs import fingerprint, interrupted, start
 from transformers import Gemma3nTextConfig, Gemma4TextConfig, MambaConfig, PretrainedConfig
 
 import covey

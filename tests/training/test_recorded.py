@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.training.test_runs import StopAt
+from tests.training.runs import StopAt
 
 from covey.cli import main
 from covey.commands.inference import evaluate_once

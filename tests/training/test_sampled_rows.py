@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.test_text import MADE
-from tests.training.test_runs import start
+from tests.models.tokenizers import MADE
+from tests.training.runs import start
 from transformers import PreTrainedTokenizerBase
 
 from covey.config.schema import Config, Data, Keep

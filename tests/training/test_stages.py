@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.training.test_runs import StopAt, metrics_of, start
+from tests.training.runs import StopAt, metrics_of, start
+from tests.training.short_answers import SHORT
 
 from covey.cli import main
 from covey.config.load import load_config
@@ -23,12 +24,6 @@ from covey.tasks.classifier import TextClassifier
 from covey.training.run import RunOptions
 from covey.types import Problem
 from covey_verify.errors import ConfigError, CoveyError, DataError
-
-SHORT = {
-    "group_size": 4, "prompts_per_step": 2, "max_tokens": 12,
-    "stop": [*"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"],
-}  # fmt: skip
-"""A model that has learned nothing ends what it writes too."""
 
 
 def drawn(

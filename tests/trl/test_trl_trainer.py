@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from tests.training.test_from_objects import ROWS, Dataset, live, varied, weights
+from tests.training.objects import ROWS, Dataset, live, varied, weights
 from transformers import HfArgumentParser, TrainerCallback, TrainerState
 
 import covey

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,18 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from transformers import OpenAIGPTConfig
 
-from covey.cluster.serving.app import Service
 from covey.cluster.serving.guard import LARGEST_BODY
 from covey.cluster.serving.run import serve_http
 from covey.cluster.serving.shared import SharedModel, TooBusy
@@ -34,27 +28,10 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
+from tests.cluster.serving.served import GOOD, refused, serving
 from tests.conftest import policy_of, random_prompts, sharpened
+from tests.sampling.remote_samplers import Version, asked, moved
 from tests.sampling.stub import copied
-from tests.sampling.test_remote import Version, asked, moved
-
-
-@contextmanager
-def serving(policy: Policy, weights: Path | None = None, token: str = "", port: int = 0) -> Iterator[str]:
-    """The address of a server with this model."""
-    shared = SharedModel(policy, 64)
-    listener = socket.create_server(("127.0.0.1", port))
-    app = Service(shared, "policy", token, weights).app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        shared.close()
-        listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -226,19 +203,6 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         assert [x.completion.tokens.tolist() for x in again] == [x.completion.tokens.tolist() for x in found]
     with serving(copied(policy)) as url:
         assert refused(f"{url}/weights", {"folder": str(tmp_path / "sync"), "version": 1})[0] == 403
-
-
-def refused(url: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, str]:
-    """Status and message of a request that must not succeed."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=20)
-    with caught.value as error:
-        return error.code, json.loads(error.read())["error"]["message"]
-
-
-GOOD = {"prompt": [5, 6, 7], "max_tokens": 3}
 
 
 @pytest.mark.parametrize(

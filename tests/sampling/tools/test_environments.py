@@ -46,7 +46,7 @@ from covey_verify.sandbox.wire import Attributes, decode_value, encode_value
 from covey_verify.types import Score
 from tests import fakes
 from tests.conftest import policy_of, random_prompts
-from tests.training.test_runs import StopAt, fingerprint, start
+from tests.training.runs import StopAt, fingerprint, start
 
 FILE = '''
 import asyncio, os, random, time
