@@ -31,14 +31,19 @@ def asked(count: int = 5, size: int = 3) -> list[Request]:
 
 
 def sampler(
-    policy: Policy, stubs: list[Stub], folder: Path, asking: Transport = ask, **settings: object
+    policy: Policy,
+    stubs: list[Stub],
+    folder: Path,
+    transport: Transport = ask,
+    lags: bool = False,
+    **settings: object,
 ) -> RemoteSampler:
     urls = tuple(s.url for s in stubs)
     servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
     probes = random_prompts(4, 6, 8)
-    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, asking=asking)
+    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, transport=transport, lags=lags)
     made.said = []
-    made.say = made.said.append
+    made.fleet.say = made.said.append
     return made
 
 

@@ -65,7 +65,7 @@ SGLANG_FIELDS = """
 
 def test_a_request_leaves_no_field_of_sampling_to_the_server() -> None:
     request = Request(np.array([5, 6]), [key(1)])
-    body = VLLM.body(request, PARAMS, "policy", [2, 3]) | {VLLM.key_field: "a"}
+    body = VLLM.body(request, PARAMS, "policy", [2, 3]) | {VLLM.id_field: "a"}
     assert set(body) == set(VLLM_FIELDS.split())
     assert not set(body) & set(VLLM_OTHERS)
     sampling = SGLANG.body(request, PARAMS, "policy", [2, 3])["sampling_params"]

@@ -23,7 +23,7 @@ from covey.cluster.serving.run import service_of
 from covey.config.schema import Config
 from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
-from covey.sampling.remote import QUICK
+from covey.sampling.server_client import QUICK
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
 

@@ -18,7 +18,8 @@ from covey.models.value_head import ValueModel, add_value_head, begun_from, load
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import Prompted, encode_examples, texts_of
-from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.remote import RemoteSampler
+from covey.sampling.server_client import TOKEN
 from covey.sampling.servers import Transport
 from covey.system.processes import is_rank_zero
 from covey.tasks.examples import Example
@@ -78,7 +79,7 @@ def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] |
 def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
     """Return a sampler on servers, if the config names some or Ray places them, else in this process."""
     rollout = config.rollout
-    asking: Transport = ask
+    transport: Transport = ask
     lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
     # Sampling ahead needs weights that the training thread does not change meanwhile.
     policy = snapshot(policy) if lags else policy
@@ -90,6 +91,6 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
     if config.launch.samplers and is_rank_zero():  # the process that sends all requests
         placed = PlacedSamplers(policy, config, folder)
         sampler = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)})
-        asking = placed.ask
-    common = (rollout.temperature, rollout.max_running, token, asking, lags)
+        transport = placed.ask
+    common = (rollout.temperature, rollout.max_running, token, transport, lags)
     return RemoteSampler(policy, sampler, folder, [p.tokens for p in prompts], *common)

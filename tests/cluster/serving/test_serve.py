@@ -22,7 +22,7 @@ from covey.cluster.serving.shared import SharedModel, TooBusy
 from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
-from covey.sampling import remote
+from covey.sampling import fleet, remote
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
@@ -90,7 +90,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
                 trained, Servers(url=(healthy, url)), tmp_path / "sync", random_prompts(4), 1.0, 6
             )
             made.said = []
-            made.say = made.said.append
+            made.fleet.say = made.said.append
             moved(trained)
             made.sync(Version(1))
             list(made.sample(asked(), SamplingParams(10)))
@@ -104,7 +104,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
 def test_weights_that_another_run_gave_under_the_same_version_are_found(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(fleet, "TRY_AGAIN", 0.0)
     ours, theirs = copied(policy), copied(policy)
     moved(ours)
     moved(theirs)
@@ -115,7 +115,7 @@ def test_weights_that_another_run_gave_under_the_same_version_are_found(
             for each, name in ((ours, "one"), (theirs, "other"))
         )
         one.said = []
-        one.say = one.said.append
+        one.fleet.say = one.said.append
         for made in (one, other):
             made.sync(Version(1))
             list(made.sample(asked(1), SamplingParams(10)))

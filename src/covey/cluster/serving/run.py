@@ -17,7 +17,7 @@ from covey.config.load import ResolvedConfig, load_config
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
-from covey.sampling.remote import TOKEN
+from covey.sampling.server_client import TOKEN
 from covey.system.console import say_aside
 from covey.system.http import Server, listen
 from covey.system.machine import available_threads
