@@ -45,7 +45,7 @@ def test_results_stand_by_sample_whatever_arrives_first() -> None:
         return float(completion)
 
     rewards = of(slower_for_early_ones)
-    pending = Scorer(rewards).group(PROBLEM, TOKENS, 4)
+    pending = Scorer(rewards).begin_group(PROBLEM, TOKENS, 4)
     for sample in (2, 0, 3, 1):
         pending.add(sample, completion(str(sample)))
     group = pending.result()
@@ -64,7 +64,7 @@ def test_judging_starts_before_the_group_is_whole() -> None:
         assert len(completions) == 2
         return [1.0, 1.0]
 
-    pending = Scorer(of(early, group_of_two)).group(PROBLEM, TOKENS, 2)
+    pending = Scorer(of(early, group_of_two)).begin_group(PROBLEM, TOKENS, 2)
     pending.add(0, completion("a"))
     assert seen.wait(2.0)
     pending.add(1, completion("b"))
@@ -241,7 +241,7 @@ def test_two_scorings_at_once_count_and_log_each_for_itself() -> None:
 
     rewards = of(logs)
     scorers = [Scorer(rewards, step) for step in (3, 4)]
-    groups = [scorer.group(PROBLEM, TOKENS, 2) for scorer in scorers]
+    groups = [scorer.begin_group(PROBLEM, TOKENS, 2) for scorer in scorers]
     for sample in range(2):
         for group in groups[: 2 - sample]:
             group.add(sample, completion("a"))

@@ -66,7 +66,7 @@ def score_file(
             # They are apart, so these words begin behind them.
             problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
-        begun.append((row, scorer.text(problem, said)))
+        begun.append((row, scorer.begin_text(problem, said)))
     if not begun:
         raise DataError(f"{file}: the file has no rows")
     scored = [_scored(row, group.result()) for row, group in begun]

@@ -128,7 +128,7 @@ def _submit(scorer: Scorer, log: RolloutLog, number: int, problem: Problem) -> G
     """Submit the completions of a group to the rewards."""
     places = log.groups[number]
     # Rewards do not see prompt tokens, so none are given.
-    group = scorer.group(problem, np.zeros(0, np.int64), len(places))
+    group = scorer.begin_group(problem, np.zeros(0, np.int64), len(places))
     for sample, place in enumerate(places):
         group.add(sample, log.completion(place))
     return group

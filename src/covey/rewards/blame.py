@@ -47,7 +47,7 @@ def blamed(ask: Ask, count: int, context: Context, seconds: float) -> list[Score
     """Return the scores of a call; a text that hangs it, ends its process or raises in its own code gets 0.
 
     A text is to blame if that happens with it twice, and no hang or end without it. All else is the
-    function's fault or the machine's. Raises Failed for these, or RewardError if the function breaks its
+    function's fault or the machine's. Raises CallFailed for these, or RewardError if the function breaks its
     contract.
     """
     found = ask((), seconds)
@@ -141,7 +141,7 @@ def _silent(said: Any) -> object:
 
 
 def scores_of(reply: CallReply, context: Context) -> list[Score]:
-    """Return the scores of a reply, and log its metrics. Raises Failed or RewardError."""
+    """Return the scores of a reply, and log its metrics. Raises CallFailed or RewardError."""
     for name, values in reply.get("logged", {}).items():
         for value in values:
             context.log_metric(name, value)

@@ -55,7 +55,7 @@ class Drawing:
         """Draw all groups at once."""
         requests = [draw.request for draw in draws]
         groups = [
-            d.scorer.group(d.prompted.problem, d.prompted.tokens, len(d.request.streams)) for d in draws
+            d.scorer.begin_group(d.prompted.problem, d.prompted.tokens, len(d.request.streams)) for d in draws
         ]
         tickets = [draw.ticket for draw in draws if draw.ticket is not None]
         # Only draws ahead of their step have tickets, and only these are worth storing.

@@ -72,7 +72,7 @@ def score_each(
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Yield the groups of ``score_all``, each with its number once its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
-    groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
+    groups = [scorer.begin_group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
     return gathered(groups, sampler.sample(requests, params), progress)
 
 

@@ -248,8 +248,8 @@ class Fleet:
             )
         return (
             f"its log-probs differ by {difference:.2g} nats on average from version {self.version}, more "
-            f"than the {allowed:.2g} of rollout.sampler.tolerance: it did not take the weights, or computes in "
-            "another precision"
+            f"than the {allowed:.2g} of rollout.sampler.tolerance: it did not take the weights, or computes "
+            "in another precision"
         )
 
     def _allowed_difference(self, server: RemoteServer) -> float:
