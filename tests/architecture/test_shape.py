@@ -201,7 +201,16 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
     }
     a_loop = re.compile(r"\ndef (train\(run: Run|\w+\(run: Run\) -> Lesson)")
     loops = {f"training/{path.name}" for path in FILES if a_loop.search(path.read_text())}
-    around = ("setup", "hooks", "memory", "time_estimate", "pipeline", "finish", "measure")
+    around = (
+        "setup",
+        "hooks",
+        "memory",
+        "time_estimate",
+        "pipeline",
+        "finish",
+        "measure",
+        "example_sampling",
+    )
     others = {f"training/{name}.py" for name in around}
     assert takers <= others | loops
 

@@ -14,7 +14,7 @@ from covey.rewards.audit import check_columns
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
-from covey.runs.harvest import same_prompt
+from covey.runs.examples import same_prompt
 from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.text import Say, finite

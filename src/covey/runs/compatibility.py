@@ -14,7 +14,7 @@ import transformers
 
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved
-from covey.config.methods import COLLECTS
+from covey.config.methods import SAMPLES_EXAMPLES
 from covey.config.rows import fact_of
 from covey.errors import START
 from covey.models.kernels.build import processor, tested_kernels
@@ -206,7 +206,7 @@ def found_differences(loaded: ResolvedConfig, begun: bool, now: Mapping[str, Any
     differences = changed_settings(loaded)
     if before is not None:
         differences += changed_environment(before, now)
-    collects = loaded.config.method in COLLECTS
+    collects = loaded.config.method in SAMPLES_EXAMPLES
     if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, so its examples "

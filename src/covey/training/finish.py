@@ -37,15 +37,15 @@ from covey.system.processes import (
 )
 from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
-from covey.training import collect
+from covey.training.example_sampling import write_examples
 from covey.training.healing import tell_outcomes
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import Run
 
 
 def finish_examples(run: Run) -> Result:
-    """Write the examples and the result of a collecting stage."""
-    on_rank_zero(lambda: collect.write_examples(run))
+    """Write the examples and the result of a stage that samples them."""
+    on_rank_zero(lambda: write_examples(run))
     seconds = round(run.journal.clock.total(), 1)
     example = example_of([p.problem for p in run.train_set])
     folder = run.journal.folder.path

@@ -11,7 +11,7 @@ from pathlib import Path
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import ResolvedConfig, flatten, resolved
-from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
+from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import GivenModel
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.insight.result import (
@@ -50,7 +50,7 @@ from covey.system.processes import (
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
-from covey.training import collect, examples_loop, preference, reward_model, rl
+from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
 from covey.training.run import DEFAULTS, Run, RunOptions
@@ -67,7 +67,7 @@ LESSONS: Mapping[Loop, Callable[[Run], examples_loop.Lesson]] = {
 """The lesson of each loop over given examples."""
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
-    "collection": collect.train,
+    "example_sampling": example_sampling.sample_completions,
     **{name: partial(examples_loop.train, lesson_of) for name, lesson_of in LESSONS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
@@ -319,7 +319,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
                 train(run)
-            if config.method in COLLECTS:
+            if config.method in SAMPLES_EXAMPLES:
                 return finish_examples(run)
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
