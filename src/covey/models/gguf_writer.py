@@ -61,7 +61,8 @@ def write_gguf(folder: Path, target: Path, precision: str) -> None:
         writer.add_file_type(LlamaFileType[PRECISIONS[precision]])
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+                names = tensors.keys()
+                for name in names:
                     if name == "lm_head.weight" and config.tie_word_embeddings:
                         continue  # the embedding again
                     values = _as_llama_cpp_turns(name, tensors.get_tensor(name).float(), config).numpy()
