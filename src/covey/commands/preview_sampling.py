@@ -222,27 +222,37 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     limit = config.rollout.max_tokens
     # As many tokens as fit, at the pace of the groups.
     room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
-    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
-    truncated = _spread(truncated, CONTINUED)
-    truncated = truncated[:: max(1, len(truncated) // max(FEWEST_CONTINUED, int(room / limit)))]
-    longest = max(len(g.prompt) for g, _ in truncated) + limit
+    truncated = _some_truncated(found.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
+    longest = max(len(group.prompt) for group, _ in truncated) + limit
     more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
     problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
-    begun = {}  # the key of a request's draws -> the completion that it continues, and its last token
-    for group, n in truncated:
-        whole = group.completions[n]
-        stream = key(config.seed, "preview", group.problem.id, n)
-        prompt = np.concatenate([group.prompt, whole.tokens])
-        requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
-        begun[stream] = (whole, len(whole.tokens) - 1)
+    prefixes = {}  # the key of a request's draws -> the completion that it continues, and its last token
+    for group, sample in truncated:
+        completion = group.completions[sample]
+        stream = key(config.seed, "preview", group.problem.id, sample)
+        prompt = np.concatenate([group.prompt, completion.tokens])
+        requests.append(Request(prompt, [stream], len(completion.tokens), problem=group.problem))
+        prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
-    sampler = PrefixSampler(pilot.run.sampler, begun, pilot.run.rewards.reader.decode)
+    sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
     groups = score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
-    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in truncated]))
+    return Longer(groups, limit + more, np.array([group.rewards[sample] for group, sample in truncated]))
+
+
+def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:
+    """Return about ``most`` truncated completions, at equal distances: their groups and numbers."""
+    truncated = [
+        (group, sample)
+        for group in groups
+        for sample, completion in enumerate(group.completions)
+        if completion.finish == "length"
+    ]
+    truncated = _spread(truncated, CONTINUED)
+    return truncated[:: max(1, len(truncated) // most)]
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
