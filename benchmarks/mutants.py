@@ -390,7 +390,7 @@ MUTANTS = [
         ("policy scored at temperature 1", "self.policy.score(micro.packed, requires.temperature, other)", "self.policy.score(micro.packed, 1.0, other)"),
         ("reference scored with the policy's weights", "of or self.policy", "self.policy"),
         ("longest completion for max_tokens", "requires.max_tokens,", "batch.mask.shape[1],"),
-        ("idle completions never pull", "batch.pulling(requires.skips_idle)", "batch.pulling(skips_idle=True)"),
+        ("idle completions never pull", "batch.has_gradient(requires.skips_idle)", "batch.has_gradient(skips_idle=True)"),
         ("gradients of the last micro-batch alone", "            (loss * 0.0 if seen", "            self.clear()\n            (loss * 0.0 if seen"),
         ("half a gradient kept when memory ran out", "            self.clear()\n            self._halve()\n", "            self._halve()\n"),
         ("an update of nothing counted", "self.version += self.optimizer.moved", "self.version += 1"),

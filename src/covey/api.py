@@ -67,7 +67,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     """
     refuse_while_importing()
     from covey.commands.inference import evaluate_once
-    from covey.learner.process import torch_as_new
+    from covey.learner.process import default_torch_modes
     from covey.runs.reader import load_run
     from covey.system.console import RunConsole
 
@@ -79,7 +79,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
         loaded = load_run(path, values=with_given(settings), trust=trust)
     else:
         loaded = load_config(values=with_given({"model": run, **settings}))
-    with torch_as_new():
+    with default_torch_modes():
         return evaluate_once(loaded, RunConsole(quiet))
 
 
@@ -115,7 +115,7 @@ def sample(
     is said on standard error, unless ``quiet``.
     """
     from covey.commands.inference import sample_once
-    from covey.learner.process import torch_as_new
+    from covey.learner.process import default_torch_modes
     from covey.system.console import say_aside
 
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
@@ -123,7 +123,7 @@ def sample(
     say = (lambda _: None) if quiet else say_aside
     loaded = load_config(values=with_given({**values, **rollout}))
     asked = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
-    with torch_as_new():
+    with default_torch_modes():
         return sample_once(loaded, *asked, say)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.models.pretrained import alone
+from covey.models.pretrained import load_exclusively
 from covey.models.tiny import build_tokenizer
 from covey.rollouts.learned import rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded
@@ -133,7 +133,7 @@ def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
             return options
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: alone(Loader, tmp_path), range(4)))
+        found = list(threads.map(lambda _: load_exclusively(Loader, tmp_path), range(4)))
     assert found == [{"use_safetensors": True, "trust_remote_code": False}] * 4
 
 

@@ -17,7 +17,7 @@ from tests.fakes import completion
 from covey.rewards.audit import count_failures, rehearse
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
-from covey.rewards.groups import credited, with_label_noise
+from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.system.signals import StopSignal
 from covey.types import Problem
@@ -197,8 +197,8 @@ def test_a_completion_of_which_one_reward_failed_is_left_out_whole(settings: dic
     group = judged(rewards, "a", "b", "c")
     assert group.scorable.tolist() == [True, not left_out, True]
     assert group.correct.tolist() == [True, False, False]
-    assert credited(group, "step").scorable.tolist() == group.scorable.tolist()
-    alike = credited(judged(rewards, "c", "b", "c"), "component")
+    assert with_credit(group, "step").scorable.tolist() == group.scorable.tolist()
+    alike = with_credit(judged(rewards, "c", "b", "c"), "component")
     assert alike.dead, "what was left out is not compared either"
 
 

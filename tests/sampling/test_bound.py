@@ -27,7 +27,7 @@ def policy() -> Policy:
 def test_a_reply_to_another_request_is_not_taken(
     policy: Policy, tmp_path: Path, speaks: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.0)
     stale = Stale()
     with running(Stub(copied(policy), speaks, spoil=stale)) as stub:
         made = sampler(policy, [stub], tmp_path, patience=20.0)
@@ -59,7 +59,7 @@ def test_a_server_that_names_no_requests_takes_part(policy: Policy, tmp_path: Pa
 def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_run(
     policy: Policy, tmp_path: Path, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "TRY_AGAIN", 0.3)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.3)
     with running(Stub(copied(policy))) as stub:
         made = sampler(policy, [stub], tmp_path, timeout=4.0, patience=0.0)
         expected = together(list(made.sample(asked(2), PARAMS)))
@@ -73,7 +73,7 @@ def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_ru
 def test_a_server_that_hangs_for_good_ends_the_run(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "TRY_AGAIN", 0.1)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.1)
     release = threading.Event()
     with running(Stub(copied(policy))) as stub:
         made = sampler(policy, [stub], tmp_path, timeout=1.0, patience=0.0)

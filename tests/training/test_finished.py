@@ -233,7 +233,7 @@ class Reaching:
         self.loaded = load_config(values={"model": "tiny", "output": folder, "eval": {"problems": problems}})
         self.test_set = [None] * 16
 
-    spare = Run.spare
+    spare = Run.spare_problems
 
     def reaches(self, bar: float, evaluation: Evaluation) -> bool:
         return Run._reaches(self, bar, evaluation)  # type: ignore[arg-type]

@@ -222,9 +222,15 @@ def test_what_is_not_given_has_the_default_of_trl() -> None:
         for config in (plain, spelled)
     ]
     assert both[0] == both[1]
-    passed_over = ("max_steps", "optim", "save_steps", "gradient_checkpointing", "activation_checkpointing")
+    freeze_existing_objects = (
+        "max_steps",
+        "optim",
+        "save_steps",
+        "gradient_checkpointing",
+        "activation_checkpointing",
+    )
     for name, key in SAME.items():
-        if SPELLED.get(name) is not None and name not in passed_over:
+        if SPELLED.get(name) is not None and name not in freeze_existing_objects:
             section, _, field = key.rpartition(".")
             holder = getattr(both[0], section) if section else both[0]
             assert getattr(holder, field) == SPELLED[name], name

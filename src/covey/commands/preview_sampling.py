@@ -20,7 +20,7 @@ from covey.learner.batching import with_signal
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.objective.controllers import first_coefficients
-from covey.rewards.groups import credited
+from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
@@ -184,7 +184,7 @@ def _draw(
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
     requests = [_request(pilot, p, samples) for p in problems]
     for _, group in score_each(problems, requests, pilot.run.sampler, params, scorer, pilot.run.on_sample):
-        yield credited(group.result(), pilot.run.loaded.algorithm.credit)
+        yield with_credit(group.result(), pilot.run.loaded.algorithm.credit)
 
 
 def at_temperature(
@@ -388,7 +388,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     for minibatch in updates(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
-        busy = minibatch.pulling(algorithm.skips_idle)
+        busy = minibatch.has_gradient(algorithm.skips_idle)
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()

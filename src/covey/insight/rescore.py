@@ -15,7 +15,7 @@ from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.runs.examples import same_prompt
-from covey.runs.reader import last_stage, look_at, with_own_model
+from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.text import Say, finite
 from covey.tasks.source import load_problems
@@ -74,7 +74,7 @@ def rescore(
     the data.
     """
     stage = last_stage(run)
-    loaded = look_at(stage)
+    loaded = load_for_reading(stage)
     source = load_problems(loaded)
     logged = recorded_steps(stage)[-steps:]
     if not logged:

@@ -92,9 +92,9 @@ def read_result(output: Path) -> Result:
 
 def better_step_hint(best: Best | None, output: Path) -> str:
     """Name the best evaluated step, if it beats the last one, and the command that exports its model."""
-    if best is None or not best.fell:
+    if best is None or not best.is_worse_now:
         return ""
-    chance = "" if best.clear else ", which may be chance"
+    chance = "" if best.is_significant else ", which may be chance"
     return f"best evaluation was {best}{chance}: covey export {shell_word(str(output))} --step {best.step}"
 
 
@@ -106,7 +106,7 @@ def better_step_clause(best: Best, step: int, chosen: bool) -> str:
     if chosen and best.step != step:
         return f"; final/ is step {best.step}, the best of {best.count} evaluations, so partly by chance"
     sampled = best.evaluation.summary()["pass@1"]
-    return f"; step {best.step} was better, {sampled} sampled" if best.clear else ""
+    return f"; step {best.step} was better, {sampled} sampled" if best.is_significant else ""
 
 
 def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:

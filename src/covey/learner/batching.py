@@ -78,7 +78,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def pulling(self, skips_idle: bool) -> Tensor:
+    def has_gradient(self, skips_idle: bool) -> Tensor:
         """Return which completions have a gradient: (N,) bool.
 
         One without a trained token has none; with ``skips_idle`` nor has one without an advantage at these.

@@ -246,7 +246,7 @@ Expectation = Callable[[int, int], dict[str, int]]
 """Returns ``forecast`` for a micro-batch in tokens and a number of completions at once."""
 
 
-def planned(expect: Expectation, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
+def fitting_sizes(expect: Expectation, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
     """Return micro-batch and completions at once with which a run fits into ``there`` bytes, halving both.
 
     Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of

@@ -19,7 +19,7 @@ DETERMINISTIC: Any = torch.utils.deterministic
 
 
 def set_process(config: Config) -> None:
-    """Set threads, seed and determinism for the whole process: see ``caller_restored``."""
+    """Set threads, seed and determinism for the whole process: see ``restore_process_settings``."""
     torch.set_num_threads(config.threads or available_threads(processes=on_this_machine()))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
@@ -32,7 +32,7 @@ FROZEN_BY_PYTHON = 1000
 
 
 @contextmanager
-def passed_over() -> Iterator[None]:
+def freeze_existing_objects() -> Iterator[None]:
     """Exclude existing objects, some 400,000 of imported modules, from garbage collection.
 
     Collecting them takes a twentieth of a small run's time. Python has one frozen set: within another call,
@@ -50,7 +50,7 @@ def passed_over() -> Iterator[None]:
 
 
 @contextmanager
-def torch_as_new() -> Iterator[None]:
+def default_torch_modes() -> Iterator[None]:
     """Give torch the modes of a new process, whatever the caller has set.
 
     The compiled operations write float32 into tensors made without a dtype; with another default these would
@@ -74,7 +74,7 @@ def torch_as_new() -> Iterator[None]:
 
 
 @contextmanager
-def caller_restored() -> Iterator[None]:
+def restore_process_settings() -> Iterator[None]:
     """Restore what a run sets for the whole process: threads, seed, determinism, arithmetic."""
     threads = torch.get_num_threads()
     mode = torch.get_deterministic_debug_mode()

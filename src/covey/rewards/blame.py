@@ -43,7 +43,7 @@ class Ask(Protocol):
         """Return how the call ended, ``ok`` if there is any reply."""
 
 
-def blamed(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
+def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
     """Return the scores of a call; a text that hangs it, ends its process or raises in its own code gets 0.
 
     A text is to blame if that happens with it twice, and no hang or end without it. All else is the
@@ -153,10 +153,10 @@ def scores_of(reply: CallReply, context: Context) -> list[Score]:
         raise error
     if "raised" in reply:
         raise CallFailed(reply["raised"], reply["trace"])
-    return [rebuilt(fields) for fields in reply["scores"]]
+    return [score_from_fields(fields) for fields in reply["scores"]]
 
 
-def rebuilt(fields: Mapping[str, Any]) -> Score:
+def score_from_fields(fields: Mapping[str, Any]) -> Score:
     """Return a Score from its fields as JSON."""
     steps = fields.get("steps")
     return Score(**{**fields, "steps": None if steps is None else tuple(map(tuple, steps))})

@@ -97,7 +97,7 @@ def _steps(score: Score, factor: float) -> StepRewards:
     return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
 
 
-def credited(group: Group, credit: Credit) -> Group:
+def with_credit(group: Group, credit: Credit) -> Group:
     """Return the group as an algorithm trains on it.
 
     If steps are credited, the value of a function that gives steps is their sum.

@@ -40,8 +40,8 @@ from covey.rewards.worker import (
     UserCall,
     Worker,
     WorkerLink,
+    arguments_to_send,
     scores_by,
-    sent,
 )
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
@@ -133,7 +133,7 @@ class Rewards:
             pool = "shared" if size > 1 else reward.name
             return self.executor.submit(pool, size, partial(reward.function, **arguments), seconds)
         if reward.place != "inline":
-            arguments = sent(reward, arguments)
+            arguments = arguments_to_send(reward, arguments)
         call = UserCall(problem, arguments, len(completions), context, seconds)
         # This thread only waits, for calls that are timed one by one.
         wait = partial(scores_by, self._caller(reward), call)

@@ -22,9 +22,9 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from covey.rewards.blame import CallFailed, WorkerLost, blamed, with_texts
+from covey.rewards.blame import CallFailed, WorkerLost, scores_with_blame, with_texts
 from covey.rewards.contract import SERVING, Context, Reward
-from covey.rewards.serving import CallReply, CallRequest, UserSetup, replied, replied_later
+from covey.rewards.serving import CallReply, CallRequest, UserSetup, call_reward, call_reward_async
 from covey.types import Problem
 from covey_verify.contract import FROM_TRAINER, own_copy
 from covey_verify.errors import RewardError
@@ -111,7 +111,7 @@ def scores_by(caller: Caller, call: UserCall) -> list[Score]:
         arguments = with_texts(call.arguments, left_out, instead, caller.reward.per_sample)
         return caller.attempt(call._replace(arguments=arguments, seconds=wall))
 
-    return blamed(ask, call.count, call.context, call.seconds)
+    return scores_with_blame(ask, call.count, call.context, call.seconds)
 
 
 @cache
@@ -224,9 +224,9 @@ class Inline:
     def _submit(self, call: UserCall, arguments: Mapping[str, object]) -> Call[CallReply]:
         problem = call.problem.id
         if self.reward.is_async:
-            reply = replied_later(self.reward, problem, arguments, call.count)
+            reply = call_reward_async(self.reward, problem, arguments, call.count)
             return self.executor.submit_async(reply, call.seconds)
-        work = partial(replied, self.reward, problem, arguments, call.count)
+        work = partial(call_reward, self.reward, problem, arguments, call.count)
         return self.executor.submit(f"{self.reward.name}, inline", self.size, work, call.seconds)
 
 
@@ -374,6 +374,6 @@ def _close(links: list[WorkerLink]) -> None:
         links.pop().close("the run is over")
 
 
-def sent(reward: Reward, arguments: Mapping[str, object]) -> dict[str, object]:
+def arguments_to_send(reward: Reward, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments that are sent with each call; the worker already has the others."""
     return {k: v for k, v in arguments.items() if k not in reward.settings and k not in FROM_TRAINER}

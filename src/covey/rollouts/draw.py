@@ -9,7 +9,7 @@ from typing import NamedTuple
 from covey.config.sampling import Rollout
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key
-from covey.rollouts.groups import Progress, gathered
+from covey.rollouts.groups import Progress, complete_groups
 from covey.rollouts.prefetch import CompletionStore, stored_or_sampled
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
@@ -63,7 +63,7 @@ class Drawing:
             drawn = self.sampler.sample(requests, self.params)
         else:
             drawn = stored_or_sampled(self.sampler, self.store, tickets, requests, self.params)
-        for number, group in gathered(groups, drawn, progress):
+        for number, group in complete_groups(groups, drawn, progress):
             yield number, PendingGroup(group, requests[number])
 
 

@@ -73,10 +73,10 @@ def score_each(
     """Yield the groups of ``score_all``, each with its number once its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.begin_group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
-    return gathered(groups, sampler.sample(requests, params), progress)
+    return complete_groups(groups, sampler.sample(requests, params), progress)
 
 
-def gathered(
+def complete_groups(
     groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Add completions to their groups as they end; yield each group with its number once it is complete."""

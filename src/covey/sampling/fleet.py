@@ -20,11 +20,11 @@ from covey.models.policy import Policy, copy_trained
 from covey.rng import key
 from covey.sampling.base import Weights
 from covey.sampling.dialects import Misbehaved, recognize
-from covey.sampling.probes import alters_draws, mean_difference, nearest, sample_probes
+from covey.sampling.probes import alters_draws, closest_policy, mean_difference, sample_probes
 from covey.sampling.server_client import ServerClient
 from covey.sampling.servers import (
     FAILURES,
-    TRY_AGAIN,
+    RETRY_SECONDS,
     RemoteServer,
     WeightsFolder,
     none_left,
@@ -37,9 +37,9 @@ from covey_verify.web import reason_of
 
 PROBES = 4
 """Number of prompts on which a server is compared with the policy."""
-FLOAT32, BFLOAT16 = 1e-4, 0.03
+FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.03
 """Mean difference of log-probs, nats, that rounding explains: of an exact and of a rounded policy."""
-FINEST, AGAIN = 1e-5, 10
+ALWAYS_ALLOWED, ROUNDING_FACTOR = 1e-5, 10
 """Once a server's rounding is known: nats that are always allowed, and the multiple of its rounding."""
 
 
@@ -94,7 +94,7 @@ class Fleet:
     @property
     def patience(self) -> float:
         """Seconds without any server until the run stops: two tries more where one only hangs."""
-        more = 2 * (self.settings.timeout + TRY_AGAIN) if any(s.hangs for s in self.servers) else 0.0
+        more = 2 * (self.settings.timeout + RETRY_SECONDS) if any(s.hangs for s in self.servers) else 0.0
         return self.settings.patience + more
 
     def sync(self, weights: Weights, snapshot: bool) -> None:
@@ -163,9 +163,9 @@ class Fleet:
                 self._update(server)
 
     def _is_due(self, server: RemoteServer, now: bool) -> bool:
-        """Whether it needs weights: a lost one every ``TRY_AGAIN`` seconds, or ``now``."""
+        """Whether it needs weights: a lost one every ``RETRY_SECONDS`` seconds, or ``now``."""
         if server.lost:
-            return now or time.monotonic() - server.tried > TRY_AGAIN
+            return now or time.monotonic() - server.tried > RETRY_SECONDS
         return server.version != self.version
 
     def _update(self, server: RemoteServer) -> None:
@@ -233,7 +233,7 @@ class Fleet:
         probes = sample_probes(ask, self.probes, self.temperature, stream)
         allowed = self._allowed_difference(server)
         temperature = self.temperature or 1.0
-        policy, difference = nearest(self.policy, probes, temperature, FINEST)
+        policy, difference = closest_policy(self.policy, probes, temperature, ALWAYS_ALLOWED)
         if difference <= allowed:
             if server.rounding is None:
                 server.rounding = difference
@@ -258,7 +258,7 @@ class Fleet:
             return 0.0
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        bound = BFLOAT16 if self.policy.rounded else FLOAT32
+        bound = BFLOAT16_TOLERANCE if self.policy.rounded else FLOAT32_TOLERANCE
         if server.rounding is None:
             return bound
-        return min(bound, max(FINEST, AGAIN * server.rounding))
+        return min(bound, max(ALWAYS_ALLOWED, ROUNDING_FACTOR * server.rounding))

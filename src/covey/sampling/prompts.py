@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.models.chat import chat_text, encoded_apart, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
-from covey.models.thoughts import behind_prompt, check_channels, pairs_fault
+from covey.models.thoughts import check_channels, pairs_fault, text_after_prompt
 from covey.sampling.base import Request
 from covey.tasks.examples import UNTRAINED, AnswerText, Example
 from covey.tasks.sampled import REMEDY
@@ -104,8 +104,8 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
         worst = max(long, key=lambda p: len(p.tokens))
         raise DataError(
             f"{len(long)} of {len(encoded)} prompts are too long: with rollout.max_tokens "
-            f"{config.rollout.max_tokens} they exceed the model's context of {policy.reads}; the longest, "
-            f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
+            f"{config.rollout.max_tokens} they exceed the model's context of {policy.context_in_words}; the "
+            f"longest, {worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
     kept = [p for p in encoded if len(p.tokens) <= room]
@@ -155,9 +155,9 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
         raise DataError(
-            f"{len(long)} of {len(encoded)} examples exceed the model's context of {policy.reads}; "
-            f"{encoded[long[0]].problem.id} has {sizes[long[0]]}. Shorten them, or set data.long_prompts: "
-            "drop"
+            f"{len(long)} of {len(encoded)} examples exceed the model's context of "
+            f"{policy.context_in_words}; {encoded[long[0]].problem.id} has {sizes[long[0]]}. Shorten them, "
+            "or set data.long_prompts: drop"
         )
     kept = [p for p, size in zip(encoded, sizes, strict=True) if size <= policy.context]
     if examples and not kept:
@@ -192,7 +192,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     elif apart or _fault(policy, prompted, rendered, good) is None:
         return _checked(policy, prompted, rendered, good)
     # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
-    words = behind_prompt(policy.tokenizer, problem, str(said[0]["content"]))
+    words = text_after_prompt(policy.tokenizer, problem, str(said[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
     return _checked(policy, prompted, _in_words(policy, words, end), good)

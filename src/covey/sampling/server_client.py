@@ -14,9 +14,9 @@ from covey.sampling.servers import RemoteServer, Transport
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""
-MOST_BYTES = 1 << 28
+MAX_REPLY_BYTES = 1 << 28
 """Most bytes of a reply."""
-QUICK = 20.0
+SHORT_TIMEOUT = 20.0
 """Seconds for a request other than sampling."""
 FIRST_PAUSE = 0.1
 """Seconds until a busy server is asked again; each further pause is twice as long."""
@@ -36,9 +36,11 @@ class ServerClient:
         self.vocabulary = policy.embedded
         """Number of token ids that a server may return."""
 
-    def send(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
+    def send(
+        self, server: RemoteServer, path: str, body: object = None, timeout: float = SHORT_TIMEOUT
+    ) -> object:
         """Send one request and return its reply. Raises an error of FAILURES."""
-        return self.transport(server.url + path, body, self.token, timeout, MOST_BYTES)
+        return self.transport(server.url + path, body, self.token, timeout, MAX_REPLY_BYTES)
 
     def complete(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[ServerOutput]:
         """Return a server's completions of a request, each checked to be possible.

@@ -24,7 +24,7 @@ from covey.types import Completion
 from covey_verify.children import how_ended, run
 from covey_verify.web import ask
 
-TRY_AGAIN = 5.0
+RETRY_SECONDS = 5.0
 """Seconds after which an excluded server is tried again."""
 Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
@@ -46,7 +46,7 @@ class RemoteServer:
     """Mark of its replies since then; another mark means another start, or other weights."""
     lost: str = ""
     """The reason why it is excluded; empty if it takes part."""
-    tried: float = -TRY_AGAIN
+    tried: float = -RETRY_SECONDS
     """Time of the last try, on the monotonic clock."""
     hangs: bool = False
     """Whether it was lost because it did not answer in time, after it had proven itself before."""

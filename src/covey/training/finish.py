@@ -70,11 +70,11 @@ def write_result(result: Result, written: Mapping[str, object]) -> None:
 def evaluate_again(run: Run) -> Evaluation | None:
     """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
     train = run.loaded.config.train
-    if train.stop_at is None or run.state.step >= train.steps or not run.spare:
+    if train.stop_at is None or run.state.step >= train.steps or not run.spare_problems:
         return None
-    found = run.evaluate_on(run.spare)
+    found = run.evaluate_on(run.spare_problems)
     values = {name: estimate.value for name, estimate in found.summary().items()}
-    run.journal.event(run.state.step, "measured again", problems=len(run.spare), **values)
+    run.journal.event(run.state.step, "measured again", problems=len(run.spare_problems), **values)
     return found
 
 

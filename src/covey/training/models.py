@@ -14,7 +14,7 @@ from covey.learner.learner import Learner
 from covey.models.load import load_policy, own_reference
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
-from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
+from covey.models.value_head import ValueModel, add_value_head, load_value_model, value_model_from
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import Prompted, encode_examples, texts_of
@@ -70,7 +70,9 @@ def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] |
     if critic.trunk == "policy":
         add_value_head(policy)
         return None
-    model = load_value_model(critic.model, loaded.folder, policy) if critic.model else begun_from(policy)
+    model = (
+        load_value_model(critic.model, loaded.folder, policy) if critic.model else value_model_from(policy)
+    )
     if model.decoder is not None:
         model.decoder.recompute = config.train.recompute_layers
     return Learner(model, config.train.model_copy(update={"lr": critic.lr}))

@@ -20,8 +20,8 @@ from covey.insight.result import (
     read_result,
     stage_table,
 )
-from covey.learner.process import caller_restored, passed_over, torch_as_new
-from covey.models.passed_models import restored_afterwards, take_weights
+from covey.learner.process import default_torch_modes, freeze_existing_objects, restore_process_settings
+from covey.models.passed_models import restore_passed_model, take_weights
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import (
     RESULT,
@@ -101,7 +101,7 @@ def run_pipeline(
             if results:
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
-        with caller_restored(), passed_over(), restored_afterwards(placed.config.model):
+        with restore_process_settings(), freeze_existing_objects(), restore_passed_model(placed.config.model):
             results.append(finished or run_with_healing(_run_stage, located, console, stop, options))
         if finished is not None and last:
             console.say(
@@ -155,7 +155,7 @@ def run_together(
     # ``joined`` does nothing for a single process; under torchrun it sets up the process group.
     joining = joined(config.guards.stall_minutes, config.device)
     # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
-    with torch_as_new(), joining:
+    with default_torch_modes(), joining:
         if overwrite:
             on_rank_zero(partial(remove_run, config.output))
         results = run_in_folder(loaded, console, stop, options)
@@ -249,7 +249,7 @@ def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:
 
 def _refuse_late_changes(stage: ResolvedConfig) -> None:
     """Raise ConfigError if settings were changed that a completed stage can no longer follow."""
-    late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
+    late = [d for d in changed_settings(stage) if d.effect != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
             f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "

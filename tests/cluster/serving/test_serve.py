@@ -104,7 +104,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
 def test_weights_that_another_run_gave_under_the_same_version_are_found(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.0)
     ours, theirs = copied(policy), copied(policy)
     moved(ours)
     moved(theirs)

@@ -45,7 +45,7 @@ def toolbox_of(loaded: ResolvedConfig) -> Toolbox | None:
     return toolbox
 
 
-def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
+def initial_state(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
     """Return the state of a problem's environment after `reset`, if there is one. Raises DataError."""
     episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
     return None if episode is None else episode.end().state
