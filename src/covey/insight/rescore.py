@@ -51,7 +51,9 @@ class RescoredGroup:
         dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
-        return "changes sign" if self.flips else "same" if not dead else "stays dead"
+        if self.flips:
+            return "changes sign"
+        return "stays dead" if dead else "same"
 
 
 def _signs(rewards: np.ndarray) -> np.ndarray:

@@ -228,7 +228,9 @@ def _trained_at(mask: Tensor, place: int) -> int:
     """Return the last trained token up to a place, else the first one: inserted tokens get no reward."""
     trained = torch.nonzero(mask)[:, 0]
     before = trained[trained <= place]
-    return int(before[-1]) if len(before) else int(trained[0]) if len(trained) else 0
+    if len(before):
+        return int(before[-1])
+    return int(trained[0]) if len(trained) else 0
 
 
 class _KLReward(NamedTuple):

@@ -242,7 +242,9 @@ def _kl(m: MigrationResult) -> dict[str, object] | None:
     }
     if m.take("algorithm.kl_ctrl.type") == "adaptive":
         m.without["algorithm.kl_ctrl.type: adaptive"] = "here in nats a completion: algorithm.kl.target"
-    return of_loss if in_loss else of_reward if in_reward else None
+    if in_loss:
+        return of_loss
+    return of_reward if in_reward else None
 
 
 def _estimator(m: MigrationResult, name: str, usual: str, used: bool) -> dict[str, object]:

@@ -205,7 +205,9 @@ def _role(template: _Template, role: str) -> str:
     call = {"id": "call00000", "type": "function", "function": function}
     before = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, words]
     text = template.conversation(before if role == "tool" else [words, *ASKED])
-    return "read" if "some words" in text else "left out" if text else "refused"
+    if "some words" in text:
+        return "read"
+    return "left out" if text else "refused"
 
 
 def _end_count(template: _Template, plain: str, end: int | None) -> int:

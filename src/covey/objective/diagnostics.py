@@ -305,10 +305,11 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
     counts = []
     sizes = []
     longest = []
-    # Each is the steps of one completion under one function.
-    for own in (s for g in groups for c in g.components.values() for s in c.steps if s.ends):
+    components = [component for group in groups for component in group.components.values()]
+    judged = [steps for component in components for steps in component.steps if steps.ends]
+    for steps in judged:  # of one completion under one function
         # Ends are the last tokens of steps, so the first step starts after -1.
-        lengths = np.diff(own.ends, prepend=-1)
+        lengths = np.diff(steps.ends, prepend=-1)
         counts.append(len(lengths))
         sizes.extend(lengths.tolist())
         longest.append(lengths.max() / lengths.sum())

@@ -133,15 +133,12 @@ def refuse_other_config(loaded: ResolvedConfig, changes: bool) -> None:
     refused = [d for d in found if d.effect == "refused"]
     harmful = [d for d in found if d.effect != "safe"]
     if refused or (harmful and not changes):
-        remedy = (
-            "Choose another --output, or remove that folder to start afresh"
-            if refused
-            else "Choose another --output, or continue with these changes by `covey resume "
-            f"{loaded.config.output} ...`"
-        )
+        way_on = f"continue with these changes by `covey resume {loaded.config.output} ...`"
+        if refused:
+            way_on = "remove that folder to start afresh"
         raise ConfigError(
             f"{loaded.config.output} holds a run with other settings: "
-            f"{'; '.join(map(str, harmful))}. {remedy}"
+            f"{'; '.join(map(str, harmful))}. Choose another --output, or {way_on}"
         )
 
 

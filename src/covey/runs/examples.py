@@ -126,10 +126,9 @@ def correct_examples(
     examples: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):
         values = {name: sampled.components.get(name) for name in least}
-        if not all(v is not None and v >= least[name] for name, v in values.items()):
-            continue
+        passes = all(value is not None and value >= least[name] for name, value in values.items())
         # `least` tests >=, but correct means strictly above .5.
-        if (values[verdict] or 0.0) <= 0.5:
+        if not passes or (values[verdict] or 0.0) <= 0.5:
             continue
         texts = examples.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:

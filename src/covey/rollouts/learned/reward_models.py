@@ -115,14 +115,13 @@ def reward_model(
     judge = loaded("reward_model", model, config_folder, device)
     answers = (judge.words.removed(text_of(c)) for c in completions)
     texts = [conversation_ids(judge.tokenizer, p, a) for p, a in zip(prompts, answers, strict=True)]
-    return [
-        score_of_overlong(judge, ids)
-        if row is None
-        else Score(float(row))
-        if row.isfinite()
-        else score_of_nonfinite(row)
-        for ids, row in zip(texts, judge.outputs(texts), strict=True)
-    ]
+    scores = list[Score]()
+    for ids, row in zip(texts, judge.outputs(texts), strict=True):
+        if row is None:
+            scores.append(score_of_overlong(judge, ids))
+        else:
+            scores.append(Score(float(row)) if row.isfinite() else score_of_nonfinite(row))
+    return scores
 
 
 @reward(timeout=1800.0, format_only=True)
