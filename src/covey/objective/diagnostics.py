@@ -210,7 +210,8 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
     quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
     metrics = {"value/mean": float(values[mask].double().mean())}
     # The whole completion first, under the plain name, then its quarters.
-    for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
+    quarters = {f"/quarter_{q + 1}": mask & (quarter == q) for q in range(4)}
+    for name, where in {"": mask, **quarters}.items():
         found = values[where].double()
         due = returns[where].double()
         if len(due) > 1:

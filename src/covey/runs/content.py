@@ -168,8 +168,11 @@ def _state(value: object) -> object:
         reduced = value.__reduce_ex__(4)
     except Exception:  # a lock, an open file
         return getattr(value, "__dict__", None)
+    if isinstance(reduced, str):
+        return reduced
     # (callable, arguments, state, list items, dict items): the callable is the class, hashed above.
-    return reduced if isinstance(reduced, str) else [*reduced[1:3], *map(list, filter(None, reduced[3:5]))]
+    items = [list(iterator) for iterator in reduced[3:5] if iterator]
+    return [*reduced[1:3], *items]
 
 
 COMMON_ATTRIBUTES = {
