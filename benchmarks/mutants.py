@@ -451,8 +451,8 @@ MUTANTS = [
     ),
     *of(
         "sampling/prompts.py",
-        ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
-        ("a rewritten message without its end", "ends[0] + 1 if ends else over", "ends[0] if ends else over"),
+        ("the end of the last message for that of the first", "if not (ends or is_prefix):", "if False:"),
+        ("a rewritten message without its end", "ends[0] + 1 if ends else after", "ends[0] if ends else after"),
         ("no end token", "words, behind=True), end]", "words, behind=True)]"),
     ),
     *of(
@@ -577,7 +577,7 @@ MUTANTS = [
     *of(
         "rollouts/loop.py",
         ("a resumed run measures every problem again", "position == Position():", "step >= 0:"),
-        ("a cursor that forgets resampling", "position.cursor + found.used,", "position.cursor + min(found.used, self.rollout.prompts_per_step),"),
+        ("a cursor that forgets resampling", "position.cursor + sampled.used,", "position.cursor + min(sampled.used, self.rollout.prompts_per_step),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
         ("draws alike in every epoch", "prompted.problem.id, choice.turn)", "prompted.problem.id)"),

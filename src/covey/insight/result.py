@@ -120,7 +120,7 @@ def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
     description = "pairs with the chosen above the rejected"
     if len(held_out[0].answers) != 2:
         # An answer is one question; an answer with labels by step is one question per labelled step.
-        count = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)
+        count = sum(1 if a.judgements is None else int(a.trained.sum()) for p in held_out for a in p.answers)
         description = f"{'answers' if count == len(held_out) else 'steps'} judged as they are labelled"
     return f"Of {count} held-out {description}: {wilson(round(rates[0] * count), count)}"
 

@@ -69,9 +69,9 @@ class LowRank:
         if not self.enabled:
             return weight
         a, b = (p.detach() for p in self.parameters)
-        whole = weight.clone()
-        outer_sum((b.t() * self._scale).contiguous(), a, whole)
-        return whole
+        merged = weight.clone()
+        outer_sum((b.t() * self._scale).contiguous(), a, merged)
+        return merged
 
     def gradients(self, grad: Tensor, x: Tensor, numbers: Numbers) -> tuple[Tensor | None, Tensor | None]:
         """The gradients dA = s (dY B)^T X and dB = s dY^T (X A^T), from dY (T, out) and X (T, in)."""

@@ -117,11 +117,11 @@ class Policy:
     def context_in_words(self) -> str:
         """The context in words, with the reason if it is less than the config says."""
         longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)
-        said = f"{self.context} tokens"
+        words = f"{self.context} tokens"
         if longest <= self.context:
-            return said
+            return words
         return (
-            f"{said} (of {longest}: longer sequences use another rotary table, so a token would be sampled "
+            f"{words} (of {longest}: longer sequences use another rotary table, so a token would be sampled "
             "by one and trained by the other; longrope: long uses the long one for all)"
         )
 

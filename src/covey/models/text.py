@@ -34,7 +34,7 @@ class FaithfulText:
         ids = list(tokens)
         while ids and ids[-1] in self.silent:
             ids.pop()
-        return self.named(ids)
+        return self.text_with_specials(ids)
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
         """The text of tokens, ends and padding after the last word included by name."""

@@ -83,19 +83,19 @@ class RewardObjective:
         }
         return self._seen(losses.sum() / count, found, count)
 
-    def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Shares]:
-        good = said > 0
+    def _judged(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Shares]:
+        good = labels > 0
         # Cross-entropy: -log sig(v) of good ones, -log sig(-v) of bad ones.
         losses = -log_sigmoid(torch.where(good, values, -values))
-        found = {
+        statistics = {
             "reward_model/accuracy": ((values > 0) == good).float(),
             "reward_model/mean": values,
             "reward_model/good": good.float(),
         }
-        return self._seen(losses.sum() / count, found, count)
+        return self._seen(losses.sum() / count, statistics, count)
 
-    def _seen(self, loss: Tensor, found: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
-        means = {name: float(v.detach().sum()) / count for name, v in found.items()}
+    def _seen(self, loss: Tensor, statistics: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
+        means = {name: float(v.detach().sum()) / count for name, v in statistics.items()}
         return loss, {"loss": float(loss.detach()), **means}
 
 
@@ -199,7 +199,7 @@ def _steps(policy: Policy, example: Example) -> Prompted:
 def answer_with_values(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
     """Return an answer whose values are read where the tokens at ``places`` would be predicted."""
     trained = np.zeros(len(tokens), dtype=bool)
-    said = np.zeros(len(tokens), dtype=np.float32)
+    values = np.zeros(len(tokens), dtype=np.float32)
     trained[list(places)] = True
-    said[list(places)] = np.where(np.array(labels) > 0.5, 1.0, -1.0)
-    return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)
+    values[list(places)] = np.where(np.array(labels) > 0.5, 1.0, -1.0)
+    return GivenAnswer(np.array(tokens, dtype=np.int64), trained, values)
