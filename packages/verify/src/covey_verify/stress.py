@@ -43,7 +43,7 @@ SECONDS = 10.0
 STUCK = ("infra_error", "timeout", "crashed")
 """Statuses of a user's function that did not end by itself."""
 STATUS_OF_END: Mapping[str, Status] = {"timeout": "timeout", "crashed": "crashed", "flood": "crashed"}
-"""How a process ended -> the status of a score; any other end is the machinery's."""
+"""The end of a process -> the status of a score; any other end is the machinery's."""
 # Short texts whose evaluation takes forever, and long ones that overflow parsers.
 BOMBS = ("9^{9^{9^9}}", "100000000!", "(" * 3000, "9" * 100_000, "\\binom{10^9}{500000000}")
 INJECTIONS = (

@@ -41,7 +41,7 @@ class Dialogue:
     request: Request
     """The request of its group."""
     episode: Episode | None
-    """Its environment, if there is one."""
+    """The environment of this completion, if there is one."""
     allowance: Allowance
     """The seconds that its calls may take."""
     answered: Completion | None = None
