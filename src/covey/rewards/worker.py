@@ -86,8 +86,8 @@ class UserCall(NamedTuple):
 
     problem: Problem
     arguments: Mapping[str, object]
-    count: int
-    """Number of completions."""
+    completions: int
+    """The number of completions."""
     context: Context
     seconds: float
 
@@ -111,7 +111,7 @@ def scores_by(caller: Caller, call: UserCall) -> list[Score]:
         arguments = with_texts(call.arguments, left_out, instead, caller.reward.per_sample)
         return caller.attempt(call._replace(arguments=arguments, seconds=wall))
 
-    return scores_with_blame(ask, call.count, call.context, call.seconds)
+    return scores_with_blame(ask, call.completions, call.context, call.seconds)
 
 
 @cache
@@ -224,9 +224,9 @@ class Inline:
     def _submit(self, call: UserCall, arguments: Mapping[str, object]) -> Call[CallReply]:
         problem = call.problem.id
         if self.reward.is_async:
-            reply = call_reward_async(self.reward, problem, arguments, call.count)
+            reply = call_reward_async(self.reward, problem, arguments, call.completions)
             return self.executor.submit_async(reply, call.seconds)
-        work = partial(call_reward, self.reward, problem, arguments, call.count)
+        work = partial(call_reward, self.reward, problem, arguments, call.completions)
         return self.executor.submit(f"{self.reward.name}, inline", self.size, work, call.seconds)
 
 
@@ -257,7 +257,7 @@ def request_of(reward: Reward, call: UserCall) -> CallRequest:
     return {
         "problem": call.problem.id,
         "arguments": sendable(reward, call.arguments, "column"),
-        "count": call.count,
+        "count": call.completions,
         "step": call.context.step,
         "seconds": call.seconds,
     }
