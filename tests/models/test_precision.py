@@ -117,7 +117,7 @@ def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
 
 
 def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch) -> None:
-    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
     loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16"})
     with pytest.raises(ConfigError, match="precision"):
         load_policy(loaded, ["1+1=2"] * 5)

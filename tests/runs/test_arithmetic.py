@@ -101,7 +101,7 @@ def test_a_record_of_another_machine_says_whether_products_are_rounded(run: Path
 
 
 def test_a_machine_that_cannot_round_says_so_in_one_line(run: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
     evaluate_once(load_run(run), RunConsole())
     lines = [line for line in capsys.readouterr().out.splitlines() if "rounded its products" in line]
     assert len(lines) == rounds(run)
@@ -153,7 +153,7 @@ def test_a_correct_run_is_called_so_where_products_cannot_be_rounded(
 ) -> None:
     shutil.copytree(run, tmp_path / "copy")
     rewrite_config(tmp_path / "copy" / "config.yaml", "precision: auto", f"precision: {asked}")
-    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
     assert [claim for claim in check_run(tmp_path / "copy", 2, QUIET, trust=True) if not claim.holds] == []
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_rounded_in_a_part_is_not_called_exact(run: Path, tmp_pat
     """Its first steps are rounded for ever, also after it went on where that cannot be."""
     shutil.copytree(run, tmp_path / "copy")
     for processes in range(2):
-        monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+        monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
         covey.resume(tmp_path / "copy", train={"steps": 3 + processes}, quiet=True)
         assert not rounds(tmp_path / "copy")
         assert coarsely_computed(tmp_path / "copy") is rounds(run)
