@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -219,6 +220,15 @@ def test_no_file_of_tests_is_imported_for_its_helpers() -> None:
     tests = Path(__file__).parents[1]
     imports = re.compile(r"^ *from tests\S*\.test_\w+ import|^ *from tests\S* import test_", re.MULTILINE)
     assert not [path.name for path in tests.rglob("*.py") if imports.search(path.read_text())]
+
+
+def test_scripts_of_the_docs_import_what_there_is() -> None:
+    for path in (Path(__file__).parents[2] / "docs").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("covey"):
+                module = importlib.import_module(node.module)
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, (path.name, missing)
 
 
 def test_the_measures_of_the_house_see_what_they_should() -> None:

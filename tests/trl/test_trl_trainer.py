@@ -606,7 +606,9 @@ def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
     trainer.end()
     assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
     assert trainer.get_num_trainable_parameters() == sum(p.numel() for p in given["model"].parameters())
-    with pytest.raises(AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"):
+    with pytest.raises(
+        AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"
+    ):
         trainer.compute_loss  # noqa: B018
     with pytest.raises(AttributeError, match=r"'nonsense'$"):
         trainer.nonsense  # noqa: B018
