@@ -390,7 +390,7 @@ MUTANTS = [
         ("policy scored at temperature 1", "self.policy.score(micro.packed, requires.temperature, other)", "self.policy.score(micro.packed, 1.0, other)"),
         ("reference scored with the policy's weights", "of or self.policy", "self.policy"),
         ("longest completion for max_tokens", "requires.max_tokens,", "batch.mask.shape[1],"),
-        ("idle completions never pull", "batch.pulling(requires.skips_idle)", "batch.pulling(skips_idle=True)"),
+        ("idle completions never pull", "batch.has_gradient(requires.skips_idle)", "batch.has_gradient(skips_idle=True)"),
         ("gradients of the last micro-batch alone", "            (loss * 0.0 if seen", "            self.clear()\n            (loss * 0.0 if seen"),
         ("half a gradient kept when memory ran out", "            self.clear()\n            self._halve()\n", "            self._halve()\n"),
         ("an update of nothing counted", "self.version += self.optimizer.moved", "self.version += 1"),
@@ -451,8 +451,8 @@ MUTANTS = [
     ),
     *of(
         "sampling/prompts.py",
-        ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
-        ("a rewritten message without its end", "ends[0] + 1 if ends else over", "ends[0] if ends else over"),
+        ("the end of the last message for that of the first", "if not (ends or is_prefix):", "if False:"),
+        ("a rewritten message without its end", "ends[0] + 1 if ends else after", "ends[0] if ends else after"),
         ("no end token", "words, behind=True), end]", "words, behind=True)]"),
     ),
     *of(
@@ -577,7 +577,7 @@ MUTANTS = [
     *of(
         "rollouts/loop.py",
         ("a resumed run measures every problem again", "position == Position():", "step >= 0:"),
-        ("a cursor that forgets resampling", "position.cursor + found.used,", "position.cursor + min(found.used, self.rollout.prompts_per_step),"),
+        ("a cursor that forgets resampling", "position.cursor + sampled.used,", "position.cursor + min(sampled.used, self.rollout.prompts_per_step),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
         ("draws alike in every epoch", "prompted.problem.id, choice.turn)", "prompted.problem.id)"),

@@ -18,8 +18,8 @@ from covey.insight.show import spoken_prompt
 from covey.runs.folder import read_numbers
 from covey.runs.reader import load_recorded
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.console import RunConsole, Shown
-from covey.training.metrics import console_facts, worries
+from covey.system.console import PanelCompletion, RunConsole
+from covey.training.metrics import console_facts, unhealthy_facts
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -39,7 +39,7 @@ def main(run: Path) -> None:
     console = RunConsole(quiet=True)
     console.begin(f"{run.name} (rl)", load_recorded(run).config.train.steps, at_most=True)
     for number, (metrics, lap) in enumerate(zip(rows[:half], times, strict=False), start=1):
-        console.step(number, metrics["reward/mean"], console_facts(metrics, lap), worries(metrics))
+        console.step(number, metrics["reward/mean"], console_facts(metrics, lap), unhealthy_facts(metrics))
     console.recall(rows[:half], [e for e in evals if e["step"] <= half])
     console.examples = most_mixed(read_rollouts(run, shown))
     console.started -= sum(v for lap in times[:half] for k, v in lap.items() if k.startswith("seconds/"))
@@ -51,13 +51,13 @@ def main(run: Path) -> None:
     (IMAGES / "panel.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawing, flags=re.DOTALL))
 
 
-def most_mixed(log: RolloutLog) -> tuple[str, Shown, Shown]:
+def most_mixed(log: RolloutLog) -> tuple[str, PanelCompletion, PanelCompletion]:
     """The prompt, the best and the worst completion of the group whose rewards differ the most."""
     groups = ([log.rows[place] for place in places] for places in log.groups.values())
     known = ([row for row in rows if row["reward"] is not None] for rows in groups)
     ordered = [sorted(rows, key=lambda r: r["reward"]) for rows in known if rows]
     worst, *_, best = max(ordered, key=lambda rows: rows[-1]["reward"] - rows[0]["reward"])
-    shown = [Shown(row["reward"], row["completion"]) for row in (best, worst)]
+    shown = [PanelCompletion(row["reward"], row["completion"]) for row in (best, worst)]
     return spoken_prompt(best["prompt"]), shown[0], shown[1]
 
 

@@ -44,7 +44,7 @@ from transformers import (
     VaultGemmaConfig,
 )
 
-from covey.learner.process import caller_restored
+from covey.learner.process import restore_process_settings
 from covey.models.kernels.calls import follow
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
@@ -249,7 +249,7 @@ def own_process() -> Iterator[None]:
     """
     torch.set_num_threads(1)
     follow(None, rounding=False)
-    with caller_restored():
+    with restore_process_settings():
         yield
 
 

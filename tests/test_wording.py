@@ -9,8 +9,8 @@ import pytest
 
 from covey.cli import main
 from covey.models.policy import save_policy
-from tests.models.test_template import OPEN, policy_with, template
-from tests.training.test_runs import start, varied
+from tests.models.templates import OPEN, policy_with, template
+from tests.training.runs import start, varied
 
 BRACKETS = template("", "[THINK]", tags=("[THINK]", "[/THINK]"))
 ASKED = [{"role": "user", "content": "1+2="}]

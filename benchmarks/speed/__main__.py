@@ -169,7 +169,7 @@ def limit(threads: int) -> dict[str, list[float]]:
         x, w = (torch.randn(n, k).to(subject.device(), dtype) for _ in range(2))
         products = [lambda x=x, w=w: x @ w.t()]
         if available(dtype, x.device):
-            packed = PackedWeight.of(w)
+            packed = PackedWeight.pack(w)
             products.append(lambda x=x, p=packed: p.product(x, None))
         best[name] = [2 * n * k * n / _fastest(p) / 1e9 for p in products]
     return best

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from covey.config.load import load_config
 from covey.config.python_objects import GivenModel, with_given
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
-from covey.system.processes import environment_rank, joined, on_rank_zero, started_together
+from covey.system.processes import environment_rank, started_together
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     """
     refuse_while_importing()
     from covey.commands.inference import evaluate_once
-    from covey.learner.process import torch_as_new
+    from covey.learner.process import default_torch_modes
     from covey.runs.reader import load_run
     from covey.system.console import RunConsole
 
@@ -80,7 +79,7 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
         loaded = load_run(path, values=with_given(settings), trust=trust)
     else:
         loaded = load_config(values=with_given({"model": run, **settings}))
-    with torch_as_new():
+    with default_torch_modes():
         return evaluate_once(loaded, RunConsole(quiet))
 
 
@@ -116,7 +115,7 @@ def sample(
     is said on standard error, unless ``quiet``.
     """
     from covey.commands.inference import sample_once
-    from covey.learner.process import torch_as_new
+    from covey.learner.process import default_torch_modes
     from covey.system.console import say_aside
 
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
@@ -124,7 +123,7 @@ def sample(
     say = (lambda _: None) if quiet else say_aside
     loaded = load_config(values=with_given({**values, **rollout}))
     asked = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
-    with torch_as_new():
+    with default_torch_modes():
         return sample_once(loaded, *asked, say)
 
 
@@ -142,11 +141,9 @@ def run_start(
     ``observer`` learns of each step and may end the run. Raises CoveyError.
     """
     refuse_while_importing()
-    from covey.learner.process import torch_as_new
-    from covey.runs.removal import remove_run
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
-    from covey.training.pipeline import run_in_folder
+    from covey.training.pipeline import run_together
     from covey.training.run import RunOptions
 
     loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
@@ -159,20 +156,13 @@ def run_start(
             "`covey train`"
         )
     again = resumed is not None
-    session = RunOptions(
+    options = RunOptions(
         strict=strict, changes=again, same_inputs=not again, start=start.record(), home=loaded.config.output
     )
     if observer is not None:
-        session = replace(session, observer=observer)
+        options = replace(options, observer=observer)
     # Under torchrun every rank runs this script; one of them prints.
     console = RunConsole(quiet or environment_rank() > 0)
     for note in loaded.notes:
         console.say(f"note: {note}")
-    config = loaded.config
-    # A no-op for one process; under torchrun it sets up the process group for the block.
-    joining = joined(config.guards.stall_minutes, config.device)
-    # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
-    with torch_as_new(), joining:
-        if overwrite:
-            on_rank_zero(partial(remove_run, config.output))
-        return run_in_folder(loaded, console, StopSignal(), session)[-1]
+    return run_together(loaded, console, StopSignal(), options, overwrite=overwrite)[-1]

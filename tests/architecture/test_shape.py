@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -201,9 +202,33 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
     }
     a_loop = re.compile(r"\ndef (train\(run: Run|\w+\(run: Run\) -> Lesson)")
     loops = {f"training/{path.name}" for path in FILES if a_loop.search(path.read_text())}
-    around = ("setup", "hooks", "memory", "time_estimate", "pipeline", "finish", "measure")
-    others = {f"training/{name}.py" for name in around}
+    around = (
+        "setup",
+        "hooks",
+        "memory",
+        "time_estimate",
+        "pipeline",
+        "finish",
+        "measure",
+        "example_sampling",
+    )
+    others = {f"training/{name}.py" for name in (*around, "example_sampling")}
     assert takers <= others | loops
+
+
+def test_no_file_of_tests_is_imported_for_its_helpers() -> None:
+    tests = Path(__file__).parents[1]
+    imports = re.compile(r"^ *from tests\S*\.test_\w+ import|^ *from tests\S* import test_", re.MULTILINE)
+    assert not [path.name for path in tests.rglob("*.py") if imports.search(path.read_text())]
+
+
+def test_scripts_of_the_docs_import_what_there_is() -> None:
+    for path in (Path(__file__).parents[2] / "docs").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("covey"):
+                module = importlib.import_module(node.module)
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, (path.name, missing)
 
 
 def test_the_measures_of_the_house_see_what_they_should() -> None:

@@ -24,7 +24,7 @@ from covey.audit.table import CHECKS, PREDICATES
 from covey.audit.trl_writer import _TrlRecorder
 from covey.cli import main
 from covey_verify.errors import DataError
-from tests.training.test_runs import start
+from tests.training.runs import start
 
 EOS, BOS = 2, 1
 HEAD = '{"format": "covey-audit", "version": 1}\n'

@@ -9,8 +9,8 @@ import pytest
 
 from covey.audit.views import _on_the_same_problems
 from covey.cli import main
+from tests.audit.recorded import MISTAKES, run
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
-from tests.audit.test_writers import MISTAKES, run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import ResolvedConfig, load_config
-from covey.runs.harvest import LoggedSample, as_jsonl, example_row
+from covey.runs.examples import LoggedSample, as_jsonl, example_row
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import GivenAnswer, Prompted, encode, encode_examples

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.models.test_template import CHANNELS, NONE, OPEN, SWITCHED, tokenizer_with
+from tests.models.templates import CHANNELS, NONE, OPEN, SWITCHED, tokenizer_with
 
 from covey.cli import main
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.models.test_chat import WITH_TOOLS, model_with
-from tests.training.test_runs import start
+from tests.models.chat_models import WITH_TOOLS, model_with
+from tests.training.runs import start
 
 from covey.cli import main
 from covey.insight.sample_command import example_of, sample_command

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from covey.cli import main
-from tests.cluster.test_ray import write
-from tests.training.test_runs import fingerprint
+from tests.cluster.small_run import write
+from tests.training.runs import fingerprint
 
 NAMES = ["torchrun.sh", "job.sbatch", "ray.sh"]
 

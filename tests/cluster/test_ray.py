@@ -7,45 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
+from tests.cluster.small_run import write
 from tests.cluster.two_nodes import TwoNodes
-from tests.training.test_runs import fingerprint, metrics_of
+from tests.training.runs import fingerprint, metrics_of
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="ray is not installed: pip install 'covey[ray]'"
 )
-REWARDS = """
-import os, pathlib
-def varied(completion):
-    pathlib.Path(__file__).with_name("seen").joinpath(os.environ.get("RAY_RAYLET_PID", "none")).touch()
-    return len(completion) + sum(map(ord, completion)) % 7
-"""
-RUN: dict[str, Any] = {
-    "data": {"task": "last_digit", "train_size": 64, "test_size": 16},
-    "rewards": ["rewards.py:varied"],
-    "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 12},
-    "algorithm": "grpo",
-    "train": {"steps": 8, "lr": 1e-3, "save_every": 2},
-    "eval": {"problems": 8, "samples": 2},
-    "threads": 1,
-}
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
     with TwoNodes(tmp_path / "token") as made:
         yield made
-
-
-def write(folder: Path, **settings: Any) -> Path:
-    (folder / "seen").mkdir(parents=True)
-    (folder / "rewards.py").write_text(REWARDS)
-    (folder / "run.yaml").write_text(yaml.safe_dump({**RUN, **settings}))
-    return folder / "run.yaml"
 
 
 def wait_for(what: Callable[[], bool], run: subprocess.Popen[str], seconds: float = 240.0) -> None:

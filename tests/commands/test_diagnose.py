@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.training.test_runs import StopAt
+from tests.training.runs import StopAt
 
 from covey.cli import main
 from covey.commands.diagnose import Plan, answers_of_others, diagnose, plan_trials

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.fakes import rewrite_evaluations
 from tests.fakes import rows_of as stream_rows
-from tests.training.test_runs import StopAt
+from tests.training.runs import StopAt
 
 import covey
 from covey.cli import main

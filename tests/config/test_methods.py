@@ -7,15 +7,15 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.proof.test_given import SETTINGS
+from tests.proof.given_settings import SETTINGS
 
 from covey.config.algorithm import rows_of
 from covey.config.load import load_config
-from covey.config.methods import COLLECTS, METHODS, Kind, Method
+from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Kind, Method
 from covey.objective.preference import PREFERENCES
 from covey.proof.losses import AnswerScore, lone_loss, pair_loss
 from covey.tasks.examples import COLUMNS_OF
-from covey.training.collect import KEEPS
+from covey.training.example_sampling import SELECTIONS
 from covey.training.pipeline import LOOPS
 from covey_verify.errors import ConfigError
 
@@ -30,8 +30,8 @@ def lacks(name: str) -> list[str]:
     found = []
     if method.loop is not None and method.loop not in LOOPS:
         found.append(f"training/pipeline.py:LOOPS: a loop {method.loop}")
-    if name in COLLECTS and name not in KEEPS:
-        found.append("training/collect.py:KEEPS: what it keeps of completions")
+    if name in SAMPLES_EXAMPLES and name not in SELECTIONS:
+        found.append("training/example_sampling.py:SELECTIONS: which completions it selects")
     if method.loss is not None:
         silent = [row.key for row in rows_of(method.loss, "loss") if not row.setting.effect]
         found += [f"objective/preference.py: a Setting that describes {key}" for key in silent]
@@ -41,7 +41,7 @@ def lacks(name: str) -> list[str]:
         if not shadow_knows(name):
             found.append("proof/losses.py: its formula, written a second time")
         if name not in SETTINGS:
-            found.append("tests/proof/test_given.py:SETTINGS: settings to repeat it under")
+            found.append("tests/proof/given_settings.py:SETTINGS: settings to repeat it under")
     if name not in STAGES:
         found.append("docs/stages.md: what it is for")
     return found

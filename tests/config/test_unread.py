@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tests.training.test_runs import start, varied
-from tests.training.test_stages import SHORT
+from tests.training.runs import start, varied
+from tests.training.short_answers import SHORT
 
 from covey.config.layers import put
 from covey.config.load import load_config

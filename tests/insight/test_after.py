@@ -20,7 +20,7 @@ from covey.system.console import RunConsole
 from covey.system.integrity import sealed, unsealed
 from covey.system.text import inert
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
-from tests.training.test_runs import start
+from tests.training.runs import start
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202eabc\r\n  | faked\x07"
 

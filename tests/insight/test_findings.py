@@ -27,7 +27,7 @@ from covey.insight.findings.view import WIDEST, RunView
 from covey.insight.findings.watch import Watch
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder
-from tests.docs.test_algorithm_pages import logged
+from tests.docs.logged_metrics import logged
 from tests.fakes import as_stream
 
 DOCS = Path(__file__).parents[2] / "docs"

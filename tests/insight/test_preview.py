@@ -30,7 +30,7 @@ from covey.system.console import RunConsole
 from covey.types import Completion, Group, Problem
 from covey_verify.extract import Thoughts
 from tests import fakes
-from tests.training.test_runs import FAST, StopAt, varied
+from tests.training.runs import FAST, StopAt, varied
 
 CONFIG = load_config(values={"data": {"task": "sums"}, "rollout": {"max_tokens": 100, "group_size": 4}})
 

@@ -13,7 +13,7 @@ from covey.errors import Stopped
 from covey.runs.drift import Drift, first_completions
 from covey.runs.folder import read_stream
 from covey.system.signals import StopSignal
-from tests.training.test_runs import start
+from tests.training.runs import start
 
 
 def low(completion: str) -> float:

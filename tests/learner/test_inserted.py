@@ -14,7 +14,7 @@ import torch
 from tests.conftest import policy_of
 from tests.fakes import completion, group
 from tests.proof.cases import Model, by_step, make_model, mixed, trained_and_repeated
-from tests.training.test_runs import metrics_of
+from tests.training.runs import metrics_of
 
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Train

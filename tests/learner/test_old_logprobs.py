@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes import ScriptedSampler
-from tests.training.test_runs import interrupted, start, varied
+from tests.training.runs import interrupted, start, varied
 
 from covey.config.algorithm import build_algorithm
 from covey.errors import GuardStop

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import CONFIGS, sharpened
-from tests.training.test_runs import start
+from tests.training.runs import start
 from torch import nn
 
 from covey.config.schema import Train

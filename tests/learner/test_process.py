@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.test_runs import metrics_of, start
+from tests.training.runs import metrics_of, start
 
 from covey.errors import GuardStop
 from covey_verify.errors import ConfigError

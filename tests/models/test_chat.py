@@ -14,17 +14,12 @@ import covey
 from covey.cli import main
 from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
-from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
+from covey.models.tiny import CHAT_TEMPLATE
 from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError, CoveyError, DataError
-from tests.training.test_runs import start
+from tests.models.chat_models import WITH_TOOLS, model_with
+from tests.training.runs import start
 
-WITH_TOOLS = (
-    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% if documents %}read {{ documents }}{% endif %}"
-    + CHAT_TEMPLATE.replace(
-        "{% if add_", "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{% if add_"
-    )
-)
 ADD = {"type": "function", "function": {"name": "add", "description": "a sum", "parameters": {}}}
 ROW: dict[str, Any] = {"prompt": [{"role": "user", "content": "1+1="}], "completion": "2"}
 
@@ -32,15 +27,6 @@ ROW: dict[str, Any] = {"prompt": [{"role": "user", "content": "1+1="}], "complet
 def varied(completion: Any) -> float:
     """Differs between completions, so that every run learns."""
     return float(sum(map(ord, str(completion))))
-
-
-def model_with(folder: Path, template: str | None) -> Path:
-    """A random model in a folder, with this chat template."""
-    tokenizer = build_tokenizer(["1+1=2", "user assistant tools"])
-    tokenizer.chat_template = template
-    build_model(tokenizer, 0, context=512, hidden=32, layers=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def prompts_of(

@@ -17,7 +17,7 @@ from covey.models.load import load_policy, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy, save_policy
-from covey.models.rotary import turned_alike
+from covey.models.rotary import longest_stable_rotation
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -98,7 +98,7 @@ BY_LENGTH = {
 def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) -> None:
     policy = Policy(sharpened(BY_LENGTH[name]), policy_of("qwen3").tokenizer)
     assert policy.context == 48
-    assert ("longrope: long" in policy.reads) == (name == "longrope")
+    assert ("longrope: long" in policy.context_in_words) == (name == "longrope")
     (prompt, answer), longer = random_prompts(9, 6), random_prompts(31)[0]
 
     def scored() -> torch.Tensor:
@@ -146,9 +146,9 @@ def test_tables_that_are_the_same_for_all_lengths_reach_the_whole_context() -> N
     same = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
     config = Phi3Config(**WIDE, **ORIGINAL, sliding_window=None, rope_parameters=same)
     assert Policy(sharpened(config), policy_of("qwen3").tokenizer).context == 128
-    assert turned_alike(CONFIGS["llama3_rope"]) is None
+    assert longest_stable_rotation(CONFIGS["llama3_rope"]) is None
     config.rope_parameters |= {"short_mscale": 1.0, "long_mscale": 1.2}  # Phi-MoE's
-    assert turned_alike(config) == 48
+    assert longest_stable_rotation(config) == 48
 
 
 def test_what_reads_images_is_left_as_it_is() -> None:

@@ -106,7 +106,7 @@ def test_the_bits_of_capped_logits_under_a_mask(truncation: dict[str, Any]) -> N
 def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(67, 96).to(dtype), torch.randn(150, 96).to(dtype)
-    packed = PackedWeight.of(weight)
+    packed = PackedWeight.pack(weight)
     whole = packed.product(x, None)
     for rows in (slice(0, 1), slice(5, 18), slice(60, 67)):
         for count in (1, 2):

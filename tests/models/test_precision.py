@@ -9,7 +9,7 @@ from torch import nn
 
 import covey
 from covey.config.load import load_config
-from covey.learner.process import caller_restored
+from covey.learner.process import restore_process_settings
 from covey.models.kernels.calls import MIXED_PRODUCTS, available, follow, rounding_pays
 from covey.models.linear import FusedLinear
 from covey.models.load import load_policy
@@ -17,7 +17,7 @@ from covey.models.packing import pack
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.reward_model import with_head
-from covey.models.value_head import begun_from
+from covey.models.value_head import value_model_from
 from covey.rng import key
 from covey.runs.reader import read_environment
 from covey.sampling.base import Request, SamplingParams
@@ -87,7 +87,9 @@ def test_auto_rounds_where_that_was_measured_to_pay(monkeypatch, pays: bool, ask
     policy = load_policy(load_config(values=values), ["1+1=2"] * 5)
     assert policy.rounds is (pays and asked == "auto")
     assert policy.copied().rounds is snapshot(policy).rounds is policy.rounds
-    assert begun_from(policy).decoder.ops.products == (MIXED_PRODUCTS if policy.rounds else torch.float32)
+    assert value_model_from(policy).decoder.ops.products == (
+        MIXED_PRODUCTS if policy.rounds else torch.float32
+    )
     assert with_head(policy, "reward_model").copied().rounds is policy.rounds
 
 
@@ -115,14 +117,14 @@ def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
 
 
 def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch) -> None:
-    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
     loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16"})
     with pytest.raises(ConfigError, match="precision"):
         load_policy(loaded, ["1+1=2"] * 5)
 
 
 def test_the_next_run_in_a_process_does_not_follow_the_one_before() -> None:
-    with caller_restored():
+    with restore_process_settings():
         follow(None, rounding=True)
         assert rounding_pays()
     assert not rounding_pays()

@@ -16,25 +16,23 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.models.pretrained import alone
+from covey.models.pretrained import load_exclusively
 from covey.models.tiny import build_tokenizer
-from covey.rewards.base import load_rewards
-from covey.rewards.reading import Reader
-from covey.rollouts.learned import LEARNED, rewards_of
+from covey.rollouts.learned import rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded
 from covey.runs.estimates import Basis
 from covey.sampling.prompts import Prompted
 from covey.training.evaluation import basis_of
-from covey.types import Completion, Group, Problem
+from covey.types import Problem
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
-from tests.training.test_runs import start
+from tests.models.judged import WORKED, judged
+from tests.training.runs import start
 
 CLASSES = {
     "reward_model": AutoModelForSequenceClassification,
     "process_reward_model": AutoModelForTokenClassification,
 }
-WORKED = "1+2 = 3\n\n3+4 = 7\n\nso 7"
 CHAT = [{"role": "user", "content": "1+2+4="}]
 
 
@@ -50,18 +48,6 @@ def saved(folder: Path, kind: str, outputs: int = 1) -> Any:
     model.save_pretrained(folder)
     build_tokenizer([WORKED] * 3).save_pretrained(folder)
     return model
-
-
-def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **settings: Any) -> Group:
-    """A group under a config in ``folder`` whose model stands beside it."""
-    tokenizer = build_tokenizer([WORKED] * 3)
-    rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder, learned=LEARNED)
-    rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
-    completions = []
-    for text in texts:
-        tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
-        completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
-    return rewards.score_group(Problem("p", prompt), np.array([1]), completions, strict=True)
 
 
 @pytest.mark.parametrize("prompt", ["1+2+4=", CHAT], ids=["text", "chat"])
@@ -147,7 +133,7 @@ def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
             return options
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: alone(Loader, tmp_path), range(4)))
+        found = list(threads.map(lambda _: load_exclusively(Loader, tmp_path), range(4)))
     assert found == [{"use_safetensors": True, "trust_remote_code": False}] * 4
 
 

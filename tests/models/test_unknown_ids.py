@@ -20,15 +20,8 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Group, Problem
 from covey_verify.errors import ConfigError
-from tests.training.test_runs import start
-
-
-def padded(more: int = 200) -> Policy:
-    """A model with more ids than its tokenizer, as Qwen's."""
-    tokenizer = build_tokenizer(["1+2=3"], 300)
-    model = build_model(tokenizer, 0, layers=1, hidden=32)
-    model.resize_token_embeddings(len(tokenizer) + more)
-    return Policy(model, tokenizer)
+from tests.models.padded import padded
+from tests.training.runs import start
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -41,10 +34,10 @@ def test_ids_without_a_token_are_not_drawn(params: SamplingParams, compiled: boo
         policy.model.to(torch.float64)
         policy = Policy(policy.model, policy.tokenizer)
         assert policy.decoder is None or not policy.decoder.ops.compiled
-    assert policy.known == len(policy.tokenizer) < policy.embedded
+    assert policy.drawable_ids == len(policy.tokenizer) < policy.embedded
     request = Request(np.array([5, 6]), list(range(32)))
     found = [s.completion for s in LocalSampler(policy).sample([request], params)]
-    assert max(int(c.tokens.max()) for c in found) < policy.known
+    assert max(int(c.tokens.max()) for c in found) < policy.drawable_ids
     assert len({int(c.tokens[0]) for c in found}) > 20 or params.temperature == 0
     if params.temperature == 0:
         return
@@ -55,7 +48,7 @@ def test_ids_without_a_token_are_not_drawn(params: SamplingParams, compiled: boo
         if policy.bit_exact:
             assert np.array_equal(own, completion.logprobs), "the same distribution, bit for bit"
         assert np.allclose(own, completion.logprobs, atol=1e-5)
-    most = np.log(policy.known)
+    most = np.log(policy.drawable_ids)
     assert float(scores.entropy[batch.mask].max()) <= most + 1e-4, (
         "nothing is left for what stands for nothing"
     )
@@ -71,7 +64,7 @@ def test_a_run_of_a_padded_model_is_repeated_by_the_second_trainer(tmp_path: Pat
         rollout={"group_size": 8, "prompts_per_step": 2, "max_tokens": 6},
     )  # fmt: skip
     logprobs = np.load(tmp_path / "run/rollouts/step_000000.npz")["logprobs"]
-    assert logprobs.mean() > -np.log(policy.known) - 0.2
+    assert logprobs.mean() > -np.log(policy.drawable_ids) - 0.2
     assert main(["check", str(tmp_path / "run"), "--steps", "1"]) == 0
 
 

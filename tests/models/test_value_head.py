@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from covey.models.packing import pack
-from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
+from covey.models.value_head import ValueModel, add_value_head, load_value_model, value_model_from
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL, policy_of
 
@@ -39,7 +39,7 @@ def expected(model: Any) -> list[float]:
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma", "gemma2"])
 def test_a_network_of_its_own_gives_what_its_classifier_gives(kind: str, tmp_path: Path) -> None:
     policy = policy_of(kind)
-    critic = begun_from(policy)
+    critic = value_model_from(policy)
     packed = pack(PROMPTS, COMPLETIONS)
     assert not critic.score(packed, 1.0).values.any()  # before it has learned
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_a_head_on_the_policy_reads_its_states_and_pulls_on_them_as_asked() -> N
     add_value_head(policy)
     with torch.no_grad():
         policy.value.weight.normal_()
-    own = begun_from(policy)
+    own = value_model_from(policy)
     with torch.no_grad():
         own.head.weight.copy_(policy.value.weight)
     assert policy.score(packed, 1.0).values.tolist() == pytest.approx(own.score(packed, 1.0).values.tolist())

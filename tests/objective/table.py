@@ -244,7 +244,7 @@ def evaluated(
     """Loss of an optimizer step on the batch, cut by ``budget``, and the gradient by completion id."""
     policy = leaves(batch.advantages.dtype)
     total = policy.logprobs.new_zeros(())
-    computed = batch.pulling(skips_idle=True) if skip_idle else None
+    computed = batch.has_gradient(skips_idle=True) if skip_idle else None
     for micro in micro_batches(batch, budget, LONGEST, computed, algorithm.whole_groups):
         place = micro.packed.place
         mine = identities(micro.rows)

@@ -29,7 +29,7 @@ from covey.objective.texts import text_metrics
 from covey.types import Group
 from covey_verify.types import StepRewards
 from tests.fakes import component, group
-from tests.objective.test_loss import algorithm, made_inputs, t
+from tests.objective.inputs import algorithm, made_inputs, t
 
 
 def seen(chosen, inputs) -> dict[str, float]:

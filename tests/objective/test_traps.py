@@ -23,7 +23,7 @@ from covey.objective.penalties import KL
 from covey.objective.preference import ipo
 from covey.objective.reductions import Totals
 from tests.fakes import group
-from tests.objective.test_loss import algorithm, made_inputs, t
+from tests.objective.inputs import algorithm, made_inputs, t
 
 GRPO = replace(PRESETS["grpo"], kl=None)
 

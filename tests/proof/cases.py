@@ -19,7 +19,7 @@ from covey.proof.agreement import Agreement
 from covey.proof.replay import replay
 from covey_verify.types import Score, StepRewards
 from tests.conftest import SMALL
-from tests.training.test_runs import start
+from tests.training.runs import start
 
 TRAINABLE = sorted(PRESETS)
 STEPS = 5

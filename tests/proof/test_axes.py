@@ -22,7 +22,7 @@ from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
 from covey.system.console import RunConsole
 from tests.proof.cases import PROCESS, TRAINABLE, Model, mixed, trained_and_repeated
-from tests.training.test_runs import metrics_of, start
+from tests.training.runs import metrics_of, start
 
 STEPS = 3
 TRAIN = {"lr": 1e-3, "updates_per_batch": 2, "tokens_per_micro_batch": 20}

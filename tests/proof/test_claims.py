@@ -16,8 +16,8 @@ from covey.learner.batching import collate
 from covey.objective.algorithms import PRESETS
 from covey.objective.loss import policy_loss
 from tests.fakes import component, group
-from tests.objective.test_loss import made_inputs
-from tests.training.test_runs import start, varied
+from tests.objective.inputs import made_inputs
+from tests.training.runs import start, varied
 
 
 def v(*values: float) -> np.ndarray:

@@ -19,27 +19,12 @@ from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.fakes import rewrite_config
 from tests.proof.cases import Model, mixed
-from tests.training.test_runs import metrics_of, start
+from tests.proof.given_settings import SETTINGS
+from tests.training.runs import metrics_of, start
 
 STEPS = 4
 TRAIN = {"steps": STEPS, "batch_size": 5, "lr": 3e-3, "warmup_steps": 1, "tokens_per_micro_batch": 16}
 """Two epochs with a batch across their border, and several micro-batches of uneven sizes a step."""
-SETTINGS: dict[str, list[Mapping[str, object]]] = {  # tests/config/test_methods.py names one that is missing
-    "dpo": [{"beta": 0.5}, {"label_smoothing": 0.2}],
-    "robust_dpo": [{"beta": 0.7}],
-    "hinge": [{"beta": 0.4}],
-    "ipo": [{"tau": 0.4}, {"tau": 0.4, "level": "summed"}],
-    "kto": [{"beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.6}],
-    "orpo": [{"lam": 0.8}],
-    "simpo": [{"beta": 1.5, "gamma": 0.3}],
-    "exo": [{"beta": 0.5, "label_smoothing": 0.05}],
-    "nca": [{"beta": 0.5}],
-    "bco": [{"beta": 0.5}],
-    "sppo": [{"beta": 0.5}],
-    "apo_zero": [{"beta": 0.5}],
-    "apo_down": [{"beta": 0.5}],
-    "discopop": [{"beta": 0.5, "tau": 0.2}],
-}
 QUIET = RunConsole(quiet=True)
 
 

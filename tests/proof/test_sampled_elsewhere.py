@@ -20,9 +20,9 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.tools import turns
 from covey.system.console import RunConsole
 from covey_verify.calls.call import ToolCall
-from tests.cluster.serving.test_serve import serving
+from tests.cluster.serving.served import serving
 from tests.proof.cases import Model, mixed, trained_and_repeated
-from tests.training.test_runs import metrics_of
+from tests.training.runs import metrics_of
 
 STEPS = 4
 TRAIN = {"lr": 1e-3, "updates_per_batch": 2, "tokens_per_micro_batch": 40}

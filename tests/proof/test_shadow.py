@@ -10,7 +10,7 @@ import pytest
 
 from covey.proof.check_run import AS_TWINS
 from tests.proof.cases import Case, Model, covering_cases, every_case, repeat
-from tests.training.test_runs import metrics_of
+from tests.training.runs import metrics_of
 
 
 def agree(case: Case, output: Path, model: Model, twin: bool = False) -> None:

@@ -147,7 +147,7 @@ def test_statuses_parts_and_logged_numbers_become_metrics() -> None:
     rewards = Rewards([Reward("rich", rich)])
     scorer, groups = Scorer(rewards), []
     for texts in (("none", "some"), ("some", "some")):
-        group = scorer.group(PROBLEM, np.array([1]), 2)
+        group = scorer.begin_group(PROBLEM, np.array([1]), 2)
         for sample, text in enumerate(texts):
             group.add(sample, completion(text))
         groups.append(group.result())

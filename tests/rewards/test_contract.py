@@ -145,7 +145,7 @@ def test_only_what_a_strict_signature_accepts_is_passed() -> None:
 
     rewards = load_rewards([strict, trl], Path())
     scorer = Scorer(rewards)
-    group = scorer.group(PROBLEM, np.array([1]), 2)
+    group = scorer.begin_group(PROBLEM, np.array([1]), 2)
     for sample, one in enumerate(COMPLETIONS):
         group.add(sample, one)
     assert group.result().rewards.tolist() == [1.0, 0.0]

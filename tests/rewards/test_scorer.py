@@ -17,7 +17,7 @@ from tests.fakes import completion
 from covey.rewards.audit import count_failures, rehearse
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
-from covey.rewards.groups import credited, with_label_noise
+from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.system.signals import StopSignal
 from covey.types import Problem
@@ -45,7 +45,7 @@ def test_results_stand_by_sample_whatever_arrives_first() -> None:
         return float(completion)
 
     rewards = of(slower_for_early_ones)
-    pending = Scorer(rewards).group(PROBLEM, TOKENS, 4)
+    pending = Scorer(rewards).begin_group(PROBLEM, TOKENS, 4)
     for sample in (2, 0, 3, 1):
         pending.add(sample, completion(str(sample)))
     group = pending.result()
@@ -64,7 +64,7 @@ def test_judging_starts_before_the_group_is_whole() -> None:
         assert len(completions) == 2
         return [1.0, 1.0]
 
-    pending = Scorer(of(early, group_of_two)).group(PROBLEM, TOKENS, 2)
+    pending = Scorer(of(early, group_of_two)).begin_group(PROBLEM, TOKENS, 2)
     pending.add(0, completion("a"))
     assert seen.wait(2.0)
     pending.add(1, completion("b"))
@@ -197,8 +197,8 @@ def test_a_completion_of_which_one_reward_failed_is_left_out_whole(settings: dic
     group = judged(rewards, "a", "b", "c")
     assert group.scorable.tolist() == [True, not left_out, True]
     assert group.correct.tolist() == [True, False, False]
-    assert credited(group, "step").scorable.tolist() == group.scorable.tolist()
-    alike = credited(judged(rewards, "c", "b", "c"), "component")
+    assert with_credit(group, "step").scorable.tolist() == group.scorable.tolist()
+    alike = with_credit(judged(rewards, "c", "b", "c"), "component")
     assert alike.dead, "what was left out is not compared either"
 
 
@@ -241,7 +241,7 @@ def test_two_scorings_at_once_count_and_log_each_for_itself() -> None:
 
     rewards = of(logs)
     scorers = [Scorer(rewards, step) for step in (3, 4)]
-    groups = [scorer.group(PROBLEM, TOKENS, 2) for scorer in scorers]
+    groups = [scorer.begin_group(PROBLEM, TOKENS, 2) for scorer in scorers]
     for sample in range(2):
         for group in groups[: 2 - sample]:
             group.add(sample, completion("a"))

@@ -19,7 +19,7 @@ from covey.objective.advantages import component_zscore
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
-from covey.rewards.groups import combine, credited
+from covey.rewards.groups import combine, with_credit
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.sampling.base import SamplingParams
@@ -185,7 +185,7 @@ def test_step_rewards_of_all_functions_count_with_weight_and_gate() -> None:
         }
         # Half of 1 - 1, 4 where the gate is open, and the value of the answer.
         assert group.rewards.tolist() == [0.5 + 1.0 + 1.0, 0.5]
-        assert credited(group, "step").rewards.tolist() == [4.0 + 1.0, 0.0]
+        assert with_credit(group, "step").rewards.tolist() == [4.0 + 1.0, 0.0]
 
 
 def test_by_step_a_group_is_dead_only_where_no_step_differs() -> None:
@@ -196,14 +196,14 @@ def test_by_step_a_group_is_dead_only_where_no_step_differs() -> None:
         Problem("p", "?"), np.array([1]), [completion("4"), completion("4")]
     )
     assert same.dead  # for an algorithm that credits completions
-    assert not credited(same, "step").dead  # the steps of each differ from one another
+    assert not with_credit(same, "step").dead  # the steps of each differ from one another
     tied = load_rewards([lines], Path()).score_group(
         Problem("p", "?"), np.array([1]), [completion("5"), completion("6")]
     )
-    assert credited(tied, "step").dead
+    assert with_credit(tied, "step").dead
     loads = load_rewards([{lines: 0.0}, {mine: {"verdict": True}}], Path())
     unpaid = loads.score_group(Problem("p", "?"), np.array([1]), [completion("4"), completion("4")])
-    assert credited(unpaid, "step").dead  # what differs weighs nothing
+    assert with_credit(unpaid, "step").dead  # what differs weighs nothing
 
 
 def test_by_component_a_group_is_dead_only_where_each_reward_ties() -> None:
@@ -217,22 +217,22 @@ def test_by_component_a_group_is_dead_only_where_each_reward_ties() -> None:
 
     loads = load_rewards([{first: {"weight": 2.0, "verdict": True}}, {second: 1.0}], Path())
     problem, both = Problem("p", "?"), [completion("4"), completion("5")]
-    group = credited(loads.score_group(problem, np.array([1]), both), PRESETS["gdpo"].credit)
+    group = with_credit(loads.score_group(problem, np.array([1]), both), PRESETS["gdpo"].credit)
     assert group.rewards.tolist() == [2.0, 2.0]
     assert not group.dead
     assert (
         component_zscore(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([2.0, 1.0])).abs().min() > 0.7
     )
-    assert credited(group, PRESETS["grpo"].credit).dead
+    assert with_credit(group, PRESETS["grpo"].credit).dead
     again = loads.score_group(problem, np.array([1]), [completion("4"), completion("4")])
-    assert credited(again, PRESETS["gdpo"].credit).dead
+    assert with_credit(again, PRESETS["gdpo"].credit).dead
     measured = load_rewards([{first: {"weight": 2.0, "verdict": True}}, {second: 0.0}], Path())
     apart = measured.score_group(problem, np.array([1]), [completion("5", 3), completion("5", 3)])
     second = replace(apart.components["second"], values=np.array([0.0, 2.0]))
     apart = replace(apart, components={**apart.components, "second": second})
-    assert credited(apart, PRESETS["gdpo"].credit).dead, "what weighs nothing keeps no group alive"
+    assert with_credit(apart, PRESETS["gdpo"].credit).dead, "what weighs nothing keeps no group alive"
     paid = replace(apart, components={**apart.components, "second": replace(second, weight=1.0)})
-    assert not credited(paid, PRESETS["gdpo"].credit).dead
+    assert not with_credit(paid, PRESETS["gdpo"].credit).dead
 
 
 ANSWER_NAME = "exact_answer"

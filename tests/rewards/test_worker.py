@@ -170,7 +170,7 @@ def test_it_says_what_it_would_say_in_the_trainer(project: Path) -> None:
     groups, logged = [], []
     for rewards in (worker, inline):
         scorer = Scorer(rewards, step=3)
-        group = scorer.group(PROBLEM, np.array([1]), 4)
+        group = scorer.begin_group(PROBLEM, np.array([1]), 4)
         for sample, text in enumerate(("steps", "none", "verl", "else")):
             group.add(sample, completion(text))
         groups.append(group.result())
@@ -283,7 +283,7 @@ def test_workers_end_with_the_rewards_that_own_them(project: Path) -> None:
     rewards = load(project, "where")
     pid = int(judged(rewards, "a").rewards[0])
     threads = threading.active_count()
-    (link,) = rewards.apart["where"].links
+    (link,) = rewards.callers["where"].links
     del rewards
     import gc
 

@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from tests.fakes import ScriptedSampler, completion, prompted
+from tests.rollouts.small_rollouts import quiet, rollouts
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
@@ -27,16 +28,6 @@ from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem, Provenance
 from covey_verify.contract import reward as declared
 from covey_verify.errors import CoveyError, DataError, RewardError
-
-
-def quiet(done: int, total: int) -> None:
-    assert 0 <= done <= total
-
-
-def rollouts(sampler, problems, algorithm="dapo", seed=0, **settings) -> Rollouts:
-    rewards = load_rewards([{"exact_answer": {"rule": "whole"}}], None)
-    config = Rollout(**{"group_size": 4, "prompts_per_step": 3, "max_tokens": 8, **settings})
-    return Rollouts(problems, sampler, rewards, config, build_algorithm(algorithm), seed)
 
 
 def first(source: Rollouts) -> RolloutBatch:

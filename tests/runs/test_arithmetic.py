@@ -15,7 +15,7 @@ from covey.cli import main
 from covey.cluster.serving.run import service_of
 from covey.commands.inference import evaluate_once, model_of
 from covey.config.load import ResolvedConfig, load_config
-from covey.learner.process import caller_restored
+from covey.learner.process import restore_process_settings
 from covey.models.kernels.calls import available, follow, rounding_pays
 from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
@@ -23,7 +23,7 @@ from covey.proof import check_run as repeating
 from covey.proof.agreement import Agreement
 from covey.proof.check import check
 from covey.proof.check_run import check_run, coarsely_computed
-from covey.runs.arithmetic import rounded_so_far
+from covey.runs.arithmetic import any_step_rounded
 from covey.runs.reader import load_run, read_environment
 from covey.system.console import RunConsole
 from covey.system.integrity import SEAL, sealed
@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("runs") / "run"
     rewards = folder.parent / "rewards.py"  # a worker imports it, and this file is slow to import
     rewards.write_text(REWARD)
-    with caller_restored():
+    with restore_process_settings():
         follow(None, rounding=request.param)
         covey.train(
             quiet=True,
@@ -101,7 +101,7 @@ def test_a_record_of_another_machine_says_whether_products_are_rounded(run: Path
 
 
 def test_a_machine_that_cannot_round_says_so_in_one_line(run: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
     evaluate_once(load_run(run), RunConsole())
     lines = [line for line in capsys.readouterr().out.splitlines() if "rounded its products" in line]
     assert len(lines) == rounds(run)
@@ -153,7 +153,7 @@ def test_a_correct_run_is_called_so_where_products_cannot_be_rounded(
 ) -> None:
     shutil.copytree(run, tmp_path / "copy")
     rewrite_config(tmp_path / "copy" / "config.yaml", "precision: auto", f"precision: {asked}")
-    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
     assert [claim for claim in check_run(tmp_path / "copy", 2, QUIET, trust=True) if not claim.holds] == []
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_rounded_in_a_part_is_not_called_exact(run: Path, tmp_pat
     """Its first steps are rounded for ever, also after it went on where that cannot be."""
     shutil.copytree(run, tmp_path / "copy")
     for processes in range(2):
-        monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+        monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
         covey.resume(tmp_path / "copy", train={"steps": 3 + processes}, quiet=True)
         assert not rounds(tmp_path / "copy")
         assert coarsely_computed(tmp_path / "copy") is rounds(run)
@@ -199,9 +199,9 @@ def test_a_run_that_was_rounded_in_a_part_is_not_called_exact(run: Path, tmp_pat
 def test_weights_of_half_the_bits_are_not_exact(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["1+1="])
     policy = Policy(build_model(tokenizer, 0, hidden=32, layers=1), tokenizer)
-    assert not rounded_so_far(tmp_path, policy, resumes=False)
+    assert not any_step_rounded(tmp_path, policy, resumes=False)
     policy.model.bfloat16()
-    assert rounded_so_far(tmp_path, policy, resumes=False)
+    assert any_step_rounded(tmp_path, policy, resumes=False)
 
 
 def test_without_a_record_nothing_is_compared(tmp_path: Path) -> None:

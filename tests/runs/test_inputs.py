@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.test_from_objects import ROWS, SMALL
+from tests.training.objects import ROWS, SMALL
 
 import covey
 from covey.cli import main
-from covey.runs.content import hash_of, parts_of
+from covey.runs.content import content_parts, hash_of
 from covey_verify.errors import ConfigError
 
 SOURCE = """
@@ -110,7 +110,7 @@ def test_a_file_that_a_run_has_used_may_not_change_under_its_verdict(tmp_path: P
 
 
 def same(one: object, other: object) -> bool:
-    return parts_of(one) == parts_of(other)
+    return content_parts(one) == content_parts(other)
 
 
 def test_callables_are_compared_by_what_they_do() -> None:

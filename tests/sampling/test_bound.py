@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from pathlib import Path
@@ -11,11 +10,12 @@ import pytest
 
 from covey.errors import SamplersLost
 from covey.models.policy import Policy
-from covey.sampling import remote
-from covey.sampling.dialects import COVEY, Misbehaved, check_question, new_question
+from covey.sampling import fleet
+from covey.sampling.dialects import COVEY, Misbehaved, check_request_id, new_request_id
 from tests.conftest import policy_of
-from tests.sampling.stub import Reply, Stub, copied, running
-from tests.sampling.test_remote import PARAMS, asked, sampler, together
+from tests.sampling.remote_samplers import PARAMS, asked, sampler, together
+from tests.sampling.stale import Stale
+from tests.sampling.stub import Stub, copied, running
 
 
 @pytest.fixture
@@ -23,28 +23,11 @@ def policy() -> Policy:
     return policy_of("qwen3")
 
 
-class Stale:
-    """A proxy that gives the first request, once it is armed, the reply to the one before of its size."""
-
-    def __init__(self) -> None:
-        self.armed, self.before, self.lock = False, dict[int, Reply](), threading.Lock()
-
-    def __call__(self, reply: Reply) -> Reply:
-        size = len(reply["choices"]) if "choices" in reply else 1
-        with self.lock:
-            before = self.before.get(size, reply)
-            self.before[size] = copy.deepcopy(reply)
-            if not self.armed:
-                return reply
-            self.armed = False
-            return before
-
-
 @pytest.mark.parametrize(("speaks", "size"), [("vllm", 3), ("sglang", 1)])
 def test_a_reply_to_another_request_is_not_taken(
     policy: Policy, tmp_path: Path, speaks: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.0)
     stale = Stale()
     with running(Stub(copied(policy), speaks, spoil=stale)) as stub:
         made = sampler(policy, [stub], tmp_path, patience=20.0)
@@ -57,11 +40,11 @@ def test_a_reply_to_another_request_is_not_taken(
 
 
 def test_covey_serve_always_says_which_request_it_answers() -> None:
-    question = new_question()
-    check_question(COVEY, {"id": question}, question)
-    for other in ({"id": new_question()}, {"id": "covey-12"}, {}):
+    request_id = new_request_id()
+    check_request_id(COVEY, {"id": request_id}, request_id)
+    for other in ({"id": new_request_id()}, {"id": "covey-12"}, {}):
         with pytest.raises(Misbehaved, match="another request"):
-            check_question(COVEY, other, question)
+            check_request_id(COVEY, other, request_id)
 
 
 def test_a_server_that_names_no_requests_takes_part(policy: Policy, tmp_path: Path) -> None:
@@ -76,7 +59,7 @@ def test_a_server_that_names_no_requests_takes_part(policy: Policy, tmp_path: Pa
 def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_run(
     policy: Policy, tmp_path: Path, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "TRY_AGAIN", 0.3)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.3)
     with running(Stub(copied(policy))) as stub:
         made = sampler(policy, [stub], tmp_path, timeout=4.0, patience=0.0)
         expected = together(list(made.sample(asked(2), PARAMS)))
@@ -90,7 +73,7 @@ def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_ru
 def test_a_server_that_hangs_for_good_ends_the_run(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "TRY_AGAIN", 0.1)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.1)
     release = threading.Event()
     with running(Stub(copied(policy))) as stub:
         made = sampler(policy, [stub], tmp_path, timeout=1.0, patience=0.0)

@@ -18,12 +18,12 @@ from covey.rng import key
 from covey.sampling import servers
 from covey.sampling.base import Request
 from covey.sampling.dialects import SGLANG, VLLM
-from covey.sampling.probes import RARE, rarity
+from covey.sampling.probes import LEAST_P_VALUE, p_value
 from covey.sampling.remote import RemoteSampler
 from covey_verify.web import ask
 from tests.conftest import policy_of
+from tests.sampling.remote_samplers import PARAMS, Version, asked, moved, sampler
 from tests.sampling.stub import Stub, copied, running
-from tests.sampling.test_remote import PARAMS, Version, asked, moved, sampler
 
 both_kinds = pytest.mark.parametrize("speaks", ["vllm", "sglang"])
 
@@ -65,7 +65,7 @@ SGLANG_FIELDS = """
 
 def test_a_request_leaves_no_field_of_sampling_to_the_server() -> None:
     request = Request(np.array([5, 6]), [key(1)])
-    body = VLLM.body(request, PARAMS, "policy", [2, 3]) | {VLLM.key_field: "a"}
+    body = VLLM.body(request, PARAMS, "policy", [2, 3]) | {VLLM.id_field: "a"}
     assert set(body) == set(VLLM_FIELDS.split())
     assert not set(body) & set(VLLM_OTHERS)
     sampling = SGLANG.body(request, PARAMS, "policy", [2, 3])["sampling_params"]
@@ -194,16 +194,16 @@ def test_right_draws_are_rarely_rare(sharp: float) -> None:
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     for _ in range(1500):
         counts = np.stack([random.multinomial(512, p) for p in probabilities]).astype(float)
-        found.append(rarity(probabilities, counts))
+        found.append(p_value(probabilities, counts))
     rate = np.mean(np.array(found) < 0.01)
     assert rate < 0.05, "three tests and both tails"
-    assert min(found) > RARE
+    assert min(found) > LEAST_P_VALUE
 
 
 def test_a_token_from_nowhere_is_rare_where_the_policy_is_certain() -> None:
     certain = np.array([[1 - 1e-6, *[1e-6 / 9] * 9]])
-    assert rarity(certain, np.array([[256.0, *[0.0] * 9]])) > 0.1
-    assert rarity(certain, np.array([[253.0, 3.0, *[0.0] * 8]])) < RARE
+    assert p_value(certain, np.array([[256.0, *[0.0] * 9]])) > 0.1
+    assert p_value(certain, np.array([[253.0, 3.0, *[0.0] * 8]])) < LEAST_P_VALUE
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from covey.sampling.cache import CacheEngine, _step, _TorchCache
 from covey.sampling.graphs import GraphStep, Work, cuda_recorder
 from covey.sampling.local import LocalSampler, _Running
 from tests.conftest import CONFIGS, policy_of, random_prompts
-from tests.sampling.test_local import SETTINGS
+from tests.sampling.naive import SETTINGS
 
 Record = Callable[[Work], Work]
 

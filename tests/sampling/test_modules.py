@@ -26,7 +26,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.modules import check_sampling
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL, full_tokenizer, random_prompts, sharpened
-from tests.sampling.test_local import naive, requests, sampled
+from tests.sampling.naive import naive, requests, sampled
 
 LINEAR = {
     "head_dim": 16,

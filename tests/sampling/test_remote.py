@@ -22,58 +22,23 @@ from covey.errors import SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, snapshot
 from covey.rng import key
-from covey.sampling import remote
+from covey.sampling import fleet, remote
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
-from covey.sampling.servers import Transport, restart
+from covey.sampling.servers import restart
 from covey_verify.errors import ConfigError
-from covey_verify.web import ask
 from tests.conftest import policy_of, random_prompts
-from tests.models.test_unknown_ids import padded
+from tests.models.padded import padded
+from tests.sampling.remote_samplers import PARAMS, Version, asked, moved, sampler, together
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
-
-PARAMS = SamplingParams(max_tokens=10)
-
-
-class Version:
-    def __init__(self, version: int) -> None:
-        self.version = version
 
 
 @pytest.fixture
 def policy() -> Policy:
     return policy_of("qwen3")
-
-
-def asked(count: int = 5, size: int = 3) -> list[Request]:
-    prompts = random_prompts(*range(3, 3 + count))
-    return [Request(p, [key(7, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
-
-
-def sampler(
-    policy: Policy, stubs: list[Stub], folder: Path, asking: Transport = ask, **settings: object
-) -> RemoteSampler:
-    urls = tuple(s.url for s in stubs)
-    servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
-    probes = random_prompts(4, 6, 8)
-    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, asking=asking)
-    made.said = []
-    made.say = made.said.append
-    return made
-
-
-def moved(policy: Policy) -> None:
-    """An update of the policy."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.05)
-
-
-def together(found: list[Sampled]) -> dict[tuple[int, int], np.ndarray]:
-    return {(x.request, x.sample): x.completion.tokens for x in found}
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])
@@ -152,7 +117,7 @@ def test_a_server_that_kept_a_little_of_its_weights_is_held_to_its_own_rounding(
         with pytest.raises(SamplersLost, match="on average from version 1") as caught:
             list(made.sample(asked(), PARAMS))
         off = float(re.search(r"(\S+) nats on average", str(caught.value))[1])
-        assert 2 * remote.FINEST < off < remote.FLOAT32
+        assert 2 * fleet.ALWAYS_ALLOWED < off < fleet.FLOAT32_TOLERANCE
 
 
 def test_a_server_restarted_between_its_proof_and_a_request_is_found(policy: Policy, tmp_path: Path) -> None:
@@ -341,11 +306,11 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path
             assert not made.bit_exact, "both have proven themselves"
             alive = iter((None, None))
             other.before = lambda: next(alive, 500)
-            good.before = lambda: soon(lambda: made.servers[1].lost)  # or it might do all the work
+            good.before = lambda: soon(lambda: made.fleet.servers[1].lost)  # or it might do all the work
             assert len(together(list(made.sample(asked(12), PARAMS)))) == 36
         with running(other, int(other.url.rpartition(":")[2])):
             other.before = good.before = lambda: None
-            made.servers[1].tried = 0.0
+            made.fleet.servers[1].tried = 0.0
             moved(policy)
             made.sync(Version(1))
             assert len(list(made.sample(asked(), PARAMS))) == 15
@@ -441,16 +406,14 @@ def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
     with running(Stub(copied(policy))) as stub:
         made = sampler(policy, [stub], tmp_path)
         list(made.sample(asked(1), PARAMS))
-        monkeypatch.setattr(made, "_ask_for", lambda *_: {}["nothing"])
+        monkeypatch.setattr(made.client, "complete", lambda *_: {}["nothing"])
         with pytest.raises(KeyError, match="nothing"):
             list(made.sample(asked(4), PARAMS))
 
 
 def lagging(policy: Policy, stubs: list[Stub], folder: Path) -> RemoteSampler:
     """The sampler of a run that samples while it trains: it follows a snapshot, segment by segment."""
-    made = sampler(policy, stubs, folder, timeout=60.0, patience=30.0)
-    made.policy, made.lags = snapshot(policy), True
-    return made
+    return sampler(snapshot(policy), stubs, folder, lags=True, timeout=60.0, patience=30.0)
 
 
 class Trained(Version):
@@ -543,8 +506,10 @@ def test_a_server_that_computes_more_exactly_than_the_policy_takes_part(
         assert len(list(made.sample(asked(), PARAMS))) == 15
         assert made.said == []
         assert not made.bit_exact
-        assert 0 < made.servers[0].spread < remote.FINEST, "of the same weights without rounding"
-        assert mean_difference(policy, proof(made), 1.0) > remote.FLOAT32, (
+        assert 0 < made.fleet.servers[0].rounding < fleet.ALWAYS_ALLOWED, (
+            "of the same weights without rounding"
+        )
+        assert mean_difference(policy, proof(made), 1.0) > fleet.FLOAT32_TOLERANCE, (
             "what is rounded here and not there"
         )
 
@@ -565,11 +530,11 @@ def test_rounding_here_hides_no_weights_that_a_server_has_not_taken(policy: Poli
 
 def proof(made: RemoteSampler) -> list[Probe]:
     """What its first server samples to prove its weights."""
-    ask = partial(made._ask_for, made.servers[0])
-    if made.servers[0].dialect is None:
+    ask = partial(made.client.complete, made.fleet.servers[0])
+    if made.fleet.servers[0].dialect is None:
         assert not made.bit_exact, "which brings it up"
-    made.servers[0].stamp = None
-    return sample_probes(ask, made._probes, 1.0, partial(key, 0))
+    made.fleet.servers[0].stamp = None
+    return sample_probes(ask, made.fleet.probes, 1.0, partial(key, 0))
 
 
 def test_an_answer_is_held_to_the_weights_that_were_asked_for_it(policy: Policy, tmp_path: Path) -> None:
@@ -577,14 +542,14 @@ def test_an_answer_is_held_to_the_weights_that_were_asked_for_it(policy: Policy,
     with running(Stub(copied(policy), "sglang")) as stub:
         made = sampler(policy, [stub], tmp_path)
         assert not made.bit_exact, "it has proven itself"
-        (server,) = made.servers
+        (server,) = made.fleet.servers
 
         def is_given_others_meanwhile() -> None:
             server.stamp, stub.weight_version = None, "another run's"
 
         stub.before = is_given_others_meanwhile
         with pytest.raises(Misbehaved, match="its weights were changed"):
-            made._ask_for(server, asked(1)[0], PARAMS)
+            made.client.complete(server, asked(1)[0], PARAMS)
 
 
 def another_tokenizer(policy: Policy) -> Policy:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.training.test_runs import FAST, varied
+from tests.training.runs import FAST, varied
 
 from covey.config.load import load_config
 from covey.system.console import Output, PanelCompletion, RunConsole

@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes import ScriptedSampler
-from tests.rollouts.test_rollout import prompted, quiet, rollouts
+from tests.fakes import ScriptedSampler, prompted
+from tests.rollouts.small_rollouts import quiet, rollouts
 
 from covey.config.sampling import Rollout
 from covey.rng import key

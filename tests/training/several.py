@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.training.test_runs import start
+from tests.training.runs import start
 
 from covey.system.processes import joined
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.training.test_runs import alike, interrupted, start
+from tests.training.runs import alike, interrupted, start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli import main
@@ -177,7 +177,11 @@ def test_the_best_is_that_of_what_is_measured_now() -> None:
     rows = [record(1, [1, 1], [0, 0], pair), record(2, [2, 0], [0, 1], pair), record(3, [1, 1], [0, 0], pair)]
     best = best_of(rows)
     assert best is not None
-    assert (best.step, best.fell, best.count) == (2, False, 3)  # equal samples: the greedy answers tell
+    assert (best.step, best.is_worse_now, best.count) == (
+        2,
+        False,
+        3,
+    )  # equal samples: the greedy answers tell
     first = best_of(rows[:1] + rows[2:])
     assert first is not None
     assert first.step == 1  # of equals the first
@@ -185,7 +189,7 @@ def test_the_best_is_that_of_what_is_measured_now() -> None:
         [*rows, record(4, [4, 4], [1, 1], pair, "other"), record(5, [3, 3], [1, 1], pair, "other")]
     )
     assert best is not None
-    assert (best.step, best.count, best.fell) == (4, 2, True)
+    assert (best.step, best.count, best.is_worse_now) == (4, 2, True)
     best = best_of([record(1, [4, 0], [1, 0], pair), record(2, [3], [1], ["a"])])
     assert best is not None
-    assert (best.step, best.fell) == (1, True)  # on the problem that both have
+    assert (best.step, best.is_worse_now) == (1, True)  # on the problem that both have

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.test_runs import StopAt, fingerprint, interrupted, metrics_of, start
+from tests.training.runs import StopAt, fingerprint, interrupted, metrics_of, start
 from transformers import AutoModelForTokenClassification
 
 from covey.config.load import load_config

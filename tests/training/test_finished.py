@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from tests.training.test_runs import StopAt, fingerprint, interrupted, start
+from tests.training.runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
 from covey.config.load import load_config
@@ -233,7 +233,7 @@ class Reaching:
         self.loaded = load_config(values={"model": "tiny", "output": folder, "eval": {"problems": problems}})
         self.test_set = [None] * 16
 
-    spare = Run.spare
+    spare = Run.spare_problems
 
     def reaches(self, bar: float, evaluation: Evaluation) -> bool:
         return Run._reaches(self, bar, evaluation)  # type: ignore[arg-type]

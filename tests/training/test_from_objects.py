@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,45 +13,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.training.objects import ROWS, SMALL, Dataset, live, varied, weights
 from torch import nn
 from transformers import PreTrainedModel
 
 import covey
 from covey.cli import main
-from covey.models.tiny import build_model, build_tokenizer
 from covey_verify.errors import ConfigError, CoveyError, DataError
-
-ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
-SMALL: dict[str, Any] = {
-    "rollout": {"group_size": 2, "prompts_per_step": 2, "max_tokens": 4},
-    "train": {"steps": 2, "lr": 1e-3, "save_every": 1},
-    "eval": {"problems": 2, "samples": 1},
-    "threads": 1,
-    "quiet": True,
-}
-
-
-class Dataset:
-    """As `datasets.Dataset`: rows by iteration, no Sequence."""
-
-    def __init__(self, rows: list[dict[str, str]]) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        return iter(self.rows)
-
-
-def varied(completion: str) -> float:
-    return float(sum(map(ord, completion)))
-
-
-def live(seed: int = 0) -> dict[str, Any]:
-    tokenizer = build_tokenizer(row["prompt"] for row in ROWS)
-    return {"model": build_model(tokenizer, seed, hidden=32, layers=1), "tokenizer": tokenizer}
-
-
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
 def same(model: nn.Module, folder: Path) -> bool:

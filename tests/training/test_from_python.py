@@ -165,15 +165,15 @@ def test_functions_of_packages_are_named_by_their_import_path(tmp_path: Path) ->
 
 
 def test_objects_of_the_caller_are_looked_through_for_garbage_again(tmp_path: Path) -> None:
-    passed_over, before = list[bool](), gc.get_freeze_count()  # Python 3.12 begins with some
+    freeze_existing_objects, before = list[bool](), gc.get_freeze_count()  # Python 3.12 begins with some
 
     def watching(completion: str) -> float:
-        passed_over.append(gc.get_freeze_count() > 10_000)
+        freeze_existing_objects.append(gc.get_freeze_count() > 10_000)
         return float(len(completion))
 
     covey.train(**SMALL, rewards=[watching], output=str(tmp_path / "run"), quiet=True)
-    assert passed_over
-    assert all(passed_over)
+    assert freeze_existing_objects
+    assert all(freeze_existing_objects)
     assert gc.get_freeze_count() <= before
 
 

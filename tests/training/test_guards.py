@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from tests.training.test_runs import FAST, StopAt, alike, fingerprint, interrupted, start
+from tests.training.runs import FAST, StopAt, alike, fingerprint, interrupted, start
 
 from covey.config.load import load_config
 from covey.config.schema import Guards

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.training.test_runs import StopAt, fingerprint, interrupted, metrics_of, start
+from tests.training.runs import StopAt, fingerprint, interrupted, metrics_of, start
 
 from covey.cli import main
 from covey.config.load import load_config

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import CONFIGS, SMALL, sharpened
-from tests.training.test_runs import fingerprint, interrupted, start
+from tests.training.runs import fingerprint, interrupted, start
 from transformers import Gemma3nTextConfig, Gemma4TextConfig, MambaConfig, PretrainedConfig
 
 import covey
@@ -18,9 +18,9 @@ from covey.learner import memory
 from covey.learner.memory import (
     Load,
     Shape,
+    fitting_sizes,
     forecast,
     largest_step,
-    planned,
     sampling_bytes,
     shape_of,
     token_bytes,
@@ -167,7 +167,7 @@ def test_the_planned_micro_batch_fits(share: float) -> None:
     roles = forecast(SHAPE, CONFIG, asked, 1000, 1)
     others = sum(roles.values()) - roles["update"]
     there = int((others + share * roles["update"]) / memory.USABLE) + 1
-    tokens, running = planned(roles_of(asked), CONFIG, asked, there)
+    tokens, running = fitting_sizes(roles_of(asked), CONFIG, asked, there)
     assert tokens == 1000 if share > 1 else tokens < 1000
     if share > 0.1:
         assert sum(forecast(SHAPE, CONFIG, asked, tokens, running).values()) <= memory.USABLE * there
@@ -177,7 +177,7 @@ def test_where_the_cache_does_not_fit_fewer_completions_run_at_once() -> None:
     asked = LARGEST_STEP._replace(loads=(Load(64, 256),))
     room = forecast(SHAPE, CONFIG, asked, 5, 70)
     there = int(sum(room.values()) / memory.USABLE) + 1
-    tokens, running = planned(roles_of(asked), CONFIG, asked, there)
+    tokens, running = fitting_sizes(roles_of(asked), CONFIG, asked, there)
     assert (tokens, running) == (1000, 64)
 
 
@@ -193,11 +193,11 @@ def test_a_completion_goes_through_whole_however_small_micro_batches_are(tokens:
 def test_micro_batches_are_not_halved_in_vain() -> None:
     """Below the longest prompt, or where a whole step is less than one and fits."""
     asked = largest_step(CONFIG, [300, 3], [])
-    assert planned(roles_of(asked), CONFIG, asked, there=1)[0] == 250
+    assert fitting_sizes(roles_of(asked), CONFIG, asked, there=1)[0] == 250
     fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE) + 1
-    assert planned(roles_of(asked), CONFIG, asked, fits)[0] == 500
+    assert fitting_sizes(roles_of(asked), CONFIG, asked, fits)[0] == 500
     there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE) + 1
-    assert planned(roles_of(LARGEST_STEP), CONFIG, LARGEST_STEP, there) == (1000, 256)
+    assert fitting_sizes(roles_of(LARGEST_STEP), CONFIG, LARGEST_STEP, there) == (1000, 256)
 
 
 def test_a_run_says_what_it_will_take_and_begins_with_what_fits(

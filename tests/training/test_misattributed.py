@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import policy_of
+from tests.sampling.stale import Stale
 from tests.sampling.stub import Stub, copied, running
-from tests.sampling.test_bound import Stale
-from tests.training.test_runs import start
+from tests.training.runs import start
 
 from covey.models.policy import Policy, save_policy
 from covey.runs.folder import read_stream

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import CONFIGS, full_tokenizer, sharpened
-from tests.training.test_runs import StopAt, metrics_of, start
+from tests.training.gradients import close, gradient_of, pairs
+from tests.training.runs import StopAt, metrics_of, start
 from torch import Tensor
 
 from covey.cli import main
@@ -56,16 +57,6 @@ def policies() -> tuple[Policy, Policy]:
     return Policy(model, tokenizer), Policy(reference, tokenizer)
 
 
-def pairs(*sizes: tuple[int, int, int]) -> list[Prompted]:
-    """Pairs with a prompt, a chosen and a rejected answer of so many random tokens."""
-    rng = np.random.default_rng(0)
-    found = []
-    for n, (prompt, *answers) in enumerate(sizes):
-        given = tuple(GivenAnswer(rng.integers(5, 300, size=k), np.ones(k, dtype=bool)) for k in answers)
-        found.append(Prompted(Problem(f"p{n}", "p"), rng.integers(5, 300, size=prompt), given, (1.0, 0.0)))
-    return found
-
-
 RAGGED = ((3, 4, 2), (1, 1, 5), (6, 3, 3))
 
 
@@ -102,12 +93,6 @@ def ours(
     gradient = {n: m.grad.clone() for n, m in zip(names, learner.optimizer.masters, strict=True)}
     learner.clear()
     return seen["loss"], gradient, seen
-
-
-def close(one: dict[str, Tensor], other: dict[str, Tensor], within: float = 1e-5) -> None:
-    scale = max(g.abs().max() for g in other.values())
-    for name, gradient in one.items():
-        assert (gradient - other[name]).abs().max() < within * max(scale, 1.0), name
 
 
 @pytest.mark.parametrize("method", PAIRED)
@@ -179,12 +164,6 @@ def trl_inputs(examples: list[Prompted]) -> dict[str, Tensor]:
         for e in examples
     ]
     return DataCollatorForPreference(pad_token_id=0)(rows)
-
-
-def gradient_of(loss: Tensor, model: torch.nn.Module) -> dict[str, Tensor]:
-    named = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {n: torch.zeros_like(named[n]) if g is None else g for n, g in zip(named, found, strict=True)}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.test_runs import alike, fingerprint, interrupted, metrics_of, start, varied
+from tests.training.runs import alike, fingerprint, interrupted, metrics_of, start, varied
 
 from covey.config.load import load_config
 from covey.sampling.base import Sampled

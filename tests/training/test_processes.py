@@ -22,9 +22,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.cluster.serving.test_serve import serving
+from tests.cluster.serving.served import serving
 from tests.fakes import group
-from tests.training.test_runs import fingerprint, metrics_of, start
+from tests.training.runs import fingerprint, metrics_of, start
 
 from covey.cluster import launcher
 from covey.cluster.launcher import cause_of, has_died

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.training.test_runs import StopAt
+from tests.training.runs import StopAt
 
 from covey.cli import main
 from covey.commands.inference import evaluate_once
@@ -18,7 +18,7 @@ from covey.errors import Stopped
 from covey.models import chat
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
 from covey.runs import arithmetic
-from covey.runs.arithmetic import computing_as
+from covey.runs.arithmetic import compute_as_run
 from covey.runs.reader import load_run
 from covey.system.console import RunConsole
 from covey.training.pipeline import run_pipeline
@@ -199,6 +199,6 @@ def test_a_template_that_prints_the_date_is_given_that_of_the_run(
     assert "2026-11-25" in said
     weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (whole, run)]
     assert weights[0] == weights[1]
-    with computing_as(run):
+    with compute_as_run(run):
         problem = [{"role": "user", "content": "1+1="}]
         assert "25 Nov 2026" in chat.chat_text(tokenizer, problem, {})

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import policy_of
-from tests.models.test_reward import judged
-from tests.training.test_preferences import close, gradient_of
-from tests.training.test_runs import StopAt, metrics_of, start
+from tests.models.judged import judged
+from tests.training.gradients import close, gradient_of
+from tests.training.runs import StopAt, metrics_of, start
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from covey.config.schema import Train

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.test_text import MADE
-from tests.training.test_runs import start
+from tests.models.tokenizers import MADE
+from tests.training.runs import start
 from transformers import PreTrainedTokenizerBase
 
 from covey.config.schema import Config, Data, Keep
 from covey.models.policy import Policy
 from covey.models.tiny import CHAT_TEMPLATE, build_model
-from covey.runs.harvest import LoggedSample, as_jsonl, kept_of, pairs_of
+from covey.runs.examples import LoggedSample, as_jsonl, correct_examples, preference_pairs
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.sampling.prompts import Prompted, encode_examples
 from covey.tasks.examples import examples_of
@@ -135,7 +135,7 @@ def test_a_tools_words_are_read_and_not_trained(tmp_path: Path, byte_level_polic
         LoggedSample(0, 0, "p", problem, "lookIt is 42", "stop", 1.0, {}, said, tokens, (3, 4), "x"),
         LoggedSample(0, 0, "p", problem, "no", "stop", 0.0, {}, (), no, (3, 4), "x"),
     ]
-    (row,) = pairs_of([group], Keep(), {})
+    (row,) = preference_pairs([group], Keep(), {})
     assert row[SAMPLED]["inserted"] == {"chosen": [[1, 3]]}
     row[SAMPLED]["tokenizer"] = byte_level_policy.vocabulary_hash
     (file := tmp_path / "pairs.jsonl").write_text(as_jsonl([row]))
@@ -164,7 +164,7 @@ def test_rows_whose_texts_or_tokens_were_changed_are_refused(
     sample = LoggedSample(
         0, 0, "p", "1+1=", "2", "stop", 1.0, {"r": 1.0}, (), AnswerTokens((7, 2), (True, True)), (3, 4), "x"
     )
-    (row,) = kept_of([[sample]], "r", Keep(), {})
+    (row,) = correct_examples([[sample]], "r", Keep(), {})
     assert read_problems(written(tmp_path, row), Data())[0].sampled == SampledTokens(
         "x", (3, 4), {"completion": AnswerTokens((7, 2), (True, True))}
     )
@@ -190,7 +190,7 @@ def test_a_way_through_parquet_or_csv_keeps_the_tokens(tmp_path: Path) -> None:
     first = LoggedSample(0, 0, "p", said, "look2", "stop", 1.0, {"r": 1.0}, done, answer, (3, 4), "x")
     plain = AnswerTokens((9,), (True,))
     second = LoggedSample(0, 0, "q", said, "3", "stop", 1.0, {"r": 1.0}, (), plain, (3, 4), "x")
-    rows = kept_of([[first, second]], "r", Keep(), {})
+    rows = correct_examples([[first, second]], "r", Keep(), {})
     parquet.write_table(table.from_pylist(rows), tmp_path / "rows.parquet")
     found = [p.sampled.answers["completion"] for p in read_problems(tmp_path / "rows.parquet", Data())]
     assert found == [answer, plain]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import CONFIGS, policy_of, sharpened
-from tests.training.test_preferences import pairs
-from tests.training.test_runs import metrics_of, start
+from tests.training.gradients import pairs
+from tests.training.runs import metrics_of, start
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from covey.config.load import load_config

@@ -9,26 +9,21 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.training.test_runs import StopAt, metrics_of, start
+from tests.training.runs import StopAt, metrics_of, start
+from tests.training.short_answers import SHORT
 
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Keep
 from covey.errors import Stopped
 from covey.insight.result import stage_table
-from covey.runs.harvest import LoggedSample, kept_of, pairs_of
+from covey.runs.examples import LoggedSample, correct_examples, preference_pairs
 from covey.runs.reader import load_recorded
 from covey.system.signals import StopSignal
 from covey.tasks.classifier import TextClassifier
 from covey.training.run import RunOptions
 from covey.types import Problem
 from covey_verify.errors import ConfigError, CoveyError, DataError
-
-SHORT = {
-    "group_size": 4, "prompts_per_step": 2, "max_tokens": 12,
-    "stop": [*"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"],
-}  # fmt: skip
-"""A model that has learned nothing ends what it writes too."""
 
 
 def drawn(
@@ -45,7 +40,7 @@ def test_pairs_are_the_best_against_the_worst_by_a_margin() -> None:
     known = {"p": Problem("p", "2+2=", {"answer": "4", "completion": "worked"})}
 
     def found(**keep: Any) -> list[tuple[object, object, object]]:
-        rows = pairs_of([group, group], Keep(**keep), known)
+        rows = preference_pairs([group, group], Keep(**keep), known)
         assert all(row["answer"] == "4" and "completion" not in row for row in rows)
         return [(r["chosen"], r["rejected"], r["margin"]) for r in rows]
 
@@ -53,7 +48,7 @@ def test_pairs_are_the_best_against_the_worst_by_a_margin() -> None:
     assert found() == [("four", "5", 1.0), ("4!", "six", pytest.approx(0.1))]
     assert found(margin=0.5) == [("four", "5", 1.0)]
     chat = [drawn("4", 1.0, prompt=[{"role": "user", "content": "2+2="}]), drawn("5", 0.0, prompt=[])]
-    (row,) = pairs_of([chat], Keep(), {})
+    (row,) = preference_pairs([chat], Keep(), {})
     assert row["chosen"] == [{"role": "assistant", "content": "4"}]
 
 
@@ -65,7 +60,7 @@ def test_rejection_sampling_keeps_what_is_correct_once_and_passes_the_filters() 
     ]  # fmt: skip
 
     def texts(**keep: Any) -> list[object]:
-        return [row["completion"] for row in kept_of([group], "answer", Keep(**keep), {})]
+        return [row["completion"] for row in correct_examples([group], "answer", Keep(**keep), {})]
 
     assert texts() == ["a  four", "b", "e"]
     assert texts(least={"language": 0.9}) == ["a  four", "e"]

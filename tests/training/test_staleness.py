@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.training.test_runs import fingerprint, interrupted, metrics_of, start
+from tests.training.runs import fingerprint, interrupted, metrics_of, start
 
 from covey.config.load import ResolvedConfig, load_config
 from covey.runs.folder import read_stream

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.test_runs import FAST, fingerprint, start
+from tests.training.runs import FAST, fingerprint, start
 
 from covey.config.load import load_config
 from covey.errors import Stopped

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.proof.cases import make_model
-from tests.training.test_runs import metrics_of, start
+from tests.training.runs import metrics_of, start
 from transformers import AutoTokenizer
 
 import covey

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from tests.training.test_from_objects import ROWS, Dataset, live, varied, weights
+from tests.training.objects import ROWS, Dataset, live, varied, weights
 from transformers import HfArgumentParser, TrainerCallback, TrainerState
 
 import covey
@@ -222,9 +222,15 @@ def test_what_is_not_given_has_the_default_of_trl() -> None:
         for config in (plain, spelled)
     ]
     assert both[0] == both[1]
-    passed_over = ("max_steps", "optim", "save_steps", "gradient_checkpointing", "activation_checkpointing")
+    freeze_existing_objects = (
+        "max_steps",
+        "optim",
+        "save_steps",
+        "gradient_checkpointing",
+        "activation_checkpointing",
+    )
     for name, key in SAME.items():
-        if SPELLED.get(name) is not None and name not in passed_over:
+        if SPELLED.get(name) is not None and name not in freeze_existing_objects:
             section, _, field = key.rpartition(".")
             holder = getattr(both[0], section) if section else both[0]
             assert getattr(holder, field) == SPELLED[name], name
@@ -600,7 +606,9 @@ def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
     trainer.end()
     assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
     assert trainer.get_num_trainable_parameters() == sum(p.numel() for p in given["model"].parameters())
-    with pytest.raises(AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"):
+    with pytest.raises(
+        AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"
+    ):
         trainer.compute_loss  # noqa: B018
     with pytest.raises(AttributeError, match=r"'nonsense'$"):
         trainer.nonsense  # noqa: B018

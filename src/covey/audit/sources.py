@@ -14,7 +14,7 @@ from covey.audit.prime_rl import is_prime_rl, prime_rl_run
 from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
 from covey.config.load import ResolvedConfig
 from covey.runs.folder import read_numbers
-from covey.runs.reader import last_stage, look_at, stages_in
+from covey.runs.reader import last_stage, load_for_reading, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
 from covey_verify.errors import ConfigError, DataError
@@ -74,7 +74,7 @@ def _of_folder(folder: Path) -> AuditRecord:
 def covey_run(folder: Path) -> AuditRecord:
     """Read a run folder of covey, or that of a pipeline's last stage. Raises ConfigError without a run."""
     stage = last_stage(folder)
-    loaded = look_at(stage)
+    loaded = load_for_reading(stage)
     steps = recorded_steps(stage)
     shown = sorted({*steps[: MOST_STEPS // 4], *steps[-MOST_STEPS:]})
     notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps are looked at"]

@@ -88,9 +88,13 @@ def load(
     ``trust`` and ``names_only`` are those of ``load_run``.
     """
     if config.is_dir():
-        from covey.runs.reader import load_run, look_at
+        from covey.runs.reader import load_for_reading, load_run
 
-        loaded = load_run(config, settings, None, trust, names_only) if trained else look_at(config, settings)
+        loaded = (
+            load_run(config, settings, None, trust, names_only)
+            if trained
+            else load_for_reading(config, settings)
+        )
     else:
         from covey.config.load import load_config
 

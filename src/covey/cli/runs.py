@@ -195,7 +195,7 @@ def command_pairs(
     :param margin: Least difference of the two rewards.
     :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
     """
-    from covey.runs.harvest import write_pairs
+    from covey.runs.examples import write_pairs
 
     target = output or run / "pairs.jsonl"
     found = write_pairs(run, target, margin, per_problem)

@@ -22,7 +22,7 @@ from covey.cli.options import (
     tell,
 )
 from covey.errors import Stopped, resume_command
-from covey.system.processes import environment_rank, joined, started_together, tell_end
+from covey.system.processes import environment_rank, started_together
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None =
     # The folder may have been moved since; its config still names the old place.
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
-    tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
+    quiet = as_json or environment_rank() > 0
+    tell(quiet, (f"note: {note}" for note in loaded.notes))
     if loaded.config.launch.processes > 1 and not started_together():
         from covey.cluster.launcher import launch
 
@@ -95,32 +96,27 @@ def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None =
     from covey.system.fault_injection import Faults
 
     faults = Faults(manner.inject)
-    tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
+    home = loaded.config.output
+    tell(quiet, [f"training, in {home}: loading ..."])
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
-    from covey.training.pipeline import run_in_folder
+    from covey.training.pipeline import run_together
     from covey.training.run import RunOptions
 
-    home = loaded.config.output
-    session = RunOptions(
+    options = RunOptions(
         strict=manner.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults
     )
-    console = RunConsole(quiet=as_json or environment_rank() > 0)
+    stop = StopSignal(manner.max_minutes)
     try:
-        with joined(loaded.config.guards.stall_minutes, loaded.config.device):
-            # On all ranks; only rank 0 prints the result below.
-            results = run_in_folder(loaded, console, StopSignal(manner.max_minutes), session)
-            last = results[-1]
-            failed = last.verdict is not None and last.verdict.word in ("did not learn", "got worse")
-            if failed:
-                tell_end(1)
+        results = run_together(loaded, RunConsole(quiet), stop, options, ends_job=True)
     except Stopped as stopped:
         raise Stopped(f"{stopped}. Continue with: {resume_command(home)}") from None
-    if environment_rank() > 0:
+    if environment_rank() > 0:  # rank 0 prints the result
         return 0
+    last = results[-1]
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
     print_result(as_json, value, _next_commands(loaded, last))
-    return int(failed)
+    return int(last.failed)
 
 
 def _next_commands(loaded: ResolvedConfig, last: Result) -> Iterator[str]:

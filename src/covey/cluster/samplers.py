@@ -23,7 +23,7 @@ from covey.cluster.serving.run import service_of
 from covey.config.schema import Config
 from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
-from covey.sampling.remote import QUICK
+from covey.sampling.server_client import SHORT_TIMEOUT
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
 
@@ -144,7 +144,12 @@ class PlacedSamplers:
                 return
 
     def ask(
-        self, url: str, body: object = None, token: str = "", timeout: float = QUICK, largest: int = 1 << 20
+        self,
+        url: str,
+        body: object = None,
+        token: str = "",
+        timeout: float = SHORT_TIMEOUT,
+        largest: int = 1 << 20,
     ) -> object:
         """Send a request as ``covey_verify.web.ask`` does. A sampler that does not answer raises OSError."""
         if not url.startswith(SCHEME):
@@ -155,7 +160,7 @@ class PlacedSamplers:
         name, slash, path = url.partition("/")
         # As bytes, as over HTTP, so that the routes check it in the same way.
         data = None if body is None else json.dumps(body).encode()
-        patience = min(timeout, SHORT_ANSWER) if timeout == QUICK else timeout
+        patience = min(timeout, SHORT_ANSWER) if timeout == SHORT_TIMEOUT else timeout
         reply = self.actors[name].answer.remote(slash + path, data)
         try:
             status, text = ray.get(reply, timeout=patience)

@@ -13,7 +13,7 @@ from covey.commands.inference import one_answer_each
 from covey.config.load import ResolvedConfig
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
-from covey.runs.reader import load_run, look_at, stages_in
+from covey.runs.reader import load_for_reading, load_run, stages_in
 from covey.system.console import RunConsole
 from covey.system.text import Say, inert
 from covey.tasks.source import load_problems
@@ -30,7 +30,7 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
     stages = stages_in(home)
     after = load_run(stages[-1] if stages else home)
     # Before RL is the cold start, or else the model that the run's config names.
-    before = load_run(stages[-2]) if stages else replace(look_at(home), run=None)
+    before = load_run(stages[-2]) if stages else replace(load_for_reading(home), run=None)
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
     answers = [

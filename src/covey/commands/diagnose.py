@@ -35,7 +35,7 @@ from covey.insight.trials import (
     trials_of,
 )
 from covey.runs.atomic import discard, link, make_folder
-from covey.runs.compatibility import verdict
+from covey.runs.compatibility import effect_of_change
 from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.healing import ARCHIVE, HEALING
@@ -181,7 +181,7 @@ def _possible(stage: Path, changes: Sequence[Change], begun: int, trust: bool, s
     accepted = []
     for change in changes:
         try:
-            if begun and verdict(change.key) == "refused":
+            if begun and effect_of_change(change.key) == "refused":
                 raise ConfigError(f"{change.key} cannot change in the middle of a run: try it with --start 0")
             load_recorded(stage, (*QUIETLY, change.option), trust=trust)
         except ConfigError:

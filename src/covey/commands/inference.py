@@ -10,15 +10,15 @@ import numpy as np
 
 from covey.config.load import ResolvedConfig
 from covey.models.load import load_policy, speed_notes
-from covey.models.passed_models import restored_afterwards
+from covey.models.passed_models import restore_passed_model
 from covey.models.policy import Policy
 from covey.rewards.audit import check_columns
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
 from covey.rollouts.learned import rewards_of
-from covey.runs.arithmetic import computing_as, run_behind, unfollowed
+from covey.runs.arithmetic import arithmetic_notes, compute_as_run, source_run
 from covey.runs.estimates import Evaluation
-from covey.runs.reader import with_newest
+from covey.runs.reader import retry_with_newest
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
@@ -36,11 +36,11 @@ from covey_verify.errors import ConfigError, DataError
 @contextmanager
 def model_of(loaded: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
     """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
-    run = run_behind(loaded)
+    run = source_run(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
-    with restored_afterwards(loaded.config.model), computing_as(run):
-        policy = with_newest(loaded, lambda now: load_policy(now, read), say)
-        for note in unfollowed(policy, loaded.config, run):
+    with restore_passed_model(loaded.config.model), compute_as_run(run):
+        policy = retry_with_newest(loaded, lambda now: load_policy(now, read), say)
+        for note in arithmetic_notes(policy, loaded.config, run):
             say(note)
         yield policy
 
@@ -135,7 +135,7 @@ def sample_once(
             # Keyed by sample number and prompt: another order of prompts gives the same texts.
             streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
             requests.append(Prompted(problem, tokens).request(streams))
-        if not chat and policy.tokenizer.chat_template and run_behind(loaded) is None:
+        if not chat and policy.tokenizer.chat_template and source_run(loaded) is None:
             say(
                 "this model has a chat template: with chat (--chat) it answers instead of continuing the text"
             )

@@ -26,7 +26,7 @@ from covey.insight.gpus import Subject
 from covey.insight.preview import MANY_TRUNCATED, Preview
 from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
-from covey.learner.process import caller_restored
+from covey.learner.process import restore_process_settings
 from covey.models.load import device_memory
 from covey.models.policy import Policy
 from covey.models.template import template_facts
@@ -92,7 +92,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
     Raises Stopped if no group was complete.
     """
     begun = time.monotonic()
-    with caller_restored(), scratch_run(stage, console, stop) as run:
+    with restore_process_settings(), scratch_run(stage, console, stop) as run:
         config = run.loaded.config
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]

@@ -20,7 +20,7 @@ from covey.learner.batching import with_signal
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.objective.controllers import first_coefficients
-from covey.rewards.groups import credited
+from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
@@ -184,7 +184,7 @@ def _draw(
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
     requests = [_request(pilot, p, samples) for p in problems]
     for _, group in score_each(problems, requests, pilot.run.sampler, params, scorer, pilot.run.on_sample):
-        yield credited(group.result(), pilot.run.loaded.algorithm.credit)
+        yield with_credit(group.result(), pilot.run.loaded.algorithm.credit)
 
 
 def at_temperature(
@@ -222,27 +222,37 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     limit = config.rollout.max_tokens
     # As many tokens as fit, at the pace of the groups.
     room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
-    truncated = [(g, n) for g in found.groups for n, c in enumerate(g.completions) if c.finish == "length"]
-    truncated = _spread(truncated, CONTINUED)
-    truncated = truncated[:: max(1, len(truncated) // max(FEWEST_CONTINUED, int(room / limit)))]
-    longest = max(len(g.prompt) for g, _ in truncated) + limit
+    truncated = _some_truncated(found.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
+    longest = max(len(group.prompt) for group, _ in truncated) + limit
     more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
     problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
-    begun = {}  # the key of a request's draws -> the completion that it continues, and its last token
-    for group, n in truncated:
-        whole = group.completions[n]
-        stream = key(config.seed, "preview", group.problem.id, n)
-        prompt = np.concatenate([group.prompt, whole.tokens])
-        requests.append(Request(prompt, [stream], len(whole.tokens), problem=group.problem))
-        begun[stream] = (whole, len(whole.tokens) - 1)
+    prefixes = {}  # the key of a request's draws -> the completion that it continues, and its last token
+    for group, sample in truncated:
+        completion = group.completions[sample]
+        stream = key(config.seed, "preview", group.problem.id, sample)
+        prompt = np.concatenate([group.prompt, completion.tokens])
+        requests.append(Request(prompt, [stream], len(completion.tokens), problem=group.problem))
+        prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
-    sampler = PrefixSampler(pilot.run.sampler, begun, pilot.run.rewards.reader.decode)
+    sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
     groups = score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
-    return Longer(groups, limit + more, np.array([g.rewards[n] for g, n in truncated]))
+    return Longer(groups, limit + more, np.array([group.rewards[sample] for group, sample in truncated]))
+
+
+def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:
+    """Return about ``most`` truncated completions, at equal distances: their groups and numbers."""
+    truncated = [
+        (group, sample)
+        for group in groups
+        for sample, completion in enumerate(group.completions)
+        if completion.finish == "length"
+    ]
+    truncated = _spread(truncated, CONTINUED)
+    return truncated[:: max(1, len(truncated) // most)]
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
@@ -378,7 +388,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     for minibatch in updates(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
-        busy = minibatch.pulling(algorithm.skips_idle)
+        busy = minibatch.has_gradient(algorithm.skips_idle)
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()

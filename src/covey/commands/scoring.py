@@ -19,7 +19,7 @@ from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.runs.origin import is_own, refuse_others_code
-from covey.runs.reader import last_stage, look_at, with_own_model
+from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.system.text import Say
 from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED
@@ -66,7 +66,7 @@ def score_file(
             # They are apart, so these words begin behind them.
             problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
-        begun.append((row, scorer.text(problem, said)))
+        begun.append((row, scorer.begin_text(problem, said)))
     if not begun:
         raise DataError(f"{file}: the file has no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
@@ -148,7 +148,7 @@ def _named(words: Sequence[str], trust: bool) -> NamedRewards:
     place = configs[0]
     if place.is_dir():
         run = last_stage(place)
-        loaded = look_at(run, settings)
+        loaded = load_for_reading(run, settings)
         refuse_others_code(loaded, run, trust or is_own(run), algorithm=False)
         loaded = with_own_model(loaded, run)
     else:

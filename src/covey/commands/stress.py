@@ -193,7 +193,7 @@ def _scored(
     scorer = Scorer(rewards)
     begun = list[GroupScoring]()
     for completion in completions:
-        begun.append(scorer.group(problem, np.zeros(0, np.int64), 1))
+        begun.append(scorer.begin_group(problem, np.zeros(0, np.int64), 1))
         begun[-1].add(0, completion)
     scores = list[Score]()
     for scoring in begun:

@@ -13,7 +13,7 @@ from covey.objective.preference import PREFERENCES, bradley_terry
 
 Kind: TypeAlias = Literal["answer", "pair", "judged", "steps"]
 """Kinds of example: an answer to imitate, a preferred and another one, one with a label, labelled steps."""
-Loop: TypeAlias = Literal["reinforcement", "imitation", "preference", "reward_model", "collection"]
+Loop: TypeAlias = Literal["reinforcement", "imitation", "preference", "reward_model", "example_sampling"]
 """The loops of ``training``; ``training/pipeline.py:LOOPS`` has their functions."""
 
 
@@ -35,7 +35,7 @@ class Method:
     @property
     def samples(self) -> bool:
         """Whether its steps sample completions."""
-        return self.loop in ("reinforcement", "collection")
+        return self.loop in ("reinforcement", "example_sampling")
 
 
 def _preference(loss: Callable[..., object]) -> Method:
@@ -54,8 +54,8 @@ METHODS: Mapping[str, Method] = {
         loss=bradley_terry,
         title="training as a reward model",
     ),
-    "pairs": Method("collection", makes=("pair",)),
-    "rejection_sampling": Method("collection", makes=("answer",)),
+    "pairs": Method("example_sampling", makes=("pair",)),
+    "rejection_sampling": Method("example_sampling", makes=("answer",)),
     "filter": Method(None, makes=("answer", "pair", "judged", "steps")),
 }
 
@@ -67,7 +67,8 @@ def _methods(which: Callable[[Method], object]) -> tuple[str, ...]:
 # Groups of methods that settings, messages and stages distinguish.
 RL = ("rl",)
 SAMPLES = _methods(lambda m: m.samples)
-COLLECTS = _methods(lambda m: m.samples and m.makes)
+SAMPLES_EXAMPLES = _methods(lambda m: m.samples and m.makes)
+"""Methods that make examples of the completions that they sample."""
 MAKES_EXAMPLES = _methods(lambda m: m.makes)
 TRAINS = _methods(lambda m: not m.makes)
 POLICIES = tuple(name for name in TRAINS if name != "reward_model")

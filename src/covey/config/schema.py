@@ -15,12 +15,12 @@ from pydantic import field_validator, model_validator
 
 from covey.config.methods import (
     ALL,
-    COLLECTS,
     COMPARES,
     LEARNS,
     POLICIES,
     RL,
     SAMPLES,
+    SAMPLES_EXAMPLES,
     TRAINS,
     WITH_MODEL,
     MethodName,
@@ -206,7 +206,7 @@ class Keep(Section):
     margin: NonNegative = setting(
         0.0, "Pairs: least difference of the two rewards, exclusive.", read_by=("pairs",)
     )
-    per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=COLLECTS)
+    per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=SAMPLES_EXAMPLES)
     least: dict[str, float] = setting(
         {},
         "Rejection sampling: the least value of a reward, by name, as {language_consistency: 0.9}; the "

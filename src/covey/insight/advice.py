@@ -55,10 +55,8 @@ def _unscored(preview: Preview) -> Advice | None:
     unscored = np.isnan(preview.rewards).mean()
     if unscored <= 0.05:
         return None
-    scores = (
-        s for g in preview.measured.groups for component in g.components.values() for s in component.scores
-    )
-    details = [s.detail for s in scores if s.detail]
+    components = [c for group in preview.measured.groups for c in group.components.values()]
+    details = [score.detail for component in components for score in component.scores if score.detail]
     last = f", the last with {details[-1]!r}" if details else ""
     return Advice(f"{unscored:.0%} of the completions could not be scored{last}", "repair the rewards first")
 

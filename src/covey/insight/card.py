@@ -215,8 +215,9 @@ class _Base:
         if self.published:
             return self.published
         if self.folder is None:
-            # Of a GGUF file too only the name.
-            return Path(self.name).name if is_gguf(self.name) else self.name if self.name != "tiny" else None
+            if is_gguf(self.name):
+                return Path(self.name).name  # of a file, too, only the name
+            return None if self.name == "tiny" else self.name
         # A relative path only if model and run lie in one project: these are moved together.
         run = output.resolve()
         place = self.folder.resolve()

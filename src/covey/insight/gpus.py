@@ -15,7 +15,7 @@ from typing import NamedTuple
 from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
-from covey.learner.memory import Shape, forecast, largest_step, planned
+from covey.learner.memory import Shape, fitting_sizes, forecast, largest_step
 from covey.system.plot import table
 
 BANDWIDTH = 0.5
@@ -142,7 +142,7 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: ResolvedConfig) -> int:
     largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
     kept = stage.algorithm.needs_reference and config.lora is None
     expect = partial(forecast, shape, config, largest, reference=kept, program=PROGRAM)
-    return sum(expect(*planned(expect, config, largest, gpu.gib << 30)).values())
+    return sum(expect(*fitting_sizes(expect, config, largest, gpu.gib << 30)).values())
 
 
 def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forecast) -> list[GpuForecast]:

@@ -49,8 +49,9 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
     if not counts:
         return wilson(0, 0)
     ties = tie_chances(counts, size)
-    known = float(np.mean([min(1.0, max(sum(own.values()), 1) / size) for own in counts])) ** 0.5
-    return wilson(float(ties.sum()) * known, len(ties) * known)
+    samples = np.array([max(sum(own.values()), 1) for own in counts])
+    worth = float(np.mean(np.minimum(1.0, samples / size))) ** 0.5
+    return wilson(float(ties.sum()) * worth, len(ties) * worth)
 
 
 def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:

@@ -128,9 +128,10 @@ def _by_size(preview: Preview) -> Iterator[str]:
     drawn = min(len(g.completions) for g in preview.measured.groups)
     for size in _sizes(preview):
         price = _price(preview, size)
+        cost = "-" if price is None else f"{price:.0f}"
         here = " <- rollout.group_size" if size == preview.now else ""
         beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
-        yield f"{size:>10}   {preview.dead(size)!s:<18} {f'{price:.0f}' if price else '-':>5}{here}{beyond}"
+        yield f"{size:>10}   {preview.dead(size)!s:<18} {cost:>5}{here}{beyond}"
 
 
 def _texts(preview: Preview) -> Iterator[str]:
@@ -176,8 +177,10 @@ def _price(preview: Preview, size: int) -> float | None:
 
 def _histogram(rates: np.ndarray) -> Iterator[str]:
     # Bucket 0 is exactly 0 %, bucket 5 exactly 100 %, and 1 to 4 are the quarters between.
-    place = np.where(rates <= 0, 0, np.where(rates >= 1, 5, 1 + np.minimum((4 * rates).astype(int), 3)))
-    counts = np.bincount(place, minlength=len(BUCKETS))
+    bucket = 1 + np.minimum((4 * rates).astype(int), 3)
+    bucket[rates <= 0] = 0
+    bucket[rates >= 1] = 5
+    counts = np.bincount(bucket, minlength=len(BUCKETS))
     for name, count in zip(BUCKETS, counts, strict=True):
         bar = "█" * round(BAR * count / counts.max())
         yield f"{name:>12} {bar or ('▏' if count else '')} {count or ''}".rstrip()

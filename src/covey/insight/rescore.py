@@ -14,8 +14,8 @@ from covey.rewards.audit import check_columns
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
-from covey.runs.harvest import same_prompt
-from covey.runs.reader import last_stage, look_at, with_own_model
+from covey.runs.examples import same_prompt
+from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.text import Say, finite
 from covey.tasks.source import load_problems
@@ -51,7 +51,9 @@ class RescoredGroup:
         dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
-        return "changes sign" if self.flips else "same" if not dead else "stays dead"
+        if self.flips:
+            return "changes sign"
+        return "stays dead" if dead else "same"
 
 
 def _signs(rewards: np.ndarray) -> np.ndarray:
@@ -74,7 +76,7 @@ def rescore(
     the data.
     """
     stage = last_stage(run)
-    loaded = look_at(stage)
+    loaded = load_for_reading(stage)
     source = load_problems(loaded)
     logged = recorded_steps(stage)[-steps:]
     if not logged:
@@ -128,7 +130,7 @@ def _submit(scorer: Scorer, log: RolloutLog, number: int, problem: Problem) -> G
     """Submit the completions of a group to the rewards."""
     places = log.groups[number]
     # Rewards do not see prompt tokens, so none are given.
-    group = scorer.group(problem, np.zeros(0, np.int64), len(places))
+    group = scorer.begin_group(problem, np.zeros(0, np.int64), len(places))
     for sample, place in enumerate(places):
         group.add(sample, log.completion(place))
     return group

@@ -66,6 +66,11 @@ class Result:
             return "examples"
         return "reward model" if is_reward_model(self.made) else "model"
 
+    @property
+    def failed(self) -> bool:
+        """Whether held-out problems say that the run has not helped; exit code 1 of a command."""
+        return self.verdict is not None and self.verdict.failed
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the verdict, the model's folder and the curve."""
         verdict = self.verdict.sentence if self.verdict else f"{self.steps} steps"
@@ -87,9 +92,9 @@ def read_result(output: Path) -> Result:
 
 def better_step_hint(best: Best | None, output: Path) -> str:
     """Name the best evaluated step, if it beats the last one, and the command that exports its model."""
-    if best is None or not best.fell:
+    if best is None or not best.is_worse_now:
         return ""
-    chance = "" if best.clear else ", which may be chance"
+    chance = "" if best.is_significant else ", which may be chance"
     return f"best evaluation was {best}{chance}: covey export {shell_word(str(output))} --step {best.step}"
 
 
@@ -101,7 +106,7 @@ def better_step_clause(best: Best, step: int, chosen: bool) -> str:
     if chosen and best.step != step:
         return f"; final/ is step {best.step}, the best of {best.count} evaluations, so partly by chance"
     sampled = best.evaluation.summary()["pass@1"]
-    return f"; step {best.step} was better, {sampled} sampled" if best.clear else ""
+    return f"; step {best.step} was better, {sampled} sampled" if best.is_significant else ""
 
 
 def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
@@ -115,7 +120,7 @@ def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
     description = "pairs with the chosen above the rejected"
     if len(held_out[0].answers) != 2:
         # An answer is one question; an answer with labels by step is one question per labelled step.
-        count = sum(1 if a.said is None else int(a.trained.sum()) for p in held_out for a in p.answers)
+        count = sum(1 if a.judgements is None else int(a.trained.sum()) for p in held_out for a in p.answers)
         description = f"{'answers' if count == len(held_out) else 'steps'} judged as they are labelled"
     return f"Of {count} held-out {description}: {wilson(round(rates[0] * count), count)}"
 

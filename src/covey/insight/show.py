@@ -214,7 +214,9 @@ def _group_cells(row: ShownRecord, low: float, high: float) -> list[str]:
     """Return a group's row of the table, with a bar per reward between ``low`` and ``high``."""
     mean = "-" if row["mean"] is None else f"{row['mean']:.3g}"
     bars = "".join("?" if r is None else bar(r, low, high) for r in row["rewards"])
-    kind = "dead" if row["dead"] else "" if row["trained"] else "filtered"
+    kind = "" if row["trained"] else "filtered"
+    if row["dead"]:
+        kind = "dead"
     prompt = " ".join(row["prompt"].split())[:PROMPT_SHOWN]
     tokens = "-" if np.isnan(row["tokens"]) else f"{row['tokens']:.0f}"
     return [str(row["group"]), mean, tokens, bars, kind, prompt]

@@ -29,6 +29,11 @@ class Verdict:
     word: Word
     sentence: str
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run has not helped: it did not learn, or got worse."""
+        return self.word in ("did not learn", "got worse")
+
 
 def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: float = ONE_CLAIM) -> Verdict:
     """Compare accuracy, greedy and sampled, and reward, paired by held-out problem.

@@ -27,7 +27,7 @@ from covey.types import Group
 from covey_verify.errors import CoveyError, DataError
 from covey_verify.types import StepRewards
 
-UNCUT = StepRewards((), ())
+NO_SEGMENTS = StepRewards((), ())
 """Segments of a completion without any: its group was not sampled for the estimator, as in a preview."""
 CENTRED = 1e-3
 """A group's advantages sum to zero if |sum A| is at most this fraction of sum |A|."""
@@ -200,7 +200,7 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | 
         token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
         values=None if values is None else values[:, : rows.mask.shape[1]].double(),
         running_mean=torch.zeros_like(rewards) if means is None else torch.from_numpy(means[keep]),
-        segments=[s for s, k in zip(baselines.segments or repeat(UNCUT), keep, strict=False) if k],
+        segments=[s for s, k in zip(baselines.segments or repeat(NO_SEGMENTS), keep, strict=False) if k],
     )
 
 
@@ -228,7 +228,9 @@ def _trained_at(mask: Tensor, place: int) -> int:
     """Return the last trained token up to a place, else the first one: inserted tokens get no reward."""
     trained = torch.nonzero(mask)[:, 0]
     before = trained[trained <= place]
-    return int(before[-1]) if len(before) else int(trained[0]) if len(trained) else 0
+    if len(before):
+        return int(before[-1])
+    return int(trained[0]) if len(trained) else 0
 
 
 class _KLReward(NamedTuple):

@@ -78,7 +78,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def pulling(self, skips_idle: bool) -> Tensor:
+    def has_gradient(self, skips_idle: bool) -> Tensor:
         """Return which completions have a gradient: (N,) bool.
 
         One without a trained token has none; with ``skips_idle`` nor has one without an advantage at these.
@@ -331,8 +331,8 @@ def given_batch(examples: Sequence[Prompted]) -> Batch:
         answers = tuple(Completion(t, zeros, "", "stop", sampled=trained) for t, zeros, trained in rows)
         groups.append(Group(example.problem, example.tokens, answers, np.array(example.labels)))
     batch = collate(groups)
-    said = batch.mask.float()
-    for row, answer in zip(said, (a for e in examples for a in e.answers), strict=True):
-        if answer.said is not None:
-            row[: len(answer.said)] = torch.from_numpy(answer.said)
-    return replace(batch, advantages=said)
+    targets = batch.mask.float()
+    for row, answer in zip(targets, (a for e in examples for a in e.answers), strict=True):
+        if answer.judgements is not None:
+            row[: len(answer.judgements)] = torch.from_numpy(answer.judgements)
+    return replace(batch, advantages=targets)

@@ -187,7 +187,7 @@ class Learner(Generic[M]):
             batch,
             self.micro_tokens,
             requires.max_tokens,
-            batch.pulling(requires.skips_idle),
+            batch.has_gradient(requires.skips_idle),
             requires.whole_groups,
             rank(),
             world_size(),

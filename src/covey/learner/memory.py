@@ -211,21 +211,11 @@ def forecast(
     # Methods that only sample have no gradient, optimizer or update.
     learns = config.method == "rl" or config.method not in SAMPLES
     length = (1 + lags) * config.rollout.max_tokens
-    sampling = max(
-        (sampling_bytes(shape, n, running, largest.prompt, length) for n in largest.loads), default=0
-    )
-    passing = largest.at_once(tokens)
-    update = update_bytes(shape, passing, config.train.recompute_layers)
-    gradient = shape.trained * 4 // world_size()
-    if largest.step <= passing:
-        # With one micro-batch the gradient grows as the activations shrink: only that of the head is there
-        # before.
-        update = max(0, update - max(0, gradient - 4 * shape.vocabulary * shape.width))
-    phases = [
-        {"sampling": sampling},
-        {"gradient": gradient * learns, "update": update * learns, "sampling": sampling * lags},
-        {"merged": 0 if config.lora is None else shape.parameters * shape.number},
-    ]
+    loads = [sampling_bytes(shape, load, running, largest.prompt, length) for load in largest.loads]
+    sampling = max(loads, default=0)
+    update = _update_phase(shape, config, largest, tokens) if learns else {}
+    merge = {} if config.lora is None else {"merged": shape.parameters * shape.number}
+    phases = [{"sampling": sampling}, {**update, "sampling": sampling * lags}, merge]
     peak = max(phases, key=lambda phase: sum(phase.values()))
     return {
         "program": program,
@@ -240,11 +230,23 @@ def forecast(
     }
 
 
+def _update_phase(shape: Shape, config: Config, largest: LargestStep, tokens: int) -> dict[str, int]:
+    """Forecast the bytes of the gradient and of the activations in an update."""
+    passing = largest.at_once(tokens)
+    update = update_bytes(shape, passing, config.train.recompute_layers)
+    gradient = shape.trained * 4 // world_size()
+    if largest.step <= passing:
+        # With one micro-batch the gradient grows as the activations shrink: only that of the head is there
+        # before.
+        update = max(0, update - max(0, gradient - 4 * shape.vocabulary * shape.width))
+    return {"gradient": gradient, "update": update}
+
+
 Expectation = Callable[[int, int], dict[str, int]]
 """Returns ``forecast`` for a micro-batch in tokens and a number of completions at once."""
 
 
-def planned(expect: Expectation, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
+def fitting_sizes(expect: Expectation, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
     """Return micro-batch and completions at once with which a run fits into ``there`` bytes, halving both.
 
     Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of

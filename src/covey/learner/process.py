@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -13,14 +14,17 @@ from covey.models.kernels.calls import follow, followed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine
 
+DETERMINISTIC: Any = torch.utils.deterministic
+"""Torch's module, which does not declare its attributes' types."""
+
 
 def set_process(config: Config) -> None:
-    """Set threads, seed and determinism for the whole process: see ``caller_restored``."""
+    """Set threads, seed and determinism for the whole process: see ``restore_process_settings``."""
     torch.set_num_threads(config.threads or available_threads(processes=on_this_machine()))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    # Unwritten parts of an empty tensor take no memory; torch does not declare the attribute's type.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # Unwritten parts of an empty tensor take no memory.
+    DETERMINISTIC.fill_uninitialized_memory = False
 
 
 FROZEN_BY_PYTHON = 1000
@@ -28,7 +32,7 @@ FROZEN_BY_PYTHON = 1000
 
 
 @contextmanager
-def passed_over() -> Iterator[None]:
+def freeze_existing_objects() -> Iterator[None]:
     """Exclude existing objects, some 400,000 of imported modules, from garbage collection.
 
     Collecting them takes a twentieth of a small run's time. Python has one frozen set: within another call,
@@ -46,7 +50,7 @@ def passed_over() -> Iterator[None]:
 
 
 @contextmanager
-def torch_as_new() -> Iterator[None]:
+def default_torch_modes() -> Iterator[None]:
     """Give torch the modes of a new process, whatever the caller has set.
 
     The compiled operations write float32 into tensors made without a dtype; with another default these would
@@ -70,12 +74,12 @@ def torch_as_new() -> Iterator[None]:
 
 
 @contextmanager
-def caller_restored() -> Iterator[None]:
+def restore_process_settings() -> Iterator[None]:
     """Restore what a run sets for the whole process: threads, seed, determinism, arithmetic."""
     threads = torch.get_num_threads()
     mode = torch.get_deterministic_debug_mode()
     choices = followed()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    filled = DETERMINISTIC.fill_uninitialized_memory
     on_cpu = torch.get_rng_state()
     # Reading the random states of GPUs would initialize CUDA if it is not.
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -85,7 +89,7 @@ def caller_restored() -> Iterator[None]:
         follow(*choices)
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        DETERMINISTIC.fill_uninitialized_memory = filled
         torch.set_rng_state(on_cpu)
         if on_gpus:
             torch.cuda.set_rng_state_all(on_gpus)

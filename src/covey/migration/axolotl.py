@@ -114,7 +114,9 @@ def _sampled(m: MigrationResult, completions: int) -> None:
 
 
 def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _address(entry: Mapping[str, object], path: str) -> str:

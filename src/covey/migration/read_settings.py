@@ -71,7 +71,9 @@ def _overrides(script: str) -> Iterator[tuple[str, object]]:
             words = line.split()
         assigned = ASSIGNED.match(line)
         if assigned and (len(words) == 1 or assigned[2].startswith("$((")):
-            value = words[0].partition("=")[2] if len(words) == 1 else assigned[2].partition("#")[0].strip()
+            value = assigned[2].partition("#")[0].strip()
+            if len(words) == 1:
+                value = words[0].partition("=")[2]  # without its quotes
             known[assigned[1]] = _filled(value, known)
         for word in words:
             match = OVERRIDE.match(word)

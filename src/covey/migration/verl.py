@@ -38,6 +38,8 @@ MEANS: Mapping[str, str] = {
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "constant_length",
 }
+CLIPPING: Mapping[str, float] = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+"""verl's own values, which the dialect has."""
 KL: Mapping[str, str] = {
     "kl": "k1",
     "k1": "k1",
@@ -170,40 +172,53 @@ def _optimizer(m: MigrationResult) -> None:
 
 
 def _algorithm(m: MigrationResult) -> dict[str, object]:
+    """Return the block `algorithm`: a preset, and the axes in which verl's settings differ from it."""
+    name = _preset(m)
+    block: dict[str, object] = {"name": name}
+    if name == "ppo":
+        block |= _with_critic(m)
+    else:
+        block["dialect"] = DIALECT
+    if m.take("algorithm.norm_adv_by_std_in_grpo", True) is False:
+        block["advantage"] = "group_centered"
+    mean = m.take(f"{ACTOR}loss_agg_mode")
+    if mean in MEANS and name != "gspo":  # whose loss has one mean in verl, whatever is set
+        block["reduce"] = MEANS[str(mean)]
+    elif mean is not None and mean not in MEANS:
+        m.without[f"{ACTOR}loss_agg_mode: {mean}"] = "the preset's own mean is kept"
+    clipping = _clipping(m)
+    if name in ("grpo", "ppo") and clipping != CLIPPING:
+        block["surrogate"] = clipping
+    entropy = m.number(f"{ACTOR}entropy_coeff", 0.0)
+    if entropy:
+        block["entropy"] = {"coef": entropy}
+    block["kl"] = _kl(m)
+    if "rollout.max_resampling_rounds" in m.config:
+        block["filter"] = "informative"
+    return block
+
+
+def _preset(m: MigrationResult) -> str:
+    """Return the preset of verl's estimator and loss."""
     estimator = str(m.take("algorithm.adv_estimator", "gae"))
     mode = str(m.take(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
-    by_std = m.take("algorithm.norm_adv_by_std_in_grpo", True) is not False
     name = ESTIMATORS.get(estimator, "grpo")
     if estimator not in ESTIMATORS:
         m.without[f"algorithm.adv_estimator: {estimator}"] = "no such estimator; this is grpo"
     if mode in LOSSES and name == "grpo":
-        name = LOSSES[mode]
-    elif mode != "vanilla":
+        return LOSSES[mode]
+    if mode != "vanilla":
         m.without[f"{ACTOR}policy_loss.loss_mode: {mode}"] = "see covey algorithms"
-    found: dict[str, object] = {"name": name}
-    if name == "ppo":
-        found |= _with_critic(m)
-    else:
-        found["dialect"] = DIALECT
-    if not by_std:
-        found["advantage"] = "group_centered"
-    mean = m.take(f"{ACTOR}loss_agg_mode")
-    if mean in MEANS and name != "gspo":  # whose loss has one mean in verl, whatever is set
-        found["reduce"] = MEANS[str(mean)]
-    elif mean is not None and mean not in MEANS:
-        m.without[f"{ACTOR}loss_agg_mode: {mean}"] = "the preset's own mean is kept"
+    return name
+
+
+def _clipping(m: MigrationResult) -> dict[str, float]:
     clip = m.number(f"{ACTOR}clip_ratio", 0.2)
-    low, high = m.number(f"{ACTOR}clip_ratio_low", clip), m.number(f"{ACTOR}clip_ratio_high", clip)
-    dual = m.number(f"{ACTOR}clip_ratio_c", 3.0)
-    if name in ("grpo", "ppo") and (low, high, dual) != (0.2, 0.2, 3.0):
-        found["surrogate"] = {"clip_low": low, "clip_high": high, "dual_clip": dual}
-    entropy = m.number(f"{ACTOR}entropy_coeff", 0.0)
-    if entropy:
-        found["entropy"] = {"coef": entropy}
-    found["kl"] = _kl(m)
-    if "rollout.max_resampling_rounds" in m.config:
-        found["filter"] = "informative"
-    return found
+    return {
+        "clip_low": m.number(f"{ACTOR}clip_ratio_low", clip),
+        "clip_high": m.number(f"{ACTOR}clip_ratio_high", clip),
+        "dual_clip": m.number(f"{ACTOR}clip_ratio_c", 3.0),
+    }
 
 
 def _with_critic(m: MigrationResult) -> dict[str, object]:
@@ -227,7 +242,9 @@ def _kl(m: MigrationResult) -> dict[str, object] | None:
     }
     if m.take("algorithm.kl_ctrl.type") == "adaptive":
         m.without["algorithm.kl_ctrl.type: adaptive"] = "here in nats a completion: algorithm.kl.target"
-    return of_loss if in_loss else of_reward if in_reward else None
+    if in_loss:
+        return of_loss
+    return of_reward if in_reward else None
 
 
 def _estimator(m: MigrationResult, name: str, usual: str, used: bool) -> dict[str, object]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.models.text import ids_behind
+from covey.models.text import continuation_ids
 from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
@@ -73,9 +73,11 @@ def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, behind: bool = 
     """Token ids of a text whose parts between seams are encoded apart; ``behind``: it follows a prompt."""
     first, *others = text.split(SEAM)
     begun = (
-        ids_behind(tokenizer, first) if behind else tokenizer(first, add_special_tokens=False)["input_ids"]
+        continuation_ids(tokenizer, first)
+        if behind
+        else tokenizer(first, add_special_tokens=False)["input_ids"]
     )
-    return [*begun, *(token for part in others for token in ids_behind(tokenizer, part))]
+    return [*begun, *(token for part in others for token in continuation_ids(tokenizer, part))]
 
 
 def chat_text(
@@ -157,7 +159,7 @@ def leaves_out(
         return False
 
 
-def ignored(
+def unused_arguments(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object]
 ) -> list[str]:
     """Names of the template arguments that have no effect on what the model reads.

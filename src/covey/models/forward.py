@@ -19,11 +19,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.models.compiled import CompiledOps, pick_ops, why_unfit
-from covey.models.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
+from covey.models.kernels.calls import MIXED_PRODUCTS, passes_known_answers, products, same_bits
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Sequences
 from covey.models.packing import Packed
-from covey.models.rotary import UNTURNED, RotaryTables, turned_alike
+from covey.models.rotary import NO_ROTATION, RotaryTables, longest_stable_rotation
 from covey_verify.errors import ConfigError
 
 
@@ -262,7 +262,7 @@ def _table(attention: nn.Module, config: PretrainedConfig, number: int) -> str:
     family = FAMILIES[config.model_type]
     windows = family.turns_windows and config.sliding_window is not None
     if not getattr(attention, "use_rope", True) or (windows and not attention.is_sliding):
-        return UNTURNED
+        return NO_ROTATION
     return config.layer_types[number] if family.tables_by_type else ""
 
 
@@ -286,7 +286,7 @@ class Decoder(nn.Module):
         self.heads = layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
         names = {layer.heads.rotary for layer in layers}
-        self.rotary = RotaryTables(body.rotary_emb, body.embed_tokens, names, turned_alike(config))
+        self.rotary = RotaryTables(body.rotary_emb, body.embed_tokens, names, longest_stable_rotation(config))
         self.embedding_scale = _factor(config, "embedding_multiplier")
         self.logits_scale = 1 / _factor(config, "logits_scaling")
         self.logits_cap = cap_of(config, LOGITS_CAP)
@@ -303,7 +303,11 @@ class Decoder(nn.Module):
     def can_round(self) -> bool:
         """Whether its products can round their factors to bfloat16, as compiled operations on a CPU can."""
         ops = self.ops
-        compiled = isinstance(ops, CompiledOps) and ops.dtype == torch.float32 and correct(MIXED_PRODUCTS)
+        compiled = (
+            isinstance(ops, CompiledOps)
+            and ops.dtype == torch.float32
+            and passes_known_answers(MIXED_PRODUCTS)
+        )
         return compiled and same_bits(MIXED_PRODUCTS) and all(m.is_product for m in self.linears)
 
     def round_products(self) -> None:

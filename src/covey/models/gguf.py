@@ -56,7 +56,7 @@ def folder_of_gguf(file: Path) -> Path:
 
 
 @cache
-def _folder_of(file: Path, state: tuple[int, int]) -> Path:  # noqa: ARG001 - another state, another entry
+def _folder_of(file: Path, _state: tuple[int, int]) -> Path:
     """Do the work of ``folder_of_gguf``, once in a process for a file of this size and time."""
     if find_spec("gguf") is None:
         raise ConfigError(f"model: {file}: {NEEDS}")

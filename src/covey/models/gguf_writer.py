@@ -61,7 +61,8 @@ def write_gguf(folder: Path, target: Path, precision: str) -> None:
         writer.add_file_type(LlamaFileType[PRECISIONS[precision]])
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+                names = tensors.keys()
+                for name in names:
                     if name == "lm_head.weight" and config.tie_word_embeddings:
                         continue  # the embedding again
                     values = _as_llama_cpp_turns(name, tensors.get_tensor(name).float(), config).numpy()
@@ -134,11 +135,10 @@ def _add_tokenizer(
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
     # The embedding may have rows that no token uses.
     tokens = [by_id.get(i, f"[PAD{i}]") for i in range(config.vocab_size)]
-    of_added = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED}
-    types = [
-        of_added[added[i]["special"]] if i in added else TokenType.NORMAL if i in by_id else TokenType.UNUSED
-        for i in range(config.vocab_size)
-    ]
+    types = [TokenType.NORMAL if i in by_id else TokenType.UNUSED for i in range(config.vocab_size)]
+    for i, token in added.items():
+        if i < len(types):
+            types[i] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
     merges = [m if isinstance(m, str) else " ".join(m) for m in described["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_splits(described["pre_tokenizer"], folder))

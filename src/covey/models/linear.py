@@ -56,7 +56,7 @@ class LowRank:
         return [of["default"].weight for of in (self.layer.lora_A, self.layer.lora_B)]
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether the update is added; it is not while the model is its own reference."""
         return not self.layer.disable_adapters
 
@@ -64,18 +64,18 @@ class LowRank:
     def _scale(self) -> float:
         return float(self.layer.scaling["default"])
 
-    def added_to(self, weight: Tensor) -> Tensor:
+    def merged_with(self, weight: Tensor) -> Tensor:
         """The sum W + s B A, so that sampling and training multiply by one matrix. (out, in) -> (out, in)."""
-        if not self.on:
+        if not self.enabled:
             return weight
         a, b = (p.detach() for p in self.parameters)
-        whole = weight.clone()
-        outer_sum((b.t() * self._scale).contiguous(), a, whole)
-        return whole
+        merged = weight.clone()
+        outer_sum((b.t() * self._scale).contiguous(), a, merged)
+        return merged
 
     def gradients(self, grad: Tensor, x: Tensor, numbers: Numbers) -> tuple[Tensor | None, Tensor | None]:
         """The gradients dA = s (dY B)^T X and dB = s dY^T (X A^T), from dY (T, out) and X (T, in)."""
-        if not self.on:
+        if not self.enabled:
             return None, None
         a, b = (p.detach() for p in self.parameters)
         grad = grad.contiguous()
@@ -163,7 +163,7 @@ class FusedLinear:
             return self._by_torch(x)
         self._refresh()
         if self._forward is None or self._forward.numbers != numbers:
-            self._forward = PackedWeight.of(self._joined_weight(x.dtype), numbers)
+            self._forward = PackedWeight.pack(self._joined_weight(x.dtype), numbers)
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
 
@@ -206,7 +206,7 @@ class FusedLinear:
         # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
         held = self._own_parameters() if self.plain else self.parameters
         state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
-        state += tuple(of.on for of in self.low_rank if of)
+        state += tuple(of.enabled for of in self.low_rank if of)
         if state != self._state:
             self._state = state
             self._forward = None
@@ -218,7 +218,7 @@ class FusedLinear:
 
     def _joined_weight(self, dtype: torch.dtype) -> Tensor:
         weights = [m.weight.detach().to(dtype) for m in self.modules]
-        weights = [of.added_to(w) if of else w for w, of in zip(weights, self.low_rank, strict=True)]
+        weights = [of.merged_with(w) if of else w for w, of in zip(weights, self.low_rank, strict=True)]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def _joined_bias(self) -> Tensor | None:
@@ -241,7 +241,7 @@ class PackedWeight(NamedTuple):
     numbers: Numbers
 
     @classmethod
-    def of(cls, weight: Tensor, numbers: Numbers | None = None) -> PackedWeight:
+    def pack(cls, weight: Tensor, numbers: Numbers | None = None) -> PackedWeight:
         """Pack a weight (N, K)."""
         (n, k) = weight.shape
         numbers = numbers or weight.dtype

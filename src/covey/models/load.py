@@ -23,7 +23,7 @@ from covey.models.passed_models import adapter_of, checked_model, is_classifier,
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
-from covey.models.rotary import turn_by_long_table
+from covey.models.rotary import use_long_table
 from covey.models.tiny import build_model, build_tokenizer
 from covey.system.machine import available_memory
 from covey_verify.errors import ConfigError, CoveyError
@@ -52,7 +52,7 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     else:
         model, tokenizer = load_named(config.model, loaded.folder)
     if config.longrope == "long":
-        turn_by_long_table(model)
+        use_long_table(model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, given_dtype)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     # Adapters come after the cast: peft keeps them in float32 on a bfloat16 model.

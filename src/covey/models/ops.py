@@ -258,15 +258,14 @@ class Rows(NamedTuple):
 def padded_rows(spans: Tensor, window: int | None) -> list[Rows]:
     """Blocks of similar length, prompts apart from completions. (S, 4) -> rows that cover all spans."""
     # Greedy over (prompts first, longest first): a block's first member is its longest. Empty spans drop out.
-    lengths = spans.tolist()
-    order = sorted(
-        (i for i, s in enumerate(lengths) if s[3]), key=lambda i: (lengths[i][1] > 0, -lengths[i][3])
-    )
+    _, prefix_lengths, _, lengths = spans.T.tolist()
+    is_completion = [prefix > 0 for prefix in prefix_lengths]
+    present = [i for i, length in enumerate(lengths) if length]
     blocks: list[list[int]] = []
-    for i in order:
-        first = lengths[blocks[-1][0]] if blocks else None
-        alike = first is not None and (first[1] > 0) == (lengths[i][1] > 0)
-        if first is not None and alike and lengths[i][3] >= SIMILAR * first[3]:
+    for i in sorted(present, key=lambda i: (is_completion[i], -lengths[i])):
+        first = blocks[-1][0] if blocks else i
+        alike = is_completion[i] == is_completion[first] and lengths[i] >= SIMILAR * lengths[first]
+        if blocks and alike:
             blocks[-1].append(i)
         else:
             blocks.append([i])

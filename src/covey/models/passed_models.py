@@ -92,7 +92,7 @@ def is_classifier(model: object) -> bool:
 
 
 @contextmanager
-def restored_afterwards(model: str | GivenModel) -> Iterator[None]:
+def restore_passed_model(model: str | GivenModel) -> Iterator[None]:
     """Restore a model that was given as an object after the block: no adapters or gradients, its own mode."""
     if not isinstance(model, GivenModel) or not isinstance(model.model, nn.Module):
         yield

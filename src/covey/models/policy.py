@@ -37,7 +37,7 @@ from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.readback import check_folder
-from covey.models.rotary import turned_alike
+from covey.models.rotary import longest_stable_rotation
 from covey.models.sharded import Gathering, copy_into, full_tensor, split_weights, unsplit
 from covey.models.template import template_facts
 from covey.models.text import FaithfulText
@@ -111,17 +111,17 @@ class Policy:
     def context(self) -> int:
         """Longest sequence, in tokens, that the model reads the same way in sampling and in training."""
         config = self.model.config.get_text_config()
-        return turned_alike(config) or int(getattr(config, "max_position_embeddings", 1 << 20))
+        return longest_stable_rotation(config) or int(getattr(config, "max_position_embeddings", 1 << 20))
 
     @property
-    def reads(self) -> str:
+    def context_in_words(self) -> str:
         """The context in words, with the reason if it is less than the config says."""
         longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)
-        said = f"{self.context} tokens"
+        words = f"{self.context} tokens"
         if longest <= self.context:
-            return said
+            return words
         return (
-            f"{said} (of {longest}: longer sequences use another rotary table, so a token would be sampled "
+            f"{words} (of {longest}: longer sequences use another rotary table, so a token would be sampled "
             "by one and trained by the other; longrope: long uses the long one for all)"
         )
 
@@ -176,22 +176,22 @@ class Policy:
         return self.end_ids[0] if own is None else own
 
     @property
-    def words(self) -> int:
+    def word_ids(self) -> int:
         """Ids below this number are the tokenizer's words. Many models have more, which pad the embedding."""
         return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
 
     @cached_property
-    def known(self) -> int:
+    def drawable_ids(self) -> int:
         """Ids below this number may be drawn: those of words.
 
         Padding ids mean nothing, so they are neither drawn nor part of a log-prob's softmax. Only if servers
         sample, which draw from all ids, do they count.
         """
-        return self.words
+        return self.word_ids
 
     def draw_from_all(self) -> None:
         """Let every id with an embedding be drawn, as servers do."""
-        self.known = self.whole.known = self.embedded
+        self.drawable_ids = self.whole.drawable_ids = self.embedded
 
     @property
     def embedded(self) -> int:
@@ -232,13 +232,13 @@ class Policy:
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
         made = Policy(model, self.tokenizer, adapter, self.rounds)
-        made.known = self.known
+        made.drawable_ids = self.drawable_ids
         return made
 
     def unrounded(self) -> Policy:
         """A policy on the same weights, not copied, whose products do not round."""
         made = Policy(self.model, self.tokenizer, self.adapter)
-        made.known = self.known
+        made.drawable_ids = self.drawable_ids
         return made
 
     def split(self) -> None:
@@ -304,9 +304,13 @@ class Policy:
         # The compiled head knows no second model and no adapter, so the exact KL goes through torch.
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
-            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap, self.known)
+            scores = score_compiled(
+                hidden, self._head, packed.targets, temperature, mask, cap, self.drawable_ids
+            )
         else:
-            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask, self.known)
+            scores = score_tokens(
+                hidden, self.head, packed.targets, temperature, reference, mask, self.drawable_ids
+            )
         return scores._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
@@ -338,7 +342,7 @@ def snapshot(policy: Policy) -> Policy:
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
     made = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
-    made.known = policy.known
+    made.drawable_ids = policy.drawable_ids
     return made
 
 

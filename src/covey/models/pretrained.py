@@ -71,12 +71,14 @@ def pretrained(
         _check_size(loader, config, Path(source))
     # Mismatched shapes are reported by `_check_whole`, which names model and file.
     options = {"dtype": dtype, "local_files_only": local_files_only}
-    model, found = alone(loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options)
+    model, found = load_exclusively(
+        loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options
+    )
     _check_whole(model, found, str(source))
     return model
 
 
-def alone(loader: Loader, source: str | Path, **options: object) -> Any:
+def load_exclusively(loader: Loader, source: str | Path, **options: object) -> Any:
     """Load ``source`` while no other thread loads."""
     with LOADING:
         # Explicit, because on a terminal transformers would ask whether to run the folder's code.

@@ -20,7 +20,8 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     try:
         with safe_open(file, "pt") as written:
-            shared = [name for name in written.keys() if name in tensors]  # noqa: SIM118 - it is no mapping
+            names = written.keys()
+        shared = [name for name in names if name in tensors]
         wrong = [n for n in shared if _differs(_read(file, n), tensors[n])]
     except SafetensorError as error:
         wrong = [str(error)]

@@ -13,11 +13,11 @@ from covey_verify.errors import ConfigError
 
 LONGROPE = ("factor", "mscale")
 """Entries that a `longrope` table has for short and for long sequences; only Phi-MoE has mscale."""
-UNTURNED = "none"
+NO_ROTATION = "none"
 """Name of the rotary table of layers without positions."""
 
 
-def turned_alike(config: PretrainedConfig) -> int | None:
+def longest_stable_rotation(config: PretrainedConfig) -> int | None:
     """The length in tokens up to which the rotation of a position is always the same; None: any length.
 
     Some tables depend on the longest sequence in the batch: `longrope` has one for short and one for long
@@ -35,7 +35,7 @@ def turned_alike(config: PretrainedConfig) -> int | None:
     return min(most, default=None)
 
 
-def turn_by_long_table(model: PreTrainedModel) -> None:
+def use_long_table(model: PreTrainedModel) -> None:
     """Let a `longrope` model rotate sequences of all lengths by its long table; saved models say so too.
 
     Raises ConfigError for a model without such tables.
@@ -55,7 +55,7 @@ class RotaryTables:
     def __init__(
         self, rotary: nn.Module, embed: nn.Embedding, names: Collection[str], longest: int | None
     ) -> None:
-        """``longest``: what ``turned_alike`` says. The tables have the dtype and device of ``embed``."""
+        """``longest`` is that of ``longest_stable_rotation``; dtype and device are those of ``embed``."""
         self._rotary = rotary
         self._embed = embed
         self.names = names
@@ -92,10 +92,10 @@ class RotaryTables:
             spare = min(2 * len(cached[0]) if cached is not None else 0, self.longest or 1 << 30)
             size = max(needed, spare)
             every = torch.arange(size, device=weight.device)
-            kind = (name,) if name not in ("", UNTURNED) else ()
+            kind = (name,) if name not in ("", NO_ROTATION) else ()
             tables = self._rotary(weight[:1, None], every[None], *kind)
             cos, sin = (table[0].to(weight.dtype).contiguous() for table in tables)
-            if name == UNTURNED:
+            if name == NO_ROTATION:
                 cos = torch.ones_like(cos)
                 sin = torch.zeros_like(sin)
             cached = self._tables[name] = (cos, sin)

@@ -104,7 +104,7 @@ class _Template:
         self.arguments = arguments
         self.source = str(tokenizer.chat_template or "")
 
-    def behind(self, messages: Messages = (), begin: bool = False) -> str | None:
+    def after_question(self, messages: Messages = (), begin: bool = False) -> str | None:
         """The text after the question, or all text if that is not found; None if the template refuses."""
         try:
             text = chat_text(self.tokenizer, [*ASKED, *messages], self.arguments, begin)
@@ -113,14 +113,14 @@ class _Template:
         _, found, rest = text.partition(QUESTION)
         return rest if found else text
 
-    def whole(self, messages: Messages = ASKED) -> str:
+    def conversation(self, messages: Messages = ASKED) -> str:
         """The rendered conversation; empty if the template refuses it."""
         try:
             return chat_text(self.tokenizer, messages, self.arguments, False)
         except (ConfigError, DataError):
             return ""
 
-    def given(self, **more: object) -> _Template:
+    def with_arguments(self, **more: object) -> _Template:
         """The same template with further arguments."""
         return _Template(self.tokenizer, {**self.arguments, **more})
 
@@ -132,8 +132,8 @@ def _facts_of(template: _Template) -> TemplateFacts:
         return TemplateFacts(str(error))
     # ``header``: the text after the question when the model is to answer; ``plain``: with an answer without
     # thoughts.
-    answer_header = template.behind(begin=True) or ""
-    plain = template.behind([_answer()]) or ""
+    answer_header = template.after_question(begin=True) or ""
+    plain = template.after_question([_answer()]) or ""
     end = _turn_end(template.tokenizer, plain)
     marks = _marks(template, answer_header, plain)
     facts = TemplateFacts(
@@ -147,12 +147,12 @@ def _facts_of(template: _Template) -> TemplateFacts:
     )
     if marks is None:
         return facts
-    thoughts = begun_in(answer_header, marks)
+    thoughts = with_begun_thoughts(answer_header, marks)
     unthinking = _unthinking(template, answer_header, plain, marks) if thoughts.begun else None
     switch = _switch(template, answer_header, marks)
     unopened = _unopened(template, answer_header, marks)
     # In a conversation that continues, an earlier answer's thoughts are rendered or not.
-    forgets = THOUGHT not in template.whole([*ASKED, _thinking(), *ASKED])
+    forgets = THOUGHT not in template.conversation([*ASKED, _thinking(), *ASKED])
     return replace(
         facts, thoughts=thoughts, unthinking=unthinking, switch=switch, unopened=unopened, forgets=forgets
     )
@@ -164,7 +164,10 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
     added = template.tokenizer.added_tokens_decoder
     # Rendered with and without a system message, since some templates refuse that role.
     chat = [*ASKED, _answer(), *ASKED]
-    texts = (template.whole([{"role": "system", "content": QUESTION}, *chat]), template.whole(chat))
+    texts = (
+        template.conversation([{"role": "system", "content": QUESTION}, *chat]),
+        template.conversation(chat),
+    )
     written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
     ids = {*written, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
     words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
@@ -180,7 +183,7 @@ def _dated(template: _Template) -> bool:
     texts = set()
     for day in (datetime(1999, 1, 2, 3), datetime(2044, 12, 30, 23)):
         render_at(day)
-        texts.add(template.whole())
+        texts.add(template.conversation())
     render_at(now)
     return len(texts) > 1
 
@@ -201,8 +204,10 @@ def _role(template: _Template, role: str) -> str:
     function = {"name": "look_up", "arguments": {}}
     call = {"id": "call00000", "type": "function", "function": function}
     before = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, words]
-    text = template.whole(before if role == "tool" else [words, *ASKED])
-    return "read" if "some words" in text else "left out" if text else "refused"
+    text = template.conversation(before if role == "tool" else [words, *ASKED])
+    if "some words" in text:
+        return "read"
+    return "left out" if text else "refused"
 
 
 def _end_count(template: _Template, plain: str, end: int | None) -> int:
@@ -228,7 +233,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
 def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | None:
     """The marks around thoughts given apart from an answer, or else those that the template mentions."""
     # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
-    shown = template.behind([_thinking()]) or ""
+    shown = template.after_question([_thinking()]) or ""
     before, found, after = shown.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
     if not (found and answered and between.strip()):
@@ -284,7 +289,7 @@ def _shared(one: str, other: str) -> str:
 def _unthinking(template: _Template, answer_header: str, plain: str, marks: Thoughts) -> str | None:
     """The text that an answer without thoughts begins with after a prompt that has opened some."""
     # Templates show it as an empty pair before a plain answer, the last one or an earlier one.
-    earlier = template.behind([_answer(), {"role": "user", "content": "another question"}]) or ""
+    earlier = template.after_question([_answer(), {"role": "user", "content": "another question"}]) or ""
     opened = answer_header.rpartition(marks.open)[2]
     for text in (plain, earlier):
         _, found, pair = text.partition(ANSWER)[0].rpartition(marks.open)
@@ -299,7 +304,7 @@ def _switch(template: _Template, answer_header: str, marks: Thoughts) -> str:
     if not closed_in(answer_header, marks):
         return ""
     for name in SWITCHES:
-        other = template.given(**{name: True}).behind(begin=True)
+        other = template.with_arguments(**{name: True}).after_question(begin=True)
         if other is not None and not closed_in(other, marks):
             return json.dumps({name: True})
     return ""
@@ -308,13 +313,13 @@ def _switch(template: _Template, answer_header: str, marks: Thoughts) -> str:
 def _unopened(template: _Template, begins: str, marks: Thoughts) -> str:
     """The argument with which a prompt that opens thoughts, or leaves them to the model, has closed them."""
     for name in SWITCHES:
-        other = template.given(**{name: False}).behind(begin=True)
-        if other is not None and other != begins and not begun_in(other, marks).begun:
+        other = template.with_arguments(**{name: False}).after_question(begin=True)
+        if other is not None and other != begins and not with_begun_thoughts(other, marks).begun:
             return json.dumps({name: False})
     return ""
 
 
-def begun_in(prompt: str, marks: Thoughts) -> Thoughts:
+def with_begun_thoughts(prompt: str, marks: Thoughts) -> Thoughts:
     """The marks, with ``begun`` true if the last of them in a text opens thoughts."""
     return marks._replace(begun=prompt.rfind(marks.open) > prompt.rfind(marks.close))
 
@@ -335,7 +340,7 @@ def thoughts_of(
     text = str(tokenizer.decode(tokens)).rstrip()
     if isinstance(prompt, str):  # a text may mention marks anywhere; only at its end do they open thoughts
         return facts.marks.begun_by(text)
-    return begun_in(_beginning(text, prompt, facts.answer_header), facts.marks)
+    return with_begun_thoughts(_beginning(text, prompt, facts.answer_header), facts.marks)
 
 
 def _beginning(prompt: str, messages: Messages, answer_header: str) -> str:

@@ -26,7 +26,7 @@ class FaithfulText:
         self.tokenizer = tokenizer
         pad = tokenizer.pad_token_id
         self.silent = {*ends, *([] if pad is None else [pad])}
-        self.anchor = self.encoded(ANCHOR)
+        self.anchor = self.encode(ANCHOR)
         self._shown = self._decoded(self.anchor)
 
     def __call__(self, tokens: Sequence[int]) -> str:
@@ -34,44 +34,49 @@ class FaithfulText:
         ids = list(tokens)
         while ids and ids[-1] in self.silent:
             ids.pop()
-        return self.named(ids)
+        return self.text_with_specials(ids)
 
-    def named(self, ids: Sequence[int]) -> str:
+    def text_with_specials(self, ids: Sequence[int]) -> str:
         """The text of tokens, ends and padding after the last word included by name."""
         whole = self._decoded([*self.anchor, *ids])
         # Where bytes are tokens, broken ones may take an anchor of bytes with them.
         return whole[len(self._shown) :] if whole.startswith(self._shown) else self._decoded(ids)
 
-    def encoded(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Token ids of a text, without those that the tokenizer puts around it."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def behind(self, text: str) -> list[int]:
+    def encode_after_anchor(self, text: str) -> list[int]:
         """Token ids of a text after the anchor, unless the anchor's own ids change by it."""
-        whole = self.encoded(ANCHOR + text)
+        whole = self.encode(ANCHOR + text)
         length = len(self.anchor)
-        return whole[length:] if whole[:length] == self.anchor else self.encoded(text)
+        return whole[length:] if whole[:length] == self.anchor else self.encode(text)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         as_written = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, **as_written))
 
 
-def ids_behind(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids that decode to this text when they follow others.
 
     Tokenizers of SentencePiece's kind put a space before any text, as if it were a beginning. So if the ids
     decode to another text, it is encoded after an anchor.
     """
     view = _view(tokenizer)
-    alone = view.encoded(text)
+    alone = view.encode(text)
     if view(alone) == text:
         return alone
     # Each part between added tokens is encoded by itself, because each would get a space.
     added = {token.content: n for n, token in tokenizer.added_tokens_decoder.items()}
     tokens = "|".join(re.escape(word) for word in sorted(added, key=len, reverse=True))
     parts = re.split(f"({tokens})", text) if tokens else [text]
-    behind = [n for part in parts if part for n in ([added[part]] if part in added else view.behind(part))]
+    behind = list[int]()
+    for part in parts:
+        if part in added:
+            behind.append(added[part])
+        elif part:
+            behind += view.encode_after_anchor(part)
     return behind if view(behind) == text else alone
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault
+from covey.models.template import HEADER, template_facts, thoughts_fault, with_begun_thoughts
 from covey.types import Problem
 from covey_verify.errors import DataError
 from covey_verify.extract import Thoughts
 from covey_verify.types import Messages
 
 
-def behind_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: str) -> str:
+def text_after_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: str) -> str:
     """The text of an answer after a prompt that may have opened thoughts; without any it closes them first.
 
     Raises DataError if the template does not show how an answer closes them.
@@ -62,7 +62,7 @@ def pairs_fault(
 def _header_opens(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, marks: Thoughts) -> bool | None:
     """Whether a turn's header opens thoughts; False if it closes them too, None if it has no marks."""
     header = tokenizer.decode(tokens).rstrip()
-    return begun_in(header, marks).begun if header.endswith((marks.open, marks.close)) else None
+    return with_begun_thoughts(header, marks).begun if header.endswith((marks.open, marks.close)) else None
 
 
 def _remedy(tokenizer: PreTrainedTokenizerBase, problem: Problem, opened: bool | None) -> str:

@@ -102,7 +102,7 @@ def add_value_head(policy: Policy) -> None:
     policy.value = ValueHead(policy.model.config.get_text_config().hidden_size, policy.device)
 
 
-def begun_from(policy: Policy) -> ValueModel:
+def value_model_from(policy: Policy) -> ValueModel:
     """A value model on a copy of the policy's trunk, with adapters merged and a head of 0."""
     plain: PreTrainedModel = policy.model
     if policy.adapter is not None:

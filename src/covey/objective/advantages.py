@@ -146,8 +146,9 @@ def running_baseline(
     rewards: Tensor,
     running_mean: Tensor,
     *,
-    decay: Decay = 0.95,  # noqa: ARG001 - read where the mean is kept: rollouts/judge.py
-    by: RoleColumn = None,  # noqa: ARG001 - as above
+    # Read where the mean is kept: rollouts/judge.py.
+    decay: Decay = 0.95,
+    by: RoleColumn = None,
 ) -> Tensor:
     """A_i = r_i - b_i, b the running mean of earlier rewards: b <- decay b + (1 - decay) r. (G,) -> (G,).
 

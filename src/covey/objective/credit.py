@@ -163,9 +163,10 @@ def segment_difference(
     segments: Sequence[StepRewards],
     mask: Tensor,
     *,
-    continuations: Continuations = 4,  # noqa: ARG001 - read where they are sampled: rollouts/segments.py
-    split_by: Segments = "lines",  # noqa: ARG001 - as above
-    most: MostSegments = 6,  # noqa: ARG001 - as above
+    # Read where continuations are sampled: rollouts/segments.py.
+    continuations: Continuations = 4,
+    split_by: Segments = "lines",
+    most: MostSegments = 6,
 ) -> Tensor:
     """A_t = V(end of t's segment) - V(its start), V the mean reward of continuations sampled from there.
 

@@ -210,7 +210,8 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
     quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
     metrics = {"value/mean": float(values[mask].double().mean())}
     # The whole completion first, under the plain name, then its quarters.
-    for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
+    quarters = {f"/quarter_{q + 1}": mask & (quarter == q) for q in range(4)}
+    for name, where in {"": mask, **quarters}.items():
         found = values[where].double()
         due = returns[where].double()
         if len(due) > 1:
@@ -305,10 +306,11 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
     counts = []
     sizes = []
     longest = []
-    # Each is the steps of one completion under one function.
-    for own in (s for g in groups for c in g.components.values() for s in c.steps if s.ends):
+    components = [component for group in groups for component in group.components.values()]
+    judged = [steps for component in components for steps in component.steps if steps.ends]
+    for steps in judged:  # of one completion under one function
         # Ends are the last tokens of steps, so the first step starts after -1.
-        lengths = np.diff(own.ends, prepend=-1)
+        lengths = np.diff(steps.ends, prepend=-1)
         counts.append(len(lengths))
         sizes.extend(lengths.tolist())
         longest.append(lengths.max() / lengths.sum())

@@ -152,7 +152,7 @@ Keyed = Callable[[Group], Iterable[tuple[bytes, float]]]
 def _by_completion(group: Group) -> Iterable[tuple[bytes, float]]:
     """Yield the tokens of each completion with its reward."""
     pairs = zip(group.completions, group.rewards.tolist(), strict=True)
-    return ((c.tokens.tobytes(), r) for c, r in pairs if r == r)  # noqa: PLR0124 - NaN: unscorable
+    return ((c.tokens.tobytes(), reward) for c, reward in pairs if not math.isnan(reward))
 
 
 def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:

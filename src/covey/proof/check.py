@@ -18,10 +18,10 @@ from covey.learner.batching import Batch, with_signal
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
-from covey.learner.process import caller_restored
+from covey.learner.process import restore_process_settings
 from covey.models.policy import Policy, weights_hash
 from covey.proof.direction import AGAINST, against, small_step, told_apart
-from covey.runs.reader import with_newest
+from covey.runs.reader import retry_with_newest
 from covey.sampling.base import Sampler
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
@@ -53,7 +53,7 @@ class Claim:
 
 def check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch from the config's model, data and rewards."""
-    return with_newest(loaded, lambda now: _check(now, console), console.say)
+    return retry_with_newest(loaded, lambda now: _check(now, console), console.say)
 
 
 def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
@@ -64,7 +64,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
             "steps of a run of this method, give `covey check` its folder"
         )
     stage = loaded.stages()[-1]
-    with caller_restored(), scratch_run(stage, console, StopSignal()) as run:
+    with restore_process_settings(), scratch_run(stage, console, StopSignal()) as run:
         config = run.loaded.config
         algorithm = run.loaded.algorithm
         console.doing("sampling one batch")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS, POLICIES
-from covey.learner.process import caller_restored, set_process
+from covey.learner.process import restore_process_settings, set_process
 from covey.models.forward import supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
@@ -84,7 +84,7 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
             f"trainer takes one config. Check {archive_of(stage, 1)}, the run before that"
         )
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
-    with caller_restored():
+    with restore_process_settings():
         set_process(loaded.config)  # the first adapters of a LoRA run are random
         return _repeated(stage, loaded, steps, console)
 

@@ -117,4 +117,6 @@ def _configured(folder: Path) -> list[int]:
     if not (folder / "generation_config.json").is_file():
         return []
     ends = GenerationConfig.from_pretrained(folder).eos_token_id
-    return ends if isinstance(ends, list) else [ends] if ends is not None else []
+    if ends is None:
+        return []
+    return ends if isinstance(ends, list) else [ends]

@@ -14,7 +14,7 @@ from covey.proof.descent import ShadowTrainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
 from covey.proof.shadow_given import Lessons, ShadowAnswer, ShadowExample, given_step
-from covey.runs.arithmetic import computing_as
+from covey.runs.arithmetic import compute_as_run
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
 from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
@@ -68,7 +68,7 @@ def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
             raise ConfigError(
                 f"{path} has changed since {stage} read it, so its steps cannot be repeated. Restore the file"
             )
-    with computing_as(stage):  # a template may print the date
+    with compute_as_run(stage):  # a template may print the date
         learned, held_out = (
             [_example(p) for p in encode_examples(policy, own, config)]
             for own in (source.examples, source.held_out)

@@ -43,39 +43,39 @@ class Ask(Protocol):
         """Return how the call ended, ``ok`` if there is any reply."""
 
 
-def blamed(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
+def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
     """Return the scores of a call; a text that hangs it, ends its process or raises in its own code gets 0.
 
     A text is to blame if that happens with it twice, and no hang or end without it. All else is the
-    function's fault or the machine's. Raises Failed for these, or RewardError if the function breaks its
+    function's fault or the machine's. Raises CallFailed for these, or RewardError if the function breaks its
     contract.
     """
-    found = ask((), seconds)
-    ended = _ended_by(found)
+    outcome = ask((), seconds)
+    ended = _ended_by(outcome)
     if ended is None:
-        return _scores(found, context)
+        return _scores(outcome, context)
     # The texts of a rehearsal are known to be harmless.
     guilty = None if context.rehearsal else _guilty(ask, count, seconds)
     if guilty is None:
-        raise CallFailed(ended.detail, _trace(found))
+        raise CallFailed(ended.detail, _trace(outcome))
     context.faults.append(f"{ended.detail}; {TO_BLAME if guilty else TRANSIENT}")
     if len(guilty) == count:
         return [guilty[i] for i in range(count)]
     # A function of a group may not take an empty text: in place of the guilty ones it gets an innocent one.
-    found = ask(guilty, seconds, next(i for i in range(count) if i not in guilty))
-    if _ended_by(found) is not None:
-        raise CallFailed(ended.detail, _trace(found))
-    return [guilty.get(i, score) for i, score in enumerate(_scores(found, context))]
+    outcome = ask(guilty, seconds, next(i for i in range(count) if i not in guilty))
+    if _ended_by(outcome) is not None:
+        raise CallFailed(ended.detail, _trace(outcome))
+    return [guilty.get(i, score) for i, score in enumerate(_scores(outcome, context))]
 
 
-def _scores(found: Outcome, context: Context) -> list[Score]:
-    if found.kind != "ok":
-        raise CallFailed(found.text, found.value or "")
-    return scores_of(found.value, context)
+def _scores(outcome: Outcome, context: Context) -> list[Score]:
+    if outcome.kind != "ok":
+        raise CallFailed(outcome.text, outcome.value or "")
+    return scores_of(outcome.value, context)
 
 
-def _trace(found: Outcome) -> str:
-    return found.value if isinstance(found.value, str) else str((found.value or {}).get("trace", ""))
+def _trace(outcome: Outcome) -> str:
+    return outcome.value if isinstance(outcome.value, str) else str((outcome.value or {}).get("trace", ""))
 
 
 def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
@@ -86,31 +86,31 @@ def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
     however many texts hang. A function that evaluates texts may take no empty one: it gets one text in the
     place of all, in the time of a whole call.
     """
-    begun = time.monotonic()
-    bare = ask(range(count), seconds)
-    refused = _by_text(bare)
-    if _ended_by(bare) is not None and not refused:
+    began = time.monotonic()
+    without_texts = ask(range(count), seconds)
+    needs_text = _by_text(without_texts)
+    if _ended_by(without_texts) is not None and not needs_text:
         return None
-    share = max(1.0, seconds / count) + 2 * (time.monotonic() - begun)
-    share = seconds if refused else min(seconds, share)
+    limit = max(1.0, seconds / count) + 2 * (time.monotonic() - began)
+    limit = seconds if needs_text else min(seconds, limit)
     others = {i: [j for j in range(count) if j != i] for i in range(count)}
-    alone = {i: _ended_by(ask(others[i], share, i if refused else None)) for i in range(count)}
+    alone = {i: _ended_by(ask(others[i], limit, i if needs_text else None)) for i in range(count)}
     return {i: score for i, score in alone.items() if score is not None}
 
 
-def _by_text(found: Outcome) -> bool:
-    return found.kind == "ok" and bool(found.value.get("by_text"))
+def _by_text(outcome: Outcome) -> bool:
+    return outcome.kind == "ok" and bool(outcome.value.get("by_text"))
 
 
-def _ended_by(found: Outcome) -> Score | None:
+def _ended_by(outcome: Outcome) -> Score | None:
     """Return the score of a text that hung, ended the process (an exit, a crash, memory) or raised itself."""
-    if found.kind == "timeout" or (found.kind == "ok" and "late" in found.value):
-        return Score(0.0, "timeout", detail=found.text or "no answer in time")
-    if found.kind == "crashed":
-        return Score(0.0, "crashed", detail=found.text)
-    raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
-    own_end = raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt"))
-    return Score(0.0, "crashed", detail=raised) if own_end or _by_text(found) else None
+    if outcome.kind == "timeout" or (outcome.kind == "ok" and "late" in outcome.value):
+        return Score(0.0, "timeout", detail=outcome.text or "no answer in time")
+    if outcome.kind == "crashed":
+        return Score(0.0, "crashed", detail=outcome.text)
+    raised = str(outcome.value.get("raised", "")) if outcome.kind == "ok" else outcome.text
+    ended_itself = raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt"))
+    return Score(0.0, "crashed", detail=raised) if ended_itself or _by_text(outcome) else None
 
 
 def with_texts(
@@ -121,27 +121,27 @@ def with_texts(
     >>> with_texts({"completions": ["a", "b"], "answer": ["1", "1"]}, [1], None, False)
     {'completions': ['a', ''], 'answer': ['1', '1']}
     """
-    found = dict(arguments)
-    for name in TEXTS & found.keys() if left_out else ():
-        value: Any = found[name]
+    changed = dict(arguments)
+    for name in TEXTS & changed.keys() if left_out else ():
+        value: Any = changed[name]
         if per_sample:
-            found[name] = _silent(value)
+            changed[name] = _silent(value)
         else:
             stand_ins = map(_silent, value) if instead is None else [value[instead]] * len(value)
             pairs = zip(value, stand_ins, strict=True)
-            found[name] = [other if i in left_out else own for i, (own, other) in enumerate(pairs)]
-    return found
+            changed[name] = [other if i in left_out else own for i, (own, other) in enumerate(pairs)]
+    return changed
 
 
-def _silent(said: Any) -> object:
-    if isinstance(said, str):
+def _silent(text: Any) -> object:
+    if isinstance(text, str):
         return ""
-    turns = [turn for turn in said if isinstance(turn, Mapping)]  # there are none among token ids
+    turns = [turn for turn in text if isinstance(turn, Mapping)]  # there are none among token ids
     return [{**turn, "content": ""} if turn.get("role") == "assistant" else turn for turn in turns]
 
 
 def scores_of(reply: CallReply, context: Context) -> list[Score]:
-    """Return the scores of a reply, and log its metrics. Raises Failed or RewardError."""
+    """Return the scores of a reply, and log its metrics. Raises CallFailed or RewardError."""
     for name, values in reply.get("logged", {}).items():
         for value in values:
             context.log_metric(name, value)
@@ -153,10 +153,10 @@ def scores_of(reply: CallReply, context: Context) -> list[Score]:
         raise error
     if "raised" in reply:
         raise CallFailed(reply["raised"], reply["trace"])
-    return [rebuilt(fields) for fields in reply["scores"]]
+    return [score_from_fields(fields) for fields in reply["scores"]]
 
 
-def rebuilt(fields: Mapping[str, Any]) -> Score:
+def score_from_fields(fields: Mapping[str, Any]) -> Score:
     """Return a Score from its fields as JSON."""
     steps = fields.get("steps")
     return Score(**{**fields, "steps": None if steps is None else tuple(map(tuple, steps))})

@@ -120,9 +120,9 @@ class Reward(RewardFunction):
         in_text = isinstance(prompt, str)
         replies = [context.reader.read(problem, c) for c in completions]
         # Built-in rewards look for <think> tags; users' functions get the completion as it was sampled.
-        said = [reply.tagged.text if self.ours else reply.text for reply in replies]
+        answers = [reply.tagged.text if self.ours else reply.text for reply in replies]
         # TRL's convention: the completions have the form of the prompt, strings or messages.
-        texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
+        texts = [text if in_text else [{"role": "assistant", "content": text}] for text in answers]
         row = Row(problem.id, prompt, problem.columns)
         available = self.offered(row, texts, [c.text for c in completions])
         if not self.per_sample:

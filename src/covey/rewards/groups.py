@@ -30,25 +30,16 @@ def assemble(
     If a score that would count could not be computed, the reward is unknown (NaN): the sum of the others
     would compare the completion with siblings that were paid for more.
     """
-    weights = {r.name: r.weight for r in rewards}
-    # Reward name -> G factors, 1 where its gate is open and 0 where it is closed.
-    counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(len(completions))] for r in rewards}
-    # Reward name -> (G,) float64, NaN where the reward gave no value.
-    values = {
-        name: np.array(
-            [np.nan if s.value is None else s.value * c for s, c in zip(own, counts[name], strict=True)]
-        )
-        for name, own in scores.items()
+    samples = range(len(completions))
+    weights = {reward.name: reward.weight for reward in rewards}
+    verdict = next((reward.name for reward in rewards if reward.verdict), "")
+    components = {
+        reward.name: _component(reward, scores, samples, reward.name == verdict) for reward in rewards
     }
-    steps = {
-        name: tuple(_steps(s, c) for s, c in zip(own, counts[name], strict=True))
-        for name, own in scores.items()
-        if any(s.steps is not None for s in own)
-    }
-    verdict = next((r.name for r in rewards if r.verdict), "")
+    values = {name: component.values for name, component in components.items()}
     # NaN has two meanings: a value of None alone does not apply and is left out of the sum, a lost score
     # makes the whole sum unknown.
-    unknown = [any(_lost(r, scores, i) for r in rewards) for i in range(len(completions))]
+    unknown = [any(_lost(reward, scores, sample) for reward in rewards) for sample in samples]
     totals = np.where(unknown, np.nan, combine(values, weights))
     scored = ~(np.isnan(np.stack(list(values.values()))).all(0) | unknown)
     if not (np.abs(totals[scored]) <= LARGEST_REWARD).all():
@@ -56,16 +47,22 @@ def assemble(
             f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
             f"is above {LARGEST_REWARD:g}, whose square no float32 holds; pay less"
         )
-    return Group(
-        problem,
-        prompt,
-        tuple(completions),
-        totals,
-        {
-            name: Component(values[name], weights[name], tuple(own), steps.get(name, ()), name == verdict)
-            for name, own in scores.items()
-        },
-    )
+    return Group(problem, prompt, tuple(completions), totals, components)
+
+
+def _component(
+    reward: Reward, scores: Mapping[str, Sequence[Score]], samples: Sequence[int], verdict: bool
+) -> Component:
+    """Return one reward's part of a group: its values are 0 behind a closed gate, NaN where it gave none."""
+    own = scores[reward.name]
+    # 1 where the gate is open, 0 where it is closed.
+    factors = [_gate_open(reward.gated_by, scores, sample) for sample in samples]
+    pairs = list(zip(own, factors, strict=True))
+    values = np.array([np.nan if score.value is None else score.value * factor for score, factor in pairs])
+    steps: tuple[StepRewards, ...] = ()
+    if any(score.steps is not None for score in own):
+        steps = tuple(_steps(score, factor) for score, factor in pairs)
+    return Component(values, reward.weight, tuple(own), steps, verdict)
 
 
 def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
@@ -100,7 +97,7 @@ def _steps(score: Score, factor: float) -> StepRewards:
     return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
 
 
-def credited(group: Group, credit: Credit) -> Group:
+def with_credit(group: Group, credit: Credit) -> Group:
     """Return the group as an algorithm trains on it.
 
     If steps are credited, the value of a function that gives steps is their sum.

@@ -1,7 +1,16 @@
 """The scorer, which scores completions while others are still being generated.
 
-Each completion is passed to the per-sample rewards as soon as it ends, each group to the others as soon
-as it is whole. Results are ordered by sample, never by arrival.
+From a completion to its reward:
+
+1. ``Scorer.begin_group`` makes a ``GroupScoring`` for the G completions of a problem.
+2. ``GroupScoring.add`` takes a completion that has ended. It starts the calls of the per-sample rewards,
+   and with the last completion those of the rewards that judge a group.
+3. ``Rewards.start_call`` makes a call where its function runs: a built-in one in a thread or on the event
+   loop, a user's one by its ``Caller`` in this process, in a worker, or in a process for each call.
+4. ``GroupScoring.result`` waits for all calls. A failed one gives scores without a value.
+5. ``groups.assemble`` applies gates and weights to the scores, and returns the ``Group`` with its rewards.
+
+Results are ordered by sample, never by arrival.
 """
 
 from __future__ import annotations
@@ -22,7 +31,18 @@ from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
 from covey.rewards.reading import Reader
 from covey.rewards.serving import UserSetup
-from covey.rewards.worker import ASYNC_CALLS, Inline, Isolated, Link, Worker, WorkerLink, sent
+from covey.rewards.worker import (
+    ASYNC_CALLS,
+    Caller,
+    Inline,
+    Isolated,
+    Link,
+    UserCall,
+    Worker,
+    WorkerLink,
+    arguments_to_send,
+    scores_by,
+)
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, described, trace_of
 from covey_verify.extract import content_text, text_of
@@ -42,7 +62,11 @@ class Rewards:
         noise: float = 0.0,
         sandbox: Mapping[str, object] | None = None,
     ) -> None:
-        self.rewards, self.timeout, self.max_infra = tuple(rewards), timeout, max_infra
+        self.rewards = tuple(rewards)
+        self.timeout = timeout
+        """Seconds for a call of a function that declares no limit of its own."""
+        self.max_infra = max_infra
+        """Largest fraction of a step's calls that may fail."""
         self.noise = noise
         """Fraction of the labels that are flipped before training."""
         self.sandbox = sandbox
@@ -50,11 +74,11 @@ class Rewards:
         self.reader = Reader()
         """The reader of completions, set when the model is loaded, whose texts it knows."""
         self.executor = Executor()
-        # Reward name -> the caller of its process; filled at the first call.
-        self.apart: dict[str, Worker | Isolated | Inline] = {}
+        self.callers: dict[str, Caller] = {}
+        """A user's function, by name -> its caller; filled at the first call."""
         self.link: Callable[[UserSetup], WorkerLink] = Link
         """Starts the process of a worker."""
-        self.shown: set[str] = set()
+        self.reported: set[str] = set()
         """Functions whose first failure has been printed."""
 
     def __iter__(self) -> Iterator[Reward]:
@@ -88,12 +112,12 @@ class Rewards:
 
         Raises RewardError.
         """
-        group = Scorer(self, strict=strict).group(problem, prompt, len(completions))
+        group = Scorer(self, strict=strict).begin_group(problem, prompt, len(completions))
         for sample, completion in enumerate(completions):
             group.add(sample, completion)
         return group.result()
 
-    def submit(
+    def start_call(
         self, reward: Reward, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> Call[Any]:
         """Start one call of a reward function and return it, without waiting.
@@ -101,47 +125,50 @@ class Rewards:
         A user's function is called where it declares, a built-in one in a thread or on the event loop.
         """
         arguments = reward.arguments(problem, completions, context)
-        limit = reward.options.timeout or self.timeout  # seconds
-        if not reward.ours:
-            # This thread only waits, for calls that are timed one by one.
-            given = arguments if reward.place == "inline" else sent(reward, arguments)
-            called = partial(self._apart(reward).call, problem, given, len(completions), context, limit)
-            return self.executor.submit(reward.name, waiting_threads(reward), called, math.inf)
-        if reward.is_async:
-            return self.executor.submit_async(reward.function(**arguments), limit)
-        called = partial(reward.function, **arguments)
-        size = threads(reward)
-        return self.executor.submit("shared" if size > 1 else reward.name, size, called, limit)
+        seconds = reward.options.timeout or self.timeout
+        if reward.ours and reward.is_async:
+            return self.executor.submit_async(reward.function(**arguments), seconds)
+        if reward.ours:
+            size = threads(reward)
+            pool = "shared" if size > 1 else reward.name
+            return self.executor.submit(pool, size, partial(reward.function, **arguments), seconds)
+        if reward.place != "inline":
+            arguments = arguments_to_send(reward, arguments)
+        call = UserCall(problem, arguments, len(completions), context, seconds)
+        # This thread only waits, for calls that are timed one by one.
+        wait = partial(scores_by, self._caller(reward), call)
+        return self.executor.submit(reward.name, waiting_threads(reward), wait, math.inf)
 
-    def _apart(self, reward: Reward) -> Worker | Isolated | Inline:
+    def _caller(self, reward: Reward) -> Caller:
         """Return the caller of a user's reward, its process started if needed.
 
         Raises RewardError if it cannot start.
         """
-        if reward.name not in self.apart:
-            if reward.place == "inline":
-                self.apart[reward.name] = Inline(reward, self.executor, threads(reward))
-            elif reward.place in ("process", "sandbox"):
-                self.apart[reward.name] = Isolated(reward)
-            else:
-                worker = Worker(reward, self.link)
-                worker.start()
-                self.apart[reward.name] = worker
-        return self.apart[reward.name]
+        caller = self.callers.get(reward.name)
+        if caller is not None:
+            return caller
+        if reward.place == "inline":
+            caller = Inline(reward, self.executor, threads(reward))
+        elif reward.place in ("process", "sandbox"):
+            caller = Isolated(reward)
+        else:
+            worker = Worker(reward, self.link)
+            worker.start()
+            caller = worker
+        self.callers[reward.name] = caller
+        return caller
 
-    def show_first(self, reward: Reward, problem: Problem, why: str) -> None:
+    def report_failure(self, reward: Reward, problem: Problem, reason: str) -> None:
         """Print why a call failed, the first time for each function."""
-        if reward.name not in self.shown:
-            self.shown.add(reward.name)
-            print(f"reward {reward.name} on problem {problem.id} failed: {why}", file=sys.stderr)
+        if reward.name not in self.reported:
+            self.reported.add(reward.name)
+            print(f"reward {reward.name} on problem {problem.id} failed: {reason}", file=sys.stderr)
 
-    def failed(self, reward: Reward, problem: Problem, error: Exception) -> Score:
+    def score_of_failure(self, reward: Reward, problem: Problem, error: Exception) -> Score:
         """Return the score of a failed call (raised or hung); print a function's first failure."""
-        words = _in_words(reward, error)
-        told = isinstance(error, TimeoutError | JudgeFailed)  # their traces show the waiter only
-        trace = error.trace if isinstance(error, CallFailed) else "" if told else trace_of(error)
-        self.show_first(reward, problem, f"{words}\n{trace}")
-        return Score(None, "infra_error", detail=words[:300])
+        reason = _reason_of_failure(reward, error)
+        self.report_failure(reward, problem, f"{reason}\n{_trace_of_failure(error)}")
+        return Score(None, "infra_error", detail=reason[:300])
 
 
 def threads(reward: Reward) -> int:
@@ -204,23 +231,23 @@ class Scorer:
         for name, values in stats.logged.items():
             self.context.logged.setdefault(name, []).extend(values)
 
-    def group(self, problem: Problem, prompt: np.ndarray, size: int) -> GroupScoring:
+    def begin_group(self, problem: Problem, prompt: np.ndarray, size: int) -> GroupScoring:
         """Begin a group, to which completions are added as they end."""
         return GroupScoring(self, problem, prompt, size)
 
-    def text(self, problem: Problem, said: str | Messages) -> GroupScoring:
+    def begin_text(self, problem: Problem, answer: str | Messages) -> GroupScoring:
         """Begin a group of one completion, of which only the text or the turns are known."""
-        group = self.group(problem, np.zeros(0, np.int64), 1)
-        group.add(0, completion_of(said, tokens=0))
+        group = self.begin_group(problem, np.zeros(0, np.int64), 1)
+        group.add(0, completion_of(answer, tokens=0))
         return group
 
     def score(self, reward: Reward, problem: Problem, text: str) -> Score:
         """Return one function's score of a text, ignoring its gate. Raises RewardError."""
-        call = self.rewards.submit(reward, problem, [completion_of(text)], self.context)
-        (score,) = self.scores(reward, problem, call, 1)
+        call = self.rewards.start_call(reward, problem, [completion_of(text)], self.context)
+        (score,) = self.await_scores(reward, problem, call, 1)
         return score
 
-    def scores(self, reward: Reward, problem: Problem, call: Call[Any], count: int) -> list[Score]:
+    def await_scores(self, reward: Reward, problem: Problem, call: Call[Any], count: int) -> list[Score]:
         """Wait for a call's scores. Raises RewardError; if ``strict``, also where the function raised."""
         try:
             returned = call.result()
@@ -228,8 +255,8 @@ class Scorer:
             raise  # a user's mistake, not a failure of what judges
         except Exception as error:
             if self.strict:
-                raise reward.broken(problem.id, _in_words(reward, error)) from error
-            return [self.rewards.failed(reward, problem, error)] * count
+                raise reward.broken(problem.id, _reason_of_failure(reward, error)) from error
+            return [self.rewards.score_of_failure(reward, problem, error)] * count
         # The caller of a user's function has already checked the returned values and made Scores of them.
         return returned if not reward.ours else reward.scores(problem.id, returned, count)
 
@@ -244,81 +271,85 @@ class PendingCall(NamedTuple):
     call: Call[Any]
 
 
-class SkippedCall(NamedTuple):
-    """A call that was not made because the completion's environment is gone."""
-
-    reward: Reward
-    sample: int
-
-
 class GroupScoring:
     """A group whose completions are being scored."""
 
     def __init__(self, scorer: Scorer, problem: Problem, prompt: np.ndarray, size: int) -> None:
-        self.scorer, self.problem, self.prompt, self.size = scorer, problem, prompt, size
+        self.scorer = scorer
+        self.problem = problem
+        self.prompt = prompt
+        self.size = size
         self.completions: dict[int, Completion] = {}
         self.calls: list[PendingCall] = []
-        self.skipped: list[SkippedCall] = []
+        self.scores = {reward.name: [Score(None)] * size for reward in scorer.rewards}
+        """Reward name -> G scores; those of calls are filled in by ``result``."""
 
     def add(self, sample: int, completion: Completion) -> None:
         """Add a completion that has ended, and start the calls that it makes possible."""
         self.completions[sample] = completion
         for reward in self.scorer.rewards:
             if reward.per_sample:
-                self._submit(reward, [sample])
+                self._start_call(reward, [sample])
             elif len(self.completions) == self.size:
-                self._submit(reward, range(self.size))
+                self._start_call(reward, range(self.size))
 
-    def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
-        scorer = self.scorer
-        # They get LOST in ``result``, so a group's function still judges the siblings.
-        gone = [s for s in samples if lacks_environment(reward, self.problem, self.completions[s])]
-        self.skipped += [SkippedCall(reward, sample) for sample in gone]
-        samples = [s for s in samples if s not in gone]
-        if not samples:
+    def _start_call(self, reward: Reward, samples: Sequence[int]) -> None:
+        judged = list[int]()
+        for sample in samples:
+            if lacks_environment(reward, self.problem, self.completions[sample]):
+                # A function of a group still judges the siblings.
+                self.scores[reward.name][sample] = LOST
+            else:
+                judged.append(sample)
+        if not judged:
             return
-        completions = [self.completions[s] for s in samples]
+        scorer = self.scorer
+        completions = [self.completions[sample] for sample in judged]
         context = scorer.context.of_call()
-        call = scorer.rewards.submit(reward, self.problem, completions, context)
-        self.calls.append(PendingCall(reward, samples, context, call))
+        call = scorer.rewards.start_call(reward, self.problem, completions, context)
+        self.calls.append(PendingCall(reward, judged, context, call))
         scorer.calls += 1
-        scorer.completions += len(samples)
+        scorer.completions += len(judged)
 
     def result(self) -> Group:
         """Wait for all scores. Raises RewardError."""
-        rewards, begun = self.scorer.rewards.rewards, time.perf_counter()
-        # Reward name -> G scores; Score(None) where a group lost every environment.
-        found = {r.name: [Score(None)] * self.size for r in rewards}
+        rewards = self.scorer.rewards
+        began = time.perf_counter()
         for reward, samples, context, call in self.calls:
-            scores = context.with_extra(self.scorer.scores(reward, self.problem, call, len(samples)))
+            scores = self.scorer.await_scores(reward, self.problem, call, len(samples))
             for fault in context.faults:
-                self.scorer.rewards.show_first(reward, self.problem, fault)
-            for sample, score in zip(samples, scores, strict=True):
-                found[reward.name][sample] = score
-        for reward, sample in self.skipped:
-            found[reward.name][sample] = LOST
-        self.scorer.waited += time.perf_counter() - begun
-        completions = [self.completions[s] for s in range(self.size)]
-        return assemble(self.problem, self.prompt, completions, rewards, found)
+                rewards.report_failure(reward, self.problem, fault)
+            for sample, score in zip(samples, context.with_extra(scores), strict=True):
+                self.scores[reward.name][sample] = score
+        self.scorer.waited += time.perf_counter() - began
+        completions = [self.completions[sample] for sample in range(self.size)]
+        return assemble(self.problem, self.prompt, completions, rewards.rewards, self.scores)
 
 
-def completion_of(said: str | Messages, tokens: int = 1) -> Completion:
+def completion_of(answer: str | Messages, tokens: int = 1) -> Completion:
     """Return a completion of a text or of turns that were not sampled, with ``tokens`` zero ids."""
-    turns = (
-        ()
-        if isinstance(said, str)
-        else tuple({**turn, "content": content_text(turn.get("content"))} for turn in said)
-    )
-    text = said if isinstance(said, str) else text_of(list(turns))
-    # One turn without calls is a text, whose calls are still to be read.
-    called = len(turns) > 1 or any(turn.get("tool_calls") for turn in turns)
-    transcript = Transcript(turns if called else ())
+    transcript = Transcript()
+    if isinstance(answer, str):
+        text = answer
+    else:
+        turns = tuple({**turn, "content": content_text(turn.get("content"))} for turn in answer)
+        text = text_of(list(turns))
+        # One turn without calls is a text, whose calls are still to be read.
+        if len(turns) > 1 or any(turn.get("tool_calls") for turn in turns):
+            transcript = Transcript(turns)
     ids = np.zeros(tokens, np.int64)
     return Completion(ids, np.zeros(tokens, np.float32), text, "stop", transcript=transcript)
 
 
-def _in_words(reward: Reward, error: Exception) -> str:
-    """Return the reason why a call failed, for the console."""
+def _reason_of_failure(reward: Reward, error: Exception) -> str:
     if isinstance(error, CallFailed | JudgeFailed):
         return str(error)  # it was put into words where it happened
     return described(error, reward.file)
+
+
+def _trace_of_failure(error: Exception) -> str:
+    if isinstance(error, CallFailed):
+        return error.trace
+    if isinstance(error, TimeoutError | JudgeFailed):  # their traces show the waiter only
+        return ""
+    return trace_of(error)

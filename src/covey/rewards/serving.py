@@ -104,10 +104,10 @@ def serve_user(setup: UserSetup) -> None:
             send(CHANNEL, {"id": request["id"], **answer})
 
     async def later(request: CallRequest) -> None:
-        reply(request, await answered_later(reward, request))
+        reply(request, await handle_call_async(reward, request))
 
     def now(request: CallRequest) -> None:
-        reply(request, answered(reward, request))
+        reply(request, handle_call(reward, request))
 
     while True:
         try:
@@ -131,8 +131,8 @@ def answer_once(setup: UserSetup, request: CallRequest) -> CallReply:
     except BaseException as error:
         return {"raised": described(error, ""), "trace": trace_of(error)}
     if reward.is_async:
-        return asyncio.run(answered_later(reward, request))
-    return answered(reward, request)
+        return asyncio.run(handle_call_async(reward, request))
+    return handle_call(reward, request)
 
 
 def _settings(setup: UserSetup) -> dict[str, object]:
@@ -150,27 +150,27 @@ def _logged(context: Context) -> CallReply:
     return {"logged": context.logged, "extra": context.extra}
 
 
-def answered(reward: Reward, request: CallRequest) -> CallReply:
+def handle_call(reward: Reward, request: CallRequest) -> CallReply:
     """Call a reward function and return the outcome as plain values."""
     context = Context(request["step"])
-    found = replied(reward, request["problem"], _arguments(reward, request, context), request["count"])
+    found = call_reward(reward, request["problem"], _arguments(reward, request, context), request["count"])
     return {**found, **_logged(context)}
 
 
-async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
+async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
     """Await a call of an async reward function and return the outcome; ``late`` if it took too long."""
     context = Context(request["step"])
     arguments = _arguments(reward, request, context)
     clock = asyncio.timeout(request["seconds"])
     try:
         async with clock:
-            found = await replied_later(reward, request["problem"], arguments, request["count"])
+            found = await call_reward_async(reward, request["problem"], arguments, request["count"])
     except TimeoutError:
         found = {"late": True}
     return {**found, **_logged(context)}
 
 
-def replied(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
+def call_reward(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
     """Call a reward function and return its scores, or how it failed."""
     try:
         return _scores(reward, row, reward.function(**arguments), count)
@@ -178,7 +178,9 @@ def replied(reward: Reward, row: str, arguments: Mapping[str, object], count: in
         return _failure(reward, error)
 
 
-async def replied_later(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
+async def call_reward_async(
+    reward: Reward, row: str, arguments: Mapping[str, object], count: int
+) -> CallReply:
     """Await a call of an async reward function and return its scores, or how it failed."""
     try:
         return _scores(reward, row, await reward.function(**arguments), count)

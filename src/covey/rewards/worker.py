@@ -20,11 +20,11 @@ from concurrent.futures import Future, InvalidStateError
 from functools import cache, partial
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from covey.rewards.blame import CallFailed, WorkerLost, blamed, with_texts
+from covey.rewards.blame import CallFailed, WorkerLost, scores_with_blame, with_texts
 from covey.rewards.contract import SERVING, Context, Reward
-from covey.rewards.serving import CallReply, CallRequest, UserSetup, replied, replied_later
+from covey.rewards.serving import CallReply, CallRequest, UserSetup, call_reward, call_reward_async
 from covey.types import Problem
 from covey_verify.contract import FROM_TRAINER, own_copy
 from covey_verify.errors import RewardError
@@ -72,13 +72,46 @@ class WorkerLink(Protocol):
     """The reason why it no longer answers; None while it does."""
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
-        """Send a request and return the future of its reply. Raises Failed if the process has ended."""
+        """Send a request and return the future of its reply. Raises CallFailed if the process has ended."""
 
     def kept_waiting(self, look: bool = True) -> float:
         """Return the seconds in which it had no processor, as far as known; without ``look`` as last seen."""
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
+
+
+class UserCall(NamedTuple):
+    """A call of a user's reward function."""
+
+    problem: Problem
+    arguments: Mapping[str, object]
+    completions: int
+    """The number of completions."""
+    context: Context
+    seconds: float
+
+
+class Caller(Protocol):
+    """Calls a user's function in the place that it declares: ``Worker``, ``Isolated`` or ``Inline``."""
+
+    reward: Reward
+
+    def attempt(self, call: UserCall) -> Outcome:
+        """Make a call and return how it ended, ``ok`` if there was any reply."""
+
+
+def scores_by(caller: Caller, call: UserCall) -> list[Score]:
+    """Return the scores of a call; a text that is to blame for a failure gets 0.
+
+    Raises CallFailed where the function itself fails, RewardError where it breaks its contract.
+    """
+
+    def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
+        arguments = with_texts(call.arguments, left_out, instead, caller.reward.per_sample)
+        return caller.attempt(call._replace(arguments=arguments, seconds=wall))
+
+    return scores_with_blame(ask, call.completions, call.context, call.seconds)
 
 
 @cache
@@ -116,23 +149,10 @@ class Worker:
             self.links.append(self.link(setup_of(self.reward)))
             return self.links[0]
 
-    def call(
-        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
-    ) -> list[Score]:
-        """Return the function's scores of ``count`` completions; see ``blamed``.
-
-        Raises Failed, or RewardError if the function breaks its contract.
-        """
-
-        def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
-            own = with_texts(arguments, left_out, instead, self.reward.per_sample)
-            return self._outcome(request_of(self.reward, problem, own, count, context, wall))
-
-        return blamed(ask, count, context, seconds)
-
-    def _outcome(self, message: CallRequest) -> Outcome:
-        """Make a call and return its outcome, ``ok`` if there is any reply. Raises Lost or RewardError."""
-        seconds = message["seconds"]
+    def attempt(self, call: UserCall) -> Outcome:
+        """Make a call; see ``Caller``. Raises WorkerLost if one machine after another is lost."""
+        message = request_of(self.reward, call)
+        seconds = call.seconds
         # Where calls overlap, another call may have ended the process, so a failed call is made once more.
         last, lost = not self.overlaps, 0
         while True:
@@ -177,24 +197,14 @@ class Isolated:
         else:
             self.server = reward.box.host(preload, PACKAGE, [code_folder(module)], path)
 
-    def call(
-        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
-    ) -> list[Score]:
-        """Return the function's scores of ``count`` completions; see ``blamed``.
-
-        Raises Failed, or RewardError if the function breaks its contract.
-        """
-
-        def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
-            own = with_texts(arguments, left_out, instead, self.reward.per_sample)
-            request = request_of(self.reward, problem, own, count, context, wall)
-            limits = Limits(wall=wall, cpu=math.ceil(wall), memory=8 << 30)
-            found = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
-            if found.kind in ("crashed", "flood"):
-                return Outcome("crashed", text=f"it ended its own process ({found.text})")
-            return found
-
-        return blamed(ask, count, context, seconds)
+    def attempt(self, call: UserCall) -> Outcome:
+        """Make a call; see ``Caller``."""
+        request = request_of(self.reward, call)
+        limits = Limits(wall=call.seconds, cpu=math.ceil(call.seconds), memory=8 << 30)
+        outcome = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+        if outcome.kind in ("crashed", "flood"):
+            return Outcome("crashed", text=f"it ended its own process ({outcome.text})")
+        return outcome
 
 
 class Inline:
@@ -204,28 +214,20 @@ class Inline:
         """``size`` of its calls may be under way at once."""
         self.reward, self.executor, self.size = reward, executor, size
 
-    def call(
-        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
-    ) -> list[Score]:
-        """Return the function's scores of ``count`` completions; see ``blamed``.
+    def attempt(self, call: UserCall) -> Outcome:
+        """Make a call; see ``Caller``."""
+        try:
+            return Outcome("ok", self._submit(call, own_copy(call.arguments)).result())
+        except TimeoutError:
+            return Outcome("timeout", text=f"no answer within {call.seconds:g} s")
 
-        Raises Failed, or RewardError if the function breaks its contract.
-        """
-
-        def ask(left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
-            own = with_texts(own_copy(arguments), left_out, instead, self.reward.per_sample)
-            try:
-                return Outcome("ok", self._submit(problem.id, own, count, wall).result())
-            except TimeoutError:
-                return Outcome("timeout", text=f"no answer within {wall:g} s")
-
-        return blamed(ask, count, context, seconds)
-
-    def _submit(self, row: str, own: Mapping[str, object], count: int, wall: float) -> Call[CallReply]:
+    def _submit(self, call: UserCall, arguments: Mapping[str, object]) -> Call[CallReply]:
+        problem = call.problem.id
         if self.reward.is_async:
-            return self.executor.submit_async(replied_later(self.reward, row, own, count), wall)
-        called = partial(replied, self.reward, row, own, count)
-        return self.executor.submit(f"{self.reward.name}, inline", self.size, called, wall)
+            reply = call_reward_async(self.reward, problem, arguments, call.completions)
+            return self.executor.submit_async(reply, call.seconds)
+        work = partial(call_reward, self.reward, problem, arguments, call.completions)
+        return self.executor.submit(f"{self.reward.name}, inline", self.size, work, call.seconds)
 
 
 def setup_of(reward: Reward) -> UserSetup:
@@ -250,21 +252,14 @@ def setup_of(reward: Reward) -> UserSetup:
     return setup
 
 
-def request_of(
-    reward: Reward,
-    problem: Problem,
-    arguments: Mapping[str, object],
-    count: int,
-    context: Context,
-    seconds: float,
-) -> CallRequest:
+def request_of(reward: Reward, call: UserCall) -> CallRequest:
     """Return one call as plain values. Raises RewardError if a column would not arrive as it is."""
     return {
-        "problem": problem.id,
-        "arguments": sendable(reward, arguments, "column"),
-        "count": count,
-        "step": context.step,
-        "seconds": seconds,
+        "problem": call.problem.id,
+        "arguments": sendable(reward, call.arguments, "column"),
+        "count": call.completions,
+        "step": call.context.step,
+        "seconds": call.seconds,
     }
 
 
@@ -291,7 +286,7 @@ class Link:
         threading.Thread(target=self._listen, name="reward answers", daemon=True).start()
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
-        """Send a request and return the future of its reply. Raises Failed if the process has ended."""
+        """Send a request and return the future of its reply. Raises CallFailed if the process has ended."""
         future = Future[CallReply]()
         with self.lock:
             if self.gone is not None:
@@ -379,6 +374,6 @@ def _close(links: list[WorkerLink]) -> None:
         links.pop().close("the run is over")
 
 
-def sent(reward: Reward, arguments: Mapping[str, object]) -> dict[str, object]:
+def arguments_to_send(reward: Reward, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments that are sent with each call; the worker already has the others."""
     return {k: v for k, v in arguments.items() if k not in reward.settings and k not in FROM_TRAINER}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from covey.config.sampling import Rollout
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key
-from covey.rollouts.groups import Progress, gathered
+from covey.rollouts.groups import Progress, complete_groups
 from covey.rollouts.prefetch import CompletionStore, stored_or_sampled
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
@@ -55,7 +55,7 @@ class Drawing:
         """Draw all groups at once."""
         requests = [draw.request for draw in draws]
         groups = [
-            d.scorer.group(d.prompted.problem, d.prompted.tokens, len(d.request.streams)) for d in draws
+            d.scorer.begin_group(d.prompted.problem, d.prompted.tokens, len(d.request.streams)) for d in draws
         ]
         tickets = [draw.ticket for draw in draws if draw.ticket is not None]
         # Only draws ahead of their step have tickets, and only these are worth storing.
@@ -63,7 +63,7 @@ class Drawing:
             drawn = self.sampler.sample(requests, self.params)
         else:
             drawn = stored_or_sampled(self.sampler, self.store, tickets, requests, self.params)
-        for number, group in gathered(groups, drawn, progress):
+        for number, group in complete_groups(groups, drawn, progress):
             yield number, PendingGroup(group, requests[number])
 
 

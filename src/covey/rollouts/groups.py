@@ -34,11 +34,11 @@ def score_all(
     numbers = share(len(requests), sampler)
 
     def ours() -> dict[int, Group]:
-        asked = [problems[n] for n in numbers]
-        own = [requests[n] for n in numbers]
+        own_problems = [problems[n] for n in numbers]
+        own_requests = [requests[n] for n in numbers]
         # place: a request's number among this process' own; number: among all.
-        whole = dict(score_each(asked, own, sampler, params, scorer, progress))
-        return {number: whole[place].result() for place, number in enumerate(numbers)}
+        scorings = dict(score_each(own_problems, own_requests, sampler, params, scorer, progress))
+        return {number: scorings[place].result() for place, number in enumerate(numbers)}
 
     return gather_groups(problems, ours)
 
@@ -54,12 +54,12 @@ def gather_groups(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, 
     """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
     def sent() -> Mapping[int, Group]:
-        made = ours()
+        groups = ours()
         # Every process has the problems already, so they are not sent.
-        return made if world_size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
+        return groups if world_size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in groups.items()}
 
-    found = {number: group for part in gather_from_all(sent) for number, group in part.items()}
-    return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
+    by_number = {number: group for part in gather_from_all(sent) for number, group in part.items()}
+    return [replace(by_number[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
 
 
 def score_each(
@@ -72,11 +72,11 @@ def score_each(
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Yield the groups of ``score_all``, each with its number once its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
-    groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
-    return gathered(groups, sampler.sample(requests, params), progress)
+    groups = [scorer.begin_group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
+    return complete_groups(groups, sampler.sample(requests, params), progress)
 
 
-def gathered(
+def complete_groups(
     groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Add completions to their groups as they end; yield each group with its number once it is complete."""

@@ -12,7 +12,7 @@ from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.data import FilterData
-from covey.rewards.groups import credited, with_label_noise
+from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Scorer
 from covey.rollouts.draw import PendingGroup
 from covey.types import Baselines, Credit, Group
@@ -31,7 +31,7 @@ def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
         group = with_label_noise(group, rewards.rewards, rewards.noise, pending.request.streams)
     if greedy is not None:
         group = replace(group, baselines=Baselines(greedy_reward=float(greedy.rewards[0])))
-    return credited(group, credit)
+    return with_credit(group, credit)
 
 
 def passes_filter(group: Group, algorithm: Algorithm) -> bool:

@@ -125,28 +125,28 @@ class Rollouts:
         if self.store is not None:
             self.store.passed(step, position.cursor)
         scorer = Scorer(self.rewards, step)
-        found = self._rounds(step, position.cursor, scorer)
-        kept, means = with_running_means(found.kept, position.means, self.algorithm)
-        groups = [*kept, *found.filtered]
+        sampled = self._rounds(step, position.cursor, scorer)
+        kept, means = with_running_means(sampled.kept, position.means, self.algorithm)
+        groups = [*kept, *sampled.filtered]
         # Canaries are made of one problem per step, in turn.
-        asked = groups[step % len(groups)].problem
-        refused = on_rank_zero(partial(ask_canaries, scorer, asked, position.refused))
+        problem = groups[step % len(groups)].problem
+        refused = on_rank_zero(partial(ask_canaries, scorer, problem, position.refused))
         elsewhere = on_rank_zero(partial(paid_elsewhere, scorer, groups))
         # Each process has counted only the groups that it judged.
         stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
-        for index, group in found.by_problem.items():
+        for index, group in sampled.by_problem.items():
             self.difficulty.update(index, group.pass_rate)
-        metrics = {**self._metrics(found, kept, groups, stats), **elsewhere}
+        metrics = {**self._metrics(sampled, kept, groups, stats), **elsewhere}
         remembered: Memory = {}
         if self.chooser.remembers:
             metrics |= self.difficulty.metrics()
             remembered = self.difficulty.state()
         return RolloutBatch(
             groups=kept,
-            filtered=found.filtered,
-            position=Position(position.cursor + found.used, remembered, unjudged, refused, means),
+            filtered=sampled.filtered,
+            position=Position(position.cursor + sampled.used, remembered, unjudged, refused, means),
             version=self.sampler.version,
             scoring=stats,
             metrics=metrics,
@@ -211,9 +211,9 @@ class Rollouts:
         """Draw this process' part of some places of the data before their step, in the sampling thread."""
         torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
         step, cursor = self.under_way
-        own = self._own(tickets)
+        own_tickets = self._own(tickets)
         draws = []
-        for ticket in own:
+        for ticket in own_tickets:
             choice = self.chooser.at(ticket)
             # Filtering moves groups to other steps; rewards get the step as it would be without.
             likely = step + (ticket - cursor) // self.rollout.prompts_per_step
@@ -221,16 +221,16 @@ class Rollouts:
             draws.append(Draw(self.problems[choice.problem], request, Scorer(self.rewards, likely), ticket))
         # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
         for number, pending in self.draw(draws, lambda *_: ended()):
-            yield own[number], pending
+            yield own_tickets[number], pending
 
     def _take_drawn(
         self, prefetcher: Prefetcher[PendingGroup], step: int, tickets: range
     ) -> dict[int, PendingGroup]:
         """Take this process' part of a round drawn ahead, and let the thread draw on."""
-        own = self._own(tickets)
+        own_tickets = self._own(tickets)
         # This round and the first rounds of the steps ahead are certain to be used, whatever is filtered.
         until = tickets.stop + self._certain(step) * self.rollout.prompts_per_step
-        drawn = zip(own, prefetcher.take(own, until, self.progress), strict=True)
+        drawn = zip(own_tickets, prefetcher.take(own_tickets, until, self.progress), strict=True)
         # Places of the data -> numbers in the round.
         return {ticket - tickets.start: pending for ticket, pending in drawn}
 

@@ -21,15 +21,15 @@ from covey.runs.reader import read_environment
 from covey.system.processes import on_rank_zero
 
 
-def run_behind(loaded: ResolvedConfig) -> Path | None:
+def source_run(loaded: ResolvedConfig) -> Path | None:
     """Return the folder of the run that a config records, or that made its model; None without one."""
     model = loaded.config.model
     if loaded.run is not None or not isinstance(model, str):
         return loaded.run
-    return run_around(loaded.folder / model)
+    return enclosing_run(loaded.folder / model)
 
 
-def run_around(place: Path) -> Path | None:
+def enclosing_run(place: Path) -> Path | None:
     """Return the run in whose folder a model lies: in `final`, `checkpoints/...` or `sync/...`."""
     above = list(place.resolve().parents)[:2] if place.is_dir() else []
     return next((p for p in above if all((p / name).is_file() for name in ("config.yaml", "env.json"))), None)
@@ -50,7 +50,7 @@ def follow_run(run: Path | None) -> None:
 
 
 @contextmanager
-def computing_as(run: Path | None) -> Iterator[None]:
+def compute_as_run(run: Path | None) -> Iterator[None]:
     """Do ``follow_run`` inside the block and undo it after: the process belongs to the caller."""
     before = followed()
     time = rendered_at()
@@ -62,7 +62,7 @@ def computing_as(run: Path | None) -> Iterator[None]:
         render_at(time)
 
 
-def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
+def arithmetic_notes(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
     """Yield notes on what cannot be as in the run: rounded products, and the date in the prompts."""
     if _rounded(run) and config.precision == "auto" and not policy.rounds:
         yield (
@@ -77,7 +77,7 @@ def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str
         )
 
 
-def rounded_so_far(run: Path, policy: Policy, resumes: bool) -> bool:
+def any_step_rounded(run: Path, policy: Policy, resumes: bool) -> bool:
     """Whether this process or an earlier one computed some of a run's steps with less than float32."""
     before = (read_environment(run) or {}).get("rounded", False) if resumes else False
     return before or policy.rounded

@@ -27,12 +27,12 @@ class Best:
     """Number of evaluations that were compared."""
 
     @property
-    def fell(self) -> bool:
+    def is_worse_now(self) -> bool:
         """Whether sampled accuracy is lower now than at the best evaluation."""
         return self._change.value < 0
 
     @property
-    def clear(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the fall is larger than chance explains, by the paired 95 % interval."""
         return self._change.high < 0
 

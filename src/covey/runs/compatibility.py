@@ -14,7 +14,7 @@ import transformers
 
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved
-from covey.config.methods import COLLECTS
+from covey.config.methods import SAMPLES_EXAMPLES
 from covey.config.rows import fact_of
 from covey.errors import START
 from covey.models.kernels.build import processor, tested_kernels
@@ -30,7 +30,7 @@ from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
-BREAKS: Resume = "breaks exactness"
+BREAKS_EXACTNESS: Resume = "breaks exactness"
 """The effect on a resumed run of changing a setting, unless the setting's row says otherwise."""
 PACKAGES = (
     "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "sympy", "mpmath", "math-verify",
@@ -65,10 +65,10 @@ class Difference:
     name: str
     words: str
     """The difference in a sentence, with the name."""
-    verdict: Resume = BREAKS
+    effect: Resume = BREAKS_EXACTNESS
 
     def __str__(self) -> str:
-        return f"{self.words} ({self.verdict})"
+        return f"{self.words} ({self.effect})"
 
 
 def _since_then(name: str, what: str) -> Difference:
@@ -76,12 +76,12 @@ def _since_then(name: str, what: str) -> Difference:
     return Difference(name, f"{name} {what} since the run began")
 
 
-def verdict(key: str, schedule: str = "") -> Resume:
+def effect_of_change(key: str, schedule: str = "") -> Resume:
     """Return the effect of changing a setting on a run that continues, given the lr ``schedule``.
 
-    >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
+    >>> effect_of_change("train.keep"), effect_of_change("train.lr"), effect_of_change("data.task")
     ('safe', 'breaks exactness', 'refused')
-    >>> verdict("train.steps", "constant"), verdict("train.steps", "cosine")
+    >>> effect_of_change("train.steps", "constant"), effect_of_change("train.steps", "cosine")
     ('safe', 'breaks exactness')
     """
     if key == "train.steps" and schedule == "constant":
@@ -90,8 +90,8 @@ def verdict(key: str, schedule: str = "") -> Resume:
         # Settings of the algorithm have rows of their own. A name without a row belongs to a user's function,
         # of which nothing is known.
         own = [row.setting.resume for row in algorithm_rows() if row.key == key]
-        return own[0] or BREAKS if own else BREAKS
-    return fact_of(key, "resume") or BREAKS
+        return own[0] or BREAKS_EXACTNESS if own else BREAKS_EXACTNESS
+    return fact_of(key, "resume") or BREAKS_EXACTNESS
 
 
 def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
@@ -109,7 +109,7 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
         words = f"{k} is {before.get(k)} there, {now.get(k)} here"
         if k not in before:  # another version of covey wrote the record, or it is damaged
             words = f"config.yaml has no {k}, which is {now.get(k)} here"
-        found.append(Difference(k, words, verdict(k, schedule)))
+        found.append(Difference(k, words, effect_of_change(k, schedule)))
     return found
 
 
@@ -130,18 +130,15 @@ def refuse_other_config(loaded: ResolvedConfig, changes: bool) -> None:
     """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
     refuse_foreign(loaded.config.output)
     found = changed_settings(loaded)
-    refused = [d for d in found if d.verdict == "refused"]
-    harmful = [d for d in found if d.verdict != "safe"]
+    refused = [d for d in found if d.effect == "refused"]
+    harmful = [d for d in found if d.effect != "safe"]
     if refused or (harmful and not changes):
-        remedy = (
-            "Choose another --output, or remove that folder to start afresh"
-            if refused
-            else "Choose another --output, or continue with these changes by `covey resume "
-            f"{loaded.config.output} ...`"
-        )
+        way_on = f"continue with these changes by `covey resume {loaded.config.output} ...`"
+        if refused:
+            way_on = "remove that folder to start afresh"
         raise ConfigError(
             f"{loaded.config.output} holds a run with other settings: "
-            f"{'; '.join(map(str, harmful))}. {remedy}"
+            f"{'; '.join(map(str, harmful))}. Choose another --output, or {way_on}"
         )
 
 
@@ -194,19 +191,21 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
             facts.append(_since_then(name, "changed"))
         elif old != new:
             safe = name == "threads" and same_for_any
-            facts.append(Difference(name, f"{name} is {old} there, {new} here", "safe" if safe else BREAKS))
+            facts.append(
+                Difference(name, f"{name} is {old} there, {new} here", "safe" if safe else BREAKS_EXACTNESS)
+            )
     files = changes(before.get("files", {}), now["files"])
     return [*facts, *(_since_then(name, what) for name, what in files.items())]
 
 
-def found_differences(loaded: ResolvedConfig, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
+def differences_to_record(loaded: ResolvedConfig, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
     """Return the differences from the last process of this run; a missing record counts as one."""
     output = loaded.config.output
     before = read_environment(output)
     differences = changed_settings(loaded)
     if before is not None:
         differences += changed_environment(before, now)
-    collects = loaded.config.method in COLLECTS
+    collects = loaded.config.method in SAMPLES_EXAMPLES
     if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, so its examples "

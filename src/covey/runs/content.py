@@ -19,18 +19,18 @@ import torch
 from covey.runs.inventory import is_library_file
 from covey_verify.contract import MARK
 
-MOST = 100_000
+MAX_VALUES = 100_000
 """Number of values that are hashed by content; further ones count by their type only."""
-PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), PurePath)
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, range, type(...), PurePath)
 
 
-def parts_of(function: object) -> dict[str, str]:
+def content_parts(function: object) -> dict[str, str]:
     """Return the parts of a callable that may change, each described in words, with a hash."""
     if isinstance(function, functools.partial):
         bound = {"the bound arguments": hash_of((function.args, function.keywords))}
-        return {**parts_of(function.func), **bound}
+        return {**content_parts(function.func), **bound}
     if isinstance(function, types.MethodType):
-        return {**parts_of(function.__func__), "the object of the method": hash_of(function.__self__)}
+        return {**content_parts(function.__func__), "the object of the method": hash_of(function.__self__)}
     if isinstance(function, types.FunctionType):
         return {name: hash_of(value) for name, value in _parts(function)}
     return {"the object": hash_of(function)}
@@ -95,9 +95,9 @@ class _Content:
         self.count += 1
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if isinstance(value, PLAIN):
+        if isinstance(value, PLAIN_TYPES):
             return _hash(name, repr(value))
-        if id(value) in self.open or self.count > MOST:
+        if id(value) in self.open or self.count > MAX_VALUES:
             return _hash(name, "again")
         self.open.append(id(value))
         try:
@@ -144,7 +144,7 @@ class _Content:
         if isinstance(value, types.FunctionType):
             yield from (self.of(part) for _, part in _parts(value))
             return
-        own = {n: v for n, v in vars(value).items() if n not in OF_EVERY_CLASS}
+        own = {n: v for n, v in vars(value).items() if n not in COMMON_ATTRIBUTES}
         yield self.of(own)
         yield from (self.of(base) for base in value.__bases__)
 
@@ -168,11 +168,14 @@ def _state(value: object) -> object:
         reduced = value.__reduce_ex__(4)
     except Exception:  # a lock, an open file
         return getattr(value, "__dict__", None)
+    if isinstance(reduced, str):
+        return reduced
     # (callable, arguments, state, list items, dict items): the callable is the class, hashed above.
-    return reduced if isinstance(reduced, str) else [*reduced[1:3], *map(list, filter(None, reduced[3:5]))]
+    items = [list(iterator) for iterator in reduced[3:5] if iterator]
+    return [*reduced[1:3], *items]
 
 
-OF_EVERY_CLASS = {
+COMMON_ATTRIBUTES = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__",
     "__annotations__", "__qualname__", "__abstractmethods__", "_abc_impl",
 }  # fmt: skip

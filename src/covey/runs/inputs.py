@@ -15,7 +15,7 @@ from covey.config.load import ResolvedConfig
 from covey.config.python_objects import GivenRows
 from covey.rewards.contract import Reward
 from covey.runs.atomic import write_file
-from covey.runs.content import parts_of, rows_hash
+from covey.runs.content import content_parts, rows_hash
 from covey.runs.inventory import changes, is_library_file, origin_of
 from covey.sampling.tools.offered import load_tools
 from covey.system.integrity import digest_of, read_sealed, sealed
@@ -41,7 +41,7 @@ def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
 
 def _of_functions(loaded: ResolvedConfig) -> dict[str, str]:
     theirs = [(name, function) for name, function in _functions(loaded) if not _is_ours(function)]
-    return {f"{name}: {part}": value for name, f in theirs for part, value in parts_of(f).items()}
+    return {f"{name}: {part}": value for name, f in theirs for part, value in content_parts(f).items()}
 
 
 def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:

@@ -62,11 +62,15 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]
     >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
     {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
     """
-    said = {}
+    found = {}
     for name in sorted({**before, **now}):
-        if before.get(name) != now.get(name):
-            said[name] = "is new" if name not in before else "is gone" if name not in now else "changed"
-    return said
+        if name not in before:
+            found[name] = "is new"
+        elif name not in now:
+            found[name] = "is gone"
+        elif before[name] != now[name]:
+            found[name] = "changed"
+    return found
 
 
 def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Path]:

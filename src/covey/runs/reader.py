@@ -22,7 +22,7 @@ from covey.system.text import Say
 from covey_verify.errors import ConfigError, CoveyError
 
 T = TypeVar("T")
-BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
+EARLIER_STAGE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """Prefix of a path in a stage's record that names the output of an earlier stage."""
 
 
@@ -45,7 +45,7 @@ def load_run(
     whole = arrived is not None and _is_whole(arrived)
     found = {"model": str(arrived)} if whole else {}
     settings = (stage, overrides, {**found, **values})
-    loaded = look_at(*settings) if names_only else load_recorded(*settings, trust)
+    loaded = load_for_reading(*settings) if names_only else load_recorded(*settings, trust)
     refuse_others_code(loaded, stage, trust or is_own(stage), algorithm=False)
     if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
@@ -59,7 +59,7 @@ def load_run(
     return loaded if whole else replace(loaded, checkpoint=arrived)
 
 
-def with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
+def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
     """Return the result of ``work`` on a run's model.
 
     A run that is training removes older checkpoints. If the one in use disappears before it is read, the work
@@ -127,12 +127,12 @@ def load_recorded(
     Raises ConfigError if there is no run, and, without ``trust``, if somebody else's run names code.
     """
     # Read by names first, so that nothing is imported before the check of whose run it is.
-    seen = look_at(folder, overrides, values)
+    seen = load_for_reading(folder, overrides, values)
     refuse_others_code(seen, folder, trust or is_own(folder))
     return _recorded(folder, overrides, values, names_only=False) if own_code(seen.algorithm) else seen
 
 
-def look_at(
+def load_for_reading(
     folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
 ) -> ResolvedConfig:
     """Return the config a run was started with, for reading only. Raises ConfigError if there is no run.
@@ -167,7 +167,9 @@ def _of_stage(config: Config, folder: Path) -> Config:
         "rewards": config.rewards,
         "examples": list(map(str, config.data.examples)),
     }
-    found = {name: moved(value, BEFORE, f"{folder.resolve().parent}/") for name, value in plain.items()}
+    found = {
+        name: moved(value, EARLIER_STAGE, f"{folder.resolve().parent}/") for name, value in plain.items()
+    }
     data = config.data.model_copy(update={"examples": tuple(map(Path, found.pop("examples")))})
     return config.model_copy(update={**found, "data": data})
 

@@ -88,8 +88,9 @@ def _checked(run: Path, name: str, check: Callable[[], object]) -> FileState:
         return FileState(name, "missing")
     except (CoveyError, ValueError) as error:
         # The table has the file's name already, and the remedy is the same for every row.
-        why = str(error).partition(". Put")[0].removeprefix(f"{run / name}: ").removeprefix(f"{run}/")
-        return FileState(name, "damaged", why)
+        reason = str(error).partition(". Put")[0]
+        reason = reason.removeprefix(f"{run / name}: ").removeprefix(f"{run}/")
+        return FileState(name, "damaged", reason)
     return FileState(name, "whole")
 
 

@@ -26,7 +26,7 @@ from covey.types import SamplingMask
 AskServer = Callable[..., object]
 """(path, body or None) -> JSON, of one server."""
 Body = dict[str, object]
-QUESTION = re.compile(r"question-[0-9a-f]{16}")
+REQUEST_ID = re.compile(r"question-[0-9a-f]{16}")
 """The id of a request, by which its reply is told from those to others."""
 
 
@@ -64,7 +64,7 @@ class Dialect:
     """Reply -> a mark of this start of the server and these weights; None: it gives none."""
     ids: Callable[[object], Sequence[object]] = _reply_id
     """Reply -> the ids that it gives of the request that it answers."""
-    key_field: str = "request_id"
+    id_field: str = "request_id"
     """Field of a body that holds the request's id."""
     streams: bool = False
     """Whether it draws with the given random streams, reports which tokens could be drawn, and always names
@@ -306,15 +306,15 @@ SGLANG = Dialect(
 )
 
 
-def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
-    """Find out a server's dialect and its name of the model; ``follows``: it has to take weights.
+def recognize(ask: AskServer, must_take_weights: bool) -> tuple[Dialect, str]:
+    """Find out a server's dialect and its name of the model.
 
-    Raises Misbehaved if it is of no known kind, or says that it takes no weights.
+    Raises Misbehaved if it is of no known kind, or says that it takes no weights where it must.
     """
     # Each kind has a route that the others lack; vLLM comes last, since all of them have /v1/models.
     info = _there(ask, "/info")
     if isinstance(info, Mapping) and info.get("server") == "covey":
-        if follows and info.get("takes_weights") is not True:
+        if must_take_weights and info.get("takes_weights") is not True:
             raise Misbehaved("this server does not take weights: start it with --weights FOLDER")
         return COVEY, str(info.get("model"))
     info = _there(ask, "/get_model_info")
@@ -340,7 +340,7 @@ def _there(ask: AskServer, path: str) -> object:
         return None
 
 
-def answers(
+def read_outputs(
     dialect: Dialect,
     reply: object,
     request: Request,
@@ -358,24 +358,24 @@ def answers(
         raise Misbehaved(f"its reply has an unexpected form: {place}: {first['msg']}") from None
     if len(replies) != len(request.streams):
         raise Misbehaved(f"it returned {len(replies)} completions instead of {len(request.streams)}")
-    for one in replies:
-        _check(one, params, vocabulary, ends)
+    for output in replies:
+        _check(output, params, vocabulary, ends)
     return replies
 
 
-def new_question() -> str:
+def new_request_id() -> str:
     """Return an id that no other request has; one that is sent again gets another."""
     return f"question-{secrets.token_hex(8)}"
 
 
-def check_question(dialect: Dialect, reply: object, question: str) -> None:
+def check_request_id(dialect: Dialect, reply: object, request_id: str) -> None:
     """Check that a reply answers this request, and not another of ours. Raises Misbehaved.
 
     vLLM behind a proxy that renames requests, and SGLang for several completions, do not report the id.
     """
     # An id of ours may be part of a longer one: vLLM puts "cmpl-" before it.
-    named = QUESTION.findall(" ".join(map(str, dialect.ids(reply))))
-    if set(named) - {question} or (dialect.streams and not named):
+    named = REQUEST_ID.findall(" ".join(map(str, dialect.ids(reply))))
+    if set(named) - {request_id} or (dialect.streams and not named):
         raise Misbehaved("its reply belongs to another request: is there a proxy or a cache in between?")
 
 

@@ -96,4 +96,6 @@ def candidates(probs: Tensor, least: float) -> int:
 
     On a GPU everything is sorted: that is faster than waiting for this number.
     """
-    return max(int((probs > least).sum(-1).max()), 1) if probs.device.type == "cpu" else probs.shape[-1]
+    if probs.device.type != "cpu":
+        return probs.shape[-1]
+    return max(int((probs > least).sum(-1).max()), 1)

@@ -299,7 +299,9 @@ class _Running:
     def _draw(self, logits: Tensor, version: int) -> None:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         index = self.starts[: self.count] + self.lengths[: self.count]
-        drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[index], self.params)
+        drawn = draw(
+            exclude_unknown(logits, self.policy.drawable_ids), self.uniform.view(-1)[index], self.params
+        )
         self.tokens.view(-1)[index] = drawn.tokens
         self.logprobs.view(-1)[index] = drawn.logprobs
         self.versions.view(-1)[index] = version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from covey.config.schema import Config
-from covey.models.chat import ignored, leaves_out
+from covey.models.chat import leaves_out, unused_arguments
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
@@ -68,7 +68,7 @@ def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]
             continue
         notes += [
             f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
-            for name in ignored(policy.tokenizer, problem.prompt, problem.template)
+            for name in unused_arguments(policy.tokenizer, problem.prompt, problem.template)
             if name not in checked
         ]
         checked |= set(problem.template)

@@ -24,7 +24,7 @@ PROBE_TOKENS = 32
 """Most tokens of a probe."""
 DRAWS = 512
 """Number of first tokens that are drawn for each prompt to compare their frequencies."""
-RARE = 1e-6
+LEAST_P_VALUE = 1e-6
 """P-value below which frequencies are taken not to be the policy's."""
 EXPECTED = 5.0
 """Fewest expected draws in a class, so that the chi-square distribution holds."""
@@ -79,12 +79,12 @@ def alters_draws(
     """
     greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
     for one in probes[:1] if known else probes:
-        behind = below_likeliest(policy, _probe(ask, Request(one.prompt, [0]), greedy))
+        behind = greedy_deficit(policy, _probe(ask, Request(one.prompt, [0]), greedy))
         if behind > max(TIE, 10 * rounding):
             return f"at temperature 0 it takes a token {behind:.2g} nats behind the likeliest: {ALTERED}"
     if known or not temperature:
         return ""
-    prompts = telling_places(policy, probes, temperature)
+    prompts = informative_positions(policy, probes, temperature)
     probabilities = first_probabilities(policy, prompts, temperature)
     counts = np.zeros_like(probabilities)
     for i, prompt in enumerate(prompts):
@@ -92,8 +92,8 @@ def alters_draws(
         found = ask(Request(prompt, streams), SamplingParams(1, temperature))
         # add.at, because ``counts[i][ids] += 1`` would count a repeated id once.
         np.add.at(counts[i], [one.tokens[0] for one in found], 1.0)
-    chance = rarity(probabilities, counts)
-    if chance >= RARE:
+    chance = p_value(probabilities, counts)
+    if chance >= LEAST_P_VALUE:
         return ""
     return (
         f"of {DRAWS} tokens after each of {len(prompts)} prompts some came too often and others too rarely "
@@ -109,7 +109,7 @@ def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float)
     return float((ours.double() - theirs).abs().mean())
 
 
-def nearest(
+def closest_policy(
     policy: Policy, probes: Sequence[Probe], temperature: float, finest: float
 ) -> tuple[Policy, float]:
     """Return the policy, or its weights without rounding where these are nearer to the server's log-probs.
@@ -125,7 +125,7 @@ def nearest(
     return (exact, without) if without < off else (policy, off)
 
 
-def telling_places(policy: Policy, probes: Sequence[Probe], temperature: float) -> list[np.ndarray]:
+def informative_positions(policy: Policy, probes: Sequence[Probe], temperature: float) -> list[np.ndarray]:
     """Return each probe's prompt and completion up to the most informative place: (P + t,) each.
 
     That is where log-probs vary the most: there another temperature moves the most probability. Where the
@@ -139,7 +139,7 @@ def telling_places(policy: Policy, probes: Sequence[Probe], temperature: float) 
     return [np.concatenate([p.prompt, p.tokens[:t]]) for p, t in zip(probes, places, strict=True)]
 
 
-def below_likeliest(policy: Policy, probe: Probe) -> float:
+def greedy_deficit(policy: Policy, probe: Probe) -> float:
     """Return the most nats by which a token of a greedy completion is less likely than the likeliest one."""
     logits = _logits(policy, [probe])
     chosen = logits.gather(1, torch.from_numpy(probe.tokens).to(logits.device)[:, None])[:, 0]
@@ -154,7 +154,7 @@ def first_probabilities(policy: Policy, prompts: Sequence[np.ndarray], temperatu
     return (logits.double() / temperature).softmax(-1).cpu().numpy()
 
 
-def rarity(probabilities: np.ndarray, counts: np.ndarray) -> float:
+def p_value(probabilities: np.ndarray, counts: np.ndarray) -> float:
     """Return the p-value of (N, V) counts under (N, V) probabilities.
 
     It is the smallest of three tests over all N. Chi-square of single tokens shows a bias. The number of

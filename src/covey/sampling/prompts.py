@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.models.chat import chat_text, encoded_apart, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
-from covey.models.thoughts import behind_prompt, check_channels, pairs_fault
+from covey.models.thoughts import check_channels, pairs_fault, text_after_prompt
 from covey.sampling.base import Request
 from covey.tasks.examples import UNTRAINED, AnswerText, Example
 from covey.tasks.sampled import REMEDY
@@ -34,7 +34,7 @@ class GivenAnswer(NamedTuple):
     """(L,) int64, end of sequence included."""
     trained: np.ndarray
     """(L,) bool: the tokens that the model itself has to write, not those of tools and users in between."""
-    said: np.ndarray | None = None
+    judgements: np.ndarray | None = None
     """(L,) float32: 1 or -1 where a token is judged, by labelled steps say; None: no token is."""
 
 
@@ -104,8 +104,8 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
         worst = max(long, key=lambda p: len(p.tokens))
         raise DataError(
             f"{len(long)} of {len(encoded)} prompts are too long: with rollout.max_tokens "
-            f"{config.rollout.max_tokens} they exceed the model's context of {policy.reads}; the longest, "
-            f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
+            f"{config.rollout.max_tokens} they exceed the model's context of {policy.context_in_words}; the "
+            f"longest, {worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
     kept = [p for p in encoded if len(p.tokens) <= room]
@@ -126,13 +126,11 @@ def _prompted(policy: Policy, problem: Problem) -> Prompted:
     return Prompted(replace(problem, thoughts=thoughts), tokens)
 
 
-def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
+def dropped_rows(rows: Sequence[object], kept: Sequence[object]) -> list[str]:
     """Return a note on the rows that ``data.long_prompts: drop`` has left out, if there are any."""
-    if (count := len(given) - len(kept)) == 0:
+    if (count := len(rows) - len(kept)) == 0:
         return []
-    return [
-        f"{count:,} of {len(given):,} rows exceed the model's context and are dropped (data.long_prompts)"
-    ]
+    return [f"{count:,} of {len(rows):,} rows exceed the model's context and are dropped (data.long_prompts)"]
 
 
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
@@ -140,9 +138,13 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     encoded = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
         # Answers that an earlier stage sampled are kept as tokens; all others are rendered here.
-        given = tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+        sampled_answers = tuple(
+            GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled
+        )
         labelled = zip(example.answers, example.labels, strict=True)
-        answers = given or tuple(_answer(policy, prompted, text, label > 0) for text, label in labelled)
+        answers = sampled_answers or tuple(
+            _answer(policy, prompted, text, label > 0) for text, label in labelled
+        )
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
                 f"{example.problem.id}: chosen and rejected have the same tokens, so there is no preference; "
@@ -152,17 +154,17 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     # Again: the first check saw prompts only.
     same_model(policy, encoded)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in encoded]
-    long = [n for n, size in enumerate(sizes) if size > policy.context]
-    if long and config.data.long_prompts == "error":
+    too_long = [n for n, size in enumerate(sizes) if size > policy.context]
+    if too_long and config.data.long_prompts == "error":
         raise DataError(
-            f"{len(long)} of {len(encoded)} examples exceed the model's context of {policy.reads}; "
-            f"{encoded[long[0]].problem.id} has {sizes[long[0]]}. Shorten them, or set data.long_prompts: "
-            "drop"
+            f"{len(too_long)} of {len(encoded)} examples exceed the model's context of "
+            f"{policy.context_in_words}; {encoded[too_long[0]].problem.id} has {sizes[too_long[0]]}. "
+            "Shorten them, or set data.long_prompts: drop"
         )
-    kept = [p for p, size in zip(encoded, sizes, strict=True) if size <= policy.context]
-    if examples and not kept:
+    fitting = [p for p, size in zip(encoded, sizes, strict=True) if size <= policy.context]
+    if examples and not fitting:
         raise DataError("every example is too long for the model's context, so none is left")
-    return kept
+    return fitting
 
 
 def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
@@ -174,25 +176,25 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        plain = _in_words(policy, _words(policy, problem, answer), policy.end_id)
-        return _checked(policy, prompted, plain, good)
-    # ``given``: the answer's messages; ``said``: the same without marks of ours and without end tokens.
-    given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
-    skipped = [n for n, message in enumerate(given) if UNTRAINED in message]
-    said = [_bare_message(policy, problem, message) for message in given]
-    check_channels(problem, said)
-    _check_calls(policy, problem, said)
-    rendered = _in_conversation(policy, prompted, said, skipped)
+        in_words = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        return _checked(policy, prompted, in_words, good)
+    # ``bare_messages`` are ``messages`` without marks of ours and without end tokens.
+    messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
+    skipped = [n for n, message in enumerate(messages) if UNTRAINED in message]
+    bare_messages = [_bare_message(policy, problem, message) for message in messages]
+    check_channels(problem, bare_messages)
+    _check_calls(policy, problem, bare_messages)
+    rendered = _in_conversation(policy, prompted, bare_messages, skipped)
     # With calls, thoughts of their own or several messages it has to be what the template renders.
-    apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
+    needs_template = bool({"tool_calls", *THOUGHTS} & set(bare_messages[0])) or len(bare_messages) > 1
     if isinstance(rendered, DataError):
-        if apart:
+        if needs_template:
             raise rendered
     # Some templates put an empty pair before thoughts that are in the content.
-    elif apart or _fault(policy, prompted, rendered, good) is None:
+    elif needs_template or _fault(policy, prompted, rendered, good) is None:
         return _checked(policy, prompted, rendered, good)
     # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
-    words = behind_prompt(policy.tokenizer, problem, str(said[0]["content"]))
+    words = text_after_prompt(policy.tokenizer, problem, str(bare_messages[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
     return _checked(policy, prompted, _in_words(policy, words, end), good)
@@ -207,23 +209,23 @@ def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object
 
 
 def _in_conversation(
-    policy: Policy, prompted: Prompted, said: list[dict[str, object]], skipped: Sequence[int]
+    policy: Policy, prompted: Prompted, answer: list[dict[str, object]], skipped: Sequence[int]
 ) -> GivenAnswer | DataError:
     """Return the answer as the template renders it after the prompt, or why it cannot be found there.
 
     It can if the whole conversation begins with the prompt's tokens and shows all that the assistant says.
     """
     problem = prompted.problem
-    messages = [*problem.prompt, *said]
-    shown = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
-    whole = _conversation(policy, problem, messages, False)
-    missing = _left_out(shown, said)
+    messages = [*problem.prompt, *answer]
+    text = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
+    tokens = _conversation(policy, problem, messages, False)
+    missing = _left_out(text, answer)
     if missing is not None:
         return _not_shown(problem, missing)
     start = len(prompted.tokens)
-    if whole[:start] != prompted.tokens.tolist():
+    if tokens[:start] != prompted.tokens.tolist():
         return _rerendered(problem)
-    return _as_rendered(policy, problem, whole, start, said, skipped)
+    return _as_rendered(policy, problem, tokens, start, answer, skipped)
 
 
 def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
@@ -234,8 +236,8 @@ def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool
 
 
 def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
-    whole = np.concatenate([prompted.tokens, answer.tokens])
-    return pairs_fault(policy.tokenizer, prompted.problem, whole, answer.trained, good)
+    tokens = np.concatenate([prompted.tokens, answer.tokens])
+    return pairs_fault(policy.tokenizer, prompted.problem, tokens, answer.trained, good)
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
@@ -258,21 +260,21 @@ def _words(policy: Policy, problem: Problem, answer: str) -> str:
     return answer
 
 
-def _left_out(shown: str, said: Messages) -> str | None:
+def _left_out(shown: str, answer: Messages) -> str | None:
     """Return a text of the assistant that the template does not show, if any; white space is ignored."""
     shown = "".join(shown.split())
-    texts = (m.get(name) for m in said if m["role"] == "assistant" for name in ("content", *THOUGHTS))
+    texts = (m.get(name) for m in answer if m["role"] == "assistant" for name in ("content", *THOUGHTS))
     return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
 
 
-def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
+def _check_calls(policy: Policy, problem: Problem, answer: Messages) -> None:
     """Raise DataError if the assistant calls tools and the template does not show it."""
-    if not any(m.get("tool_calls") for m in said):
+    if not any(m.get("tool_calls") for m in answer):
         return
-    without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in said]
+    without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in answer]
     assert not isinstance(problem.prompt, str), "only messages have calls"
-    whole = [*problem.prompt, *said]
-    if leaves_out(policy.tokenizer, whole, problem.template, [*problem.prompt, *without]):
+    messages = [*problem.prompt, *answer]
+    if leaves_out(policy.tokenizer, messages, problem.template, [*problem.prompt, *without]):
         raise DataError(
             f"{problem.id}: the chat template omits the assistant's tool_calls, so the model would learn "
             "answers without them. Use a template that shows them, or write the calls into the content"
@@ -280,7 +282,7 @@ def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
 
 
 def _as_rendered(
-    policy: Policy, problem: Problem, whole: list[int], first: int, said: Messages, skipped: Sequence[int]
+    policy: Policy, problem: Problem, whole: list[int], first: int, answer: Messages, skipped: Sequence[int]
 ) -> GivenAnswer:
     """Return the answer in a conversation's tokens; the assistant's messages are trained, each with its end.
 
@@ -288,27 +290,29 @@ def _as_rendered(
     ``skipped``: numbers of messages that are not trained.
     """
     prompt = [*problem.prompt]
-    # ``ours``: numbers of the assistant's messages; ``begins``: where the tokens of each begin in ``whole``,
-    # found by rendering all that comes before it.
-    ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
-    begins = [_answer_start(policy, problem, whole, [*prompt, *said[:n]]) if n else first for n in ours]
-    whole = [*whole[: begins[-1]], *_until_end(policy, whole[begins[-1] :])]
+    # ``assistants`` are the numbers of the assistant's messages; ``starts`` is where the tokens of each begin
+    # in ``whole``, found by rendering all that comes before it.
+    assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
+    starts = [
+        _answer_start(policy, problem, whole, [*prompt, *answer[:n]]) if n else first for n in assistants
+    ]
+    whole = [*whole[: starts[-1]], *_until_end(policy, whole[starts[-1] :])]
     # (tokens of the conversation,) bool: trained. The loop sets all messages but the last one.
-    said_by = np.zeros(len(whole), dtype=bool)
-    for n, start, following in zip(ours, begins, begins[1:], strict=False):
-        so_far = _conversation(policy, problem, [*prompt, *said[: n + 1]], False)
+    trained = np.zeros(len(whole), dtype=bool)
+    for n, start, following in zip(assistants, starts, starts[1:], strict=False):
+        rendered = _conversation(policy, problem, [*prompt, *answer[: n + 1]], False)
         # Some templates, Qwen 3's for one, write a last message otherwise: then a token has to show its end.
-        appended = whole[: len(so_far)] == so_far
-        stretch = range(start, len(so_far) if appended else following)
-        ends = [place for place in stretch if whole[place] in policy.end_ids]
-        if not (ends or appended):
+        is_prefix = whole[: len(rendered)] == rendered
+        places = range(start, len(rendered) if is_prefix else following)
+        ends = [place for place in places if whole[place] in policy.end_ids]
+        if not (ends or is_prefix):
             raise _rerendered(problem)
         # What the template writes after the message's end, a line break say, is not the model's to write.
         # Where it writes none, as GLM's, the next turn's beginning may be one.
-        over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
-        said_by[start : ends[0] + 1 if ends else over] = n not in skipped
-    said_by[begins[-1] :] = ours[-1] not in skipped
-    return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
+        after = places.stop + (whole[places.stop] in policy.end_ids)
+        trained[start : ends[0] + 1 if ends else after] = n not in skipped
+    trained[starts[-1] :] = assistants[-1] not in skipped
+    return GivenAnswer(np.array(whole[first:], dtype=np.int64), trained[first:])
 
 
 def _until_end(policy: Policy, tokens: list[int]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import queue
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
 
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
@@ -24,7 +24,7 @@ from covey.types import Completion
 from covey_verify.children import how_ended, run
 from covey_verify.web import ask
 
-TRY_AGAIN = 5.0
+RETRY_SECONDS = 5.0
 """Seconds after which an excluded server is tried again."""
 Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
@@ -46,14 +46,14 @@ class RemoteServer:
     """Mark of its replies since then; another mark means another start, or other weights."""
     lost: str = ""
     """The reason why it is excluded; empty if it takes part."""
-    tried: float = -TRY_AGAIN
+    tried: float = -RETRY_SECONDS
     """Time of the last try, on the monotonic clock."""
     hangs: bool = False
     """Whether it was lost because it did not answer in time, after it had proven itself before."""
     compared: bool = False
     """Whether the frequencies of its draws have been compared since it was last recognized."""
-    spread: float | None = None
-    """Mean difference of log-probs, nats, when it first had the correct weights: its rounding."""
+    rounding: float | None = None
+    """Mean difference of log-probs, nats, when it first had the correct weights."""
     busy: int = 0
     """Number of sampling requests that it works on."""
     arrivals: int = 0
@@ -75,18 +75,38 @@ class WorkList:
 
     requests: Sequence[Request]
     params: SamplingParams
-    todo: deque[Piece]
-    results: queue.Queue[list[Sampled] | Exception | None] = field(default_factory=queue.Queue)
+    queue: deque[Piece]
+    results: Queue[list[Sampled] | Exception | None] = field(default_factory=Queue)
     """None: a server was lost or has weights to take; an exception: a mistake of ours, to be raised."""
-    joined: dict[str, int] = field(default_factory=dict)
+    arrivals: dict[str, int] = field(default_factory=dict)
     """Address -> number of the server's arrival since which it works on this."""
     changed: threading.Condition = field(default_factory=threading.Condition)
-    over: bool = False
+    closed: bool = False
+    """Whether no more pieces are asked for."""
 
-    def again(self, piece: Piece) -> None:
+    def put_back(self, piece: Piece) -> None:
         """Put a piece back at the front of the queue."""
         with self.changed:
-            self.todo.appendleft(piece)
+            self.queue.appendleft(piece)
+            self.changed.notify_all()
+
+    def next_result(self) -> list[Sampled] | None:
+        """Return the samples of the next piece; None if a thread has ended, or if none came for a second.
+
+        Raises the exception of a thread.
+        """
+        try:
+            result = self.results.get(timeout=1.0)
+        except Empty:
+            return None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """End the threads that wait for pieces."""
+        with self.changed:
+            self.closed = True
             self.changed.notify_all()
 
 
@@ -145,10 +165,10 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     Raises OSError.
     """
     ends = time.monotonic() + timeout
-    told = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
+    environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
         # Its output goes where ours goes, and the server that it leaves in the background is not ended.
-        done = run(command, timeout, shell=True, env=told, stdout=None, stderr=None)  # noqa: S604
+        done = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
     if done.returncode:

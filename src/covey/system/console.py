@@ -129,7 +129,7 @@ class RunConsole:
         self.values: list[tuple[float, float]] = []
         self.held_out: list[tuple[float, float]] = []
         self.facts: Mapping[str, str] = {}
-        self.worries: Mapping[str, str] = {}
+        self.unhealthy: Mapping[str, str] = {}
         self.examples: tuple[str, PanelCompletion, PanelCompletion] | None = None
         self.newest = self.work = self.count = self.estimate = ""
 
@@ -261,7 +261,7 @@ class RunConsole:
         self.held_out.append((float(step), accuracy))
 
     def step(
-        self, number: int, value: float, facts: Mapping[str, str], worries: Mapping[str, str] | None = None
+        self, number: int, value: float, facts: Mapping[str, str], unhealthy: Mapping[str, str] | None = None
     ) -> None:
         """Show a finished step: its headline value (reward or loss), facts, and styles for worrying ones.
 
@@ -270,7 +270,7 @@ class RunConsole:
         self.values += [] if math.isnan(value) else [(float(number), value)]
         self.step_number = number
         self.facts = facts
-        self.worries = worries or {}
+        self.unhealthy = unhealthy or {}
         self.work = self.count = self.estimate = ""
         every = max(1, self.steps // LINES_PER_STAGE)
         if self.live is None and (number % every == 0 or number == self.steps):
@@ -334,7 +334,7 @@ class RunConsole:
         return [title, *bar, *words]
 
     def _fact(self, name: str, value: str) -> Text:
-        style = self.worries.get(name)
+        style = self.unhealthy.get(name)
         return Text.assemble((f"{name} ", "dim"), (value, style) if style else value)
 
     def _short_curve(self, width: int) -> Text:

@@ -73,7 +73,8 @@ def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) ->
     for step in steps:
         first, sign, second, result = step.groups()
         used = Counter([first, second])
-        scores.append(float(used <= numbers_left and compute(f"({first}){sign}({second})") == int(result)))
+        correct = used <= numbers_left and compute(f"({first}){sign}({second})") == int(result)
+        scores.append(float(correct))
         # A Counter's difference drops negative counts, so an unavailable number costs nothing further.
         numbers_left = numbers_left - used + Counter([result])
     return score_steps([m.span() for m in steps], scores, token_ends, "min")

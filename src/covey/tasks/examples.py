@@ -54,32 +54,22 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
     """
     if "completions" in row and "labels" in row:  # TRL's name, which rewards use for something else
         row = {"steps" if k == "completions" else k: v for k, v in row.items()}
-    chosen, rejected, messages = (row.get(name) for name in ("chosen", "rejected", "messages"))
+    messages = row.get("messages")
     if data.prompt not in row and isinstance(messages, list) and messages:
-        roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
-        if "assistant" not in roles:
-            raise DataError(
-                f"{where}: 'messages' has no message of the assistant, so there is nothing to imitate. If "
-                "they are the prompt, set data.prompt: messages"
-            )
-        # Everything before the assistant's first message is the prompt, all that follows is the answer.
-        first = roles.index("assistant")
-        if first == 0:
-            raise DataError(
-                f"{where}: 'messages' begins with the assistant, so there is no prompt; begin with a message "
-                "of the user or the system"
-            )
+        first = _first_answer(messages, where)
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
+    chosen = row.get("chosen")
+    rejected = row.get("rejected")
     # TRL's pairs may repeat the prompt in both conversations even if there is a prompt column.
-    inside = data.prompt not in row or (_opens(chosen) and _opens(rejected))
-    if inside and isinstance(chosen, list) and isinstance(rejected, list):
-        equal = (a == b for a, b in zip(chosen, rejected, strict=False))
-        # Number of equal messages at the beginning; at least one message has to remain as an answer.
-        shared = min(len(list(takewhile(bool, equal))), len(chosen) - 1, len(rejected) - 1)
-    elif inside and isinstance(chosen, str) and isinstance(rejected, str):
-        equal = (a == b for a, b in zip(chosen, rejected, strict=False))
-        shared = len(list(takewhile(bool, equal)))
-        shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word behind it
+    if data.prompt in row and not (_opens(chosen) and _opens(rejected)):
+        return row
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        # At least one message has to remain as an answer.
+        shared = min(_equal_at_start(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    elif isinstance(chosen, str) and isinstance(rejected, str):
+        shared = _equal_at_start(chosen, rejected)
+        if shared and chosen[shared - 1] == " ":  # a space belongs to the word behind it
+            shared -= 1
     else:
         return row
     if not shared:
@@ -88,6 +78,29 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
             f"one prompt, with a prompt outside of them in column {data.prompt!r}"
         )
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
+
+
+def _first_answer(messages: list[object], where: str) -> int:
+    """Return the number of the assistant's first message, which the prompt precedes. Raises DataError."""
+    roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
+    if "assistant" not in roles:
+        raise DataError(
+            f"{where}: 'messages' has no message of the assistant, so there is nothing to imitate. If "
+            "they are the prompt, set data.prompt: messages"
+        )
+    first = roles.index("assistant")
+    if first == 0:
+        raise DataError(
+            f"{where}: 'messages' begins with the assistant, so there is no prompt; begin with a message "
+            "of the user or the system"
+        )
+    return first
+
+
+def _equal_at_start(chosen: Sequence[object], rejected: Sequence[object]) -> int:
+    """Return the number of equal messages or characters at the beginning."""
+    pairs = zip(chosen, rejected, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def messages_of(value: list[object]) -> Messages | None:

@@ -64,7 +64,9 @@ def fetched(address: str, split: str) -> Path:
     folder.mkdir(exist_ok=True, mode=0o700)
     key = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:8]
     # The name goes into the ids of problems, so it says what is in the file.
-    file = folder / f"{data.id.replace('/', '--')}-{data.split.replace('/', '-')}-{key}.jsonl"
+    name = data.id.replace("/", "--")
+    split_name = data.split.replace("/", "-")
+    file = folder / f"{name}-{split_name}-{key}.jsonl"
     if not file.is_file():
         print(f"note: fetching {data.id} ({data.split}, {data.revision}) once, into {file}", file=sys.stderr)
         keep_file(file, _lines(address, data))

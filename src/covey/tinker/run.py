@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from covey.cluster.serving.run import serve_app, served_policy
 from covey.config.load import load_config
 from covey.models.load import source_of
-from covey.runs.arithmetic import run_behind
+from covey.runs.arithmetic import source_run
 from covey.tinker.adapters import Base
 from covey.tinker.app import Tinker
 from covey.tinker.checkpoints import Store
@@ -36,7 +36,7 @@ def serve_tinker(
             )
         source = source_of(model, loaded.folder)
         store = Store(config.output / "tinker")
-        policy = served_policy(loaded, run_behind(loaded))
+        policy = served_policy(loaded, source_run(loaded))
         tokens = config.train.tokens_per_micro_batch
         base = Base(policy, name or source, source, tokens, config.rollout.max_running)
         print(f"base_model {base.name}, tokenizer {base.source}")

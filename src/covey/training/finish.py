@@ -37,15 +37,15 @@ from covey.system.processes import (
 )
 from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
-from covey.training import collect
+from covey.training.example_sampling import write_examples
 from covey.training.healing import tell_outcomes
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import Run
 
 
 def finish_examples(run: Run) -> Result:
-    """Write the examples and the result of a collecting stage."""
-    on_rank_zero(lambda: collect.write_examples(run))
+    """Write the examples and the result of a stage that samples them."""
+    on_rank_zero(lambda: write_examples(run))
     seconds = round(run.journal.clock.total(), 1)
     example = example_of([p.problem for p in run.train_set])
     folder = run.journal.folder.path
@@ -70,11 +70,11 @@ def write_result(result: Result, written: Mapping[str, object]) -> None:
 def evaluate_again(run: Run) -> Evaluation | None:
     """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
     train = run.loaded.config.train
-    if train.stop_at is None or run.state.step >= train.steps or not run.spare:
+    if train.stop_at is None or run.state.step >= train.steps or not run.spare_problems:
         return None
-    found = run.evaluate_on(run.spare)
+    found = run.evaluate_on(run.spare_problems)
     values = {name: estimate.value for name, estimate in found.summary().items()}
-    run.journal.event(run.state.step, "measured again", problems=len(run.spare), **values)
+    run.journal.event(run.state.step, "measured again", problems=len(run.spare_problems), **values)
     return found
 
 
@@ -163,7 +163,7 @@ def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
     """Print how to get the best step, and the likely cause if the run did not learn."""
     if better:
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
-    if verdict is None or verdict.word not in ("did not learn", "got worse"):
+    if verdict is None or not verdict.failed:
         return
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))

@@ -24,7 +24,7 @@ from covey.insight.trials import Change, TrialResult, compare_trial, describe_tr
 from covey.rewards.base import RewardError
 from covey.runs.atomic import sync
 from covey.runs.best import best_of
-from covey.runs.compatibility import changed_settings, verdict
+from covey.runs.compatibility import changed_settings, effect_of_change
 from covey.runs.estimates import Evaluation, gains
 from covey.runs.folder import RunFolder, read_numbers, read_stream
 from covey.runs.healing import (
@@ -121,7 +121,7 @@ def proposal_after(
     A note asks for nothing, and neither does a finding without a config line that changes what is computed.
     """
     change = Change(finding.remedy, finding.id)
-    if finding.severity == "note" or not finding.remedy or verdict(change.key) == "safe":
+    if finding.severity == "note" or not finding.remedy or effect_of_change(change.key) == "safe":
         return Proposal()
     lines = [attempt.line for attempt in before if not attempt.takes_back]
     if len(lines) >= loaded.config.guards.heal_tries:
@@ -153,7 +153,7 @@ def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) 
     if best is None or best.step > steps - width_of(steps):
         return 0
     better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0
-    refused = any(difference.verdict == "refused" for difference in changed_settings(changed))
+    refused = any(difference.effect == "refused" for difference in changed_settings(changed))
     verdicts = [verdict_in(settings_of(config)("rewards")) for config in (loaded, changed)]
     return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
 

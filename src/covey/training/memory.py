@@ -8,9 +8,9 @@ from functools import partial
 from covey.learner.memory import (
     Expectation,
     LargestStep,
+    fitting_sizes,
     forecast,
     largest_step,
-    planned,
     program_bytes,
     shape_of,
 )
@@ -45,7 +45,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     # A changed setting makes a new plan; else the run's first plan holds.
     resumed = before.get("configured") == configured
-    fitting, running = planned(expect, config, largest, available)
+    fitting, running = fitting_sizes(expect, config, largest, available)
     tokens = before["planned"] if resumed else fitting
     # All processes use the size that fits into the smallest one.
     tokens = min(gather(tokens))

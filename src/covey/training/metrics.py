@@ -104,7 +104,7 @@ def report_step(
     times = journal.rollouts(step, rollout, batch, seen, loaded.config.train.inner_epochs, metrics)
     console = journal.console
     console.examples = extremes(rollout.all_groups)
-    console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), worries(metrics))
+    console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
 
 
 def _note_off_centre(
@@ -129,7 +129,7 @@ def _note_off_centre(
 def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Return the fraction of sampled tokens that went through the update, and so into its metrics."""
     tokens = sum(c.length for g in groups for c in g.completions)
-    return float((batch.mask & batch.pulling(skips_idle)[:, None]).sum()) / max(tokens, 1)
+    return float((batch.mask & batch.has_gradient(skips_idle)[:, None]).sum()) / max(tokens, 1)
 
 
 def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelCompletion] | None:
@@ -144,7 +144,7 @@ def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelComple
     return last_text(group.problem.prompt), shown[0], shown[1]
 
 
-WORRYING: Mapping[str, tuple[str, float, float]] = {
+UNHEALTHY: Mapping[str, tuple[str, float, float]] = {
     "dead groups": ("groups/dead", 0.5, 0.8),
     "truncated": ("length/truncated", 0.1, 0.5),
 }
@@ -152,11 +152,11 @@ WORRYING: Mapping[str, tuple[str, float, float]] = {
 LOW_ENTROPY = 0.05
 
 
-def worries(metrics: Mapping[str, float]) -> dict[str, str]:
+def unhealthy_facts(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the style of each fact that is not healthy."""
     found = {
         fact: "red" if metrics[name] > bad else "yellow"
-        for fact, (name, poor, bad) in WORRYING.items()
+        for fact, (name, poor, bad) in UNHEALTHY.items()
         if metrics[name] > poor
     }
     return found | ({"entropy": "yellow"} if metrics["entropy/sampled"] < LOW_ENTROPY else {})

@@ -14,11 +14,12 @@ from covey.learner.learner import Learner
 from covey.models.load import load_policy, own_reference
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
-from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
+from covey.models.value_head import ValueModel, add_value_head, load_value_model, value_model_from
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
 from covey.sampling.prompts import Prompted, encode_examples, texts_of
-from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.remote import RemoteSampler
+from covey.sampling.server_client import TOKEN
 from covey.sampling.servers import Transport
 from covey.system.processes import is_rank_zero
 from covey.tasks.examples import Example
@@ -69,7 +70,9 @@ def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] |
     if critic.trunk == "policy":
         add_value_head(policy)
         return None
-    model = load_value_model(critic.model, loaded.folder, policy) if critic.model else begun_from(policy)
+    model = (
+        load_value_model(critic.model, loaded.folder, policy) if critic.model else value_model_from(policy)
+    )
     if model.decoder is not None:
         model.decoder.recompute = config.train.recompute_layers
     return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
@@ -78,7 +81,7 @@ def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] |
 def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
     """Return a sampler on servers, if the config names some or Ray places them, else in this process."""
     rollout = config.rollout
-    asking: Transport = ask
+    transport: Transport = ask
     lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
     # Sampling ahead needs weights that the training thread does not change meanwhile.
     policy = snapshot(policy) if lags else policy
@@ -90,6 +93,6 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
     if config.launch.samplers and is_rank_zero():  # the process that sends all requests
         placed = PlacedSamplers(policy, config, folder)
         sampler = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)})
-        asking = placed.ask
-    common = (rollout.temperature, rollout.max_running, token, asking, lags)
+        transport = placed.ask
+    common = (rollout.temperature, rollout.max_running, token, transport, lags)
     return RemoteSampler(policy, sampler, folder, [p.tokens for p in prompts], *common)

@@ -11,7 +11,7 @@ from pathlib import Path
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import ResolvedConfig, flatten, resolved
-from covey.config.methods import COLLECTS, MAKES_EXAMPLES, METHODS, POLICIES, Loop
+from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import GivenModel
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.insight.result import (
@@ -20,8 +20,8 @@ from covey.insight.result import (
     read_result,
     stage_table,
 )
-from covey.learner.process import caller_restored, passed_over
-from covey.models.passed_models import restored_afterwards, take_weights
+from covey.learner.process import default_torch_modes, freeze_existing_objects, restore_process_settings
+from covey.models.passed_models import restore_passed_model, take_weights
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import (
     RESULT,
@@ -33,21 +33,24 @@ from covey.runs.folder import (
 )
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
+from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.integrity import damage
 from covey.system.parent import works_in
 from covey.system.processes import (
     environment_rank,
     is_rank_zero,
+    joined,
     on_rank_zero,
     peers_lost,
     run_on_all,
     said_by_another,
+    tell_end,
 )
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.tasks.source import EXAMPLES
-from covey.training import collect, examples_loop, preference, reward_model, rl
+from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
 from covey.training.run import DEFAULTS, Run, RunOptions
@@ -64,7 +67,7 @@ LESSONS: Mapping[Loop, Callable[[Run], examples_loop.Lesson]] = {
 """The lesson of each loop over given examples."""
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
-    "collection": collect.train,
+    "example_sampling": example_sampling.sample_completions,
     **{name: partial(examples_loop.train, lesson_of) for name, lesson_of in LESSONS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
@@ -98,7 +101,7 @@ def run_pipeline(
             if results:
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
-        with caller_restored(), passed_over(), restored_afterwards(placed.config.model):
+        with restore_process_settings(), freeze_existing_objects(), restore_passed_model(placed.config.model):
             results.append(finished or run_with_healing(_run_stage, located, console, stop, options))
         if finished is not None and last:
             console.say(
@@ -132,6 +135,33 @@ def run_in_folder(
     if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
         (home / RECORD).unlink()
     return results
+
+
+def run_together(
+    loaded: ResolvedConfig,
+    console: RunConsole,
+    stop: StopSignal,
+    options: RunOptions,
+    *,
+    overwrite: bool = False,
+    ends_job: bool = False,
+) -> list[Result]:
+    """Run the stages as a user starts them: on every process that was started with this one.
+
+    ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a failed
+    verdict, whose exit code would otherwise make it start the job again. Raises CoveyError.
+    """
+    config = loaded.config
+    # ``joined`` does nothing for a single process; under torchrun it sets up the process group.
+    joining = joined(config.guards.stall_minutes, config.device)
+    # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
+    with default_torch_modes(), joining:
+        if overwrite:
+            on_rank_zero(partial(remove_run, config.output))
+        results = run_in_folder(loaded, console, stop, options)
+        if ends_job and results[-1].failed:
+            tell_end(1)
+        return results
 
 
 def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
@@ -219,7 +249,7 @@ def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:
 
 def _refuse_late_changes(stage: ResolvedConfig) -> None:
     """Raise ConfigError if settings were changed that a completed stage can no longer follow."""
-    late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
+    late = [d for d in changed_settings(stage) if d.effect != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
             f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "
@@ -289,7 +319,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
                 train(run)
-            if config.method in COLLECTS:
+            if config.method in SAMPLES_EXAMPLES:
                 return finish_examples(run)
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again

@@ -83,19 +83,19 @@ class RewardObjective:
         }
         return self._seen(losses.sum() / count, found, count)
 
-    def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Shares]:
-        good = said > 0
+    def _judged(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Shares]:
+        good = labels > 0
         # Cross-entropy: -log sig(v) of good ones, -log sig(-v) of bad ones.
         losses = -log_sigmoid(torch.where(good, values, -values))
-        found = {
+        statistics = {
             "reward_model/accuracy": ((values > 0) == good).float(),
             "reward_model/mean": values,
             "reward_model/good": good.float(),
         }
-        return self._seen(losses.sum() / count, found, count)
+        return self._seen(losses.sum() / count, statistics, count)
 
-    def _seen(self, loss: Tensor, found: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
-        means = {name: float(v.detach().sum()) / count for name, v in found.items()}
+    def _seen(self, loss: Tensor, statistics: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
+        means = {name: float(v.detach().sum()) / count for name, v in statistics.items()}
         return loss, {"loss": float(loss.detach()), **means}
 
 
@@ -174,7 +174,7 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     # Never empty: a packed sequence begins with a prompt.
     shared = max(1, alike.index(False) if False in alike else len(alike))
     answers = tuple(
-        asked([*tokens[shared:], NEVER_READ], [len(tokens) - shared], [label])
+        answer_with_values([*tokens[shared:], NEVER_READ], [len(tokens) - shared], [label])
         for tokens, label in zip(ids, example.labels, strict=True)
     )
     return Prompted(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
@@ -192,14 +192,14 @@ def _steps(policy: Policy, example: Example) -> Prompted:
         raise DataError(f"{problem.id}: a step has no token of its own to score; join it to another")
     # ``ends`` are last tokens; the value after one is read where the next would be predicted.
     places = [end + 1 - len(first) for end in ends]
-    answer = asked([*ids[len(first) :], NEVER_READ], places, example.labels)
+    answer = answer_with_values([*ids[len(first) :], NEVER_READ], places, example.labels)
     return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
 
 
-def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
+def answer_with_values(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
     """Return an answer whose values are read where the tokens at ``places`` would be predicted."""
     trained = np.zeros(len(tokens), dtype=bool)
-    said = np.zeros(len(tokens), dtype=np.float32)
+    values = np.zeros(len(tokens), dtype=np.float32)
     trained[list(places)] = True
-    said[list(places)] = np.where(np.array(labels) > 0.5, 1.0, -1.0)
-    return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)
+    values[list(places)] = np.where(np.array(labels) > 0.5, 1.0, -1.0)
+    return GivenAnswer(np.array(tokens, dtype=np.int64), trained, values)

@@ -224,20 +224,20 @@ class Run:
         return found
 
     @property
-    def heals(self) -> bool:
+    def rolls_back(self) -> bool:
         """Whether findings send the run back."""
         return self.loaded.config.guards.on_finding == "rollback"
 
     def go_back_for(self, findings: Sequence[Finding]) -> None:
         """Raise GoBack if findings send this run back, and one of these has a line to try."""
-        if self.heals and on_rank_zero(
+        if self.rolls_back and on_rank_zero(
             lambda: goes_back(self.loaded, self.journal, findings, self.state.step)
         ):
             raise GoBack
 
     def _lasting_warnings(self, step: int) -> list[Finding]:
         """Return the warnings whose turn it is; a symptom that has gone by itself needs no remedy."""
-        if not (self.heals and is_rank_zero()):
+        if not (self.rolls_back and is_rank_zero()):
             return []
         return [warning for warning in warnings_due(self.findings(), step) if self.watch.holds(warning)]
 
@@ -298,7 +298,7 @@ class Run:
         return [found for found in read if found is not None]
 
     @property
-    def spare(self) -> list[Prompted]:
+    def spare_problems(self) -> list[Prompted]:
         """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
         count = self.loaded.config.eval.problems
         return self.test_set[count : 2 * count]
@@ -311,7 +311,7 @@ class Run:
         """
         rate = evaluation.summary()["pass@1"]
         # ``value`` is the estimate, ``low`` the lower end of its confidence interval.
-        return (rate.value if self.spare else rate.low) >= bar or rate.value == 1
+        return (rate.value if self.spare_problems else rate.low) >= bar or rate.value == 1
 
     def evaluate(self) -> Evaluation:
         """Measure held-out accuracy now and log it for the present step."""

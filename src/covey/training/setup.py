@@ -17,11 +17,11 @@ from covey.models.chat import rendered_at
 from covey.models.load import speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
-from covey.runs.arithmetic import follow_run, rounded_so_far, unfollowed
+from covey.runs.arithmetic import any_step_rounded, arithmetic_notes, follow_run
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
-from covey.runs.compatibility import environment, found_differences
+from covey.runs.compatibility import differences_to_record, environment
 from covey.runs.folder import INEXACT, RunFolder, checkpoints
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
@@ -123,7 +123,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     held_out = encode_learned(source.held_out)
     train = encode_learned(source.examples) or encode(policy, source.train, config)
     test = encode(policy, source.test, config)
-    notes = [*speed_notes(policy, config), *unfollowed(policy, config, loaded.run)]
+    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.run)]
     notes += unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
     notes += dropped_rows(source.rows, [*train, *held_out, *test])
     notes += unexplained_tools(policy, source, task.toolbox, config.method)
@@ -148,10 +148,10 @@ def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str
         **environment(run.loaded),
         "rounds_products": policy.rounds,
         "rendered": rendered_at().isoformat(),
-        "rounded": rounded_so_far(config.output, policy, begun),
+        "rounded": any_step_rounded(config.output, policy, begun),
         "sandbox": run.rewards.sandbox,
         "tokenizer": policy.vocabulary_hash,
-        "known_tokens": policy.known,
+        "known_tokens": policy.drawable_ids,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(run.loaded, run.rewards),
@@ -171,8 +171,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     folder = journal.folder
     begun = bool(checkpoints(folder.path))
     now = process_record(run, memory, begun)
-    differences = on_rank_zero(lambda: found_differences(loaded, begun, now))
-    harmful = [d for d in differences if d.verdict != "safe"]
+    differences = on_rank_zero(lambda: differences_to_record(loaded, begun, now))
+    harmful = [d for d in differences if d.effect != "safe"]
     if options.strict and loaded.config.rollout.staleness and begun:
         raise CheckpointError(
             f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "

@@ -11,7 +11,7 @@ from covey.config.load import ResolvedConfig
 from covey.rewards.base import Rewards
 from covey.rollouts.learned import forget, rewards_of
 from covey.sampling.tools.running import Toolbox
-from covey.sampling.tools.use import beginning, columns_asked, toolbox_of, with_schemas
+from covey.sampling.tools.use import columns_asked, initial_state, toolbox_of, with_schemas
 from covey.system.console import RunConsole
 from covey.system.text import Say
 from covey.tasks.columns import own_systems, print_readers, readers
@@ -36,13 +36,13 @@ def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOption
     Raises ConfigError, DataError or RewardError.
     """
     source = load_source(loaded)
-    rewards = judges(loaded, source, options)
+    rewards = rewards_of_run(loaded, source, options)
     toolbox = toolbox_of(loaded)
     # The sandbox that was found to work is recorded with the rewards.
     if toolbox is not None and toolbox.chosen is not None:
         rewards.sandbox = toolbox.chosen.record()
     source = with_schemas(source, toolbox, console.say)
-    source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
+    source = usable_problems(source, rewards, loaded, console, partial(initial_state, toolbox))
     for note in own_systems(source.problems, loaded.config.data):
         console.say(note, "yellow")
     task = RunTask(source, rewards, toolbox)
@@ -63,7 +63,7 @@ def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> Non
     print_readers(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
 
 
-def judges(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
+def rewards_of_run(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
     """Return the rewards of a run; none if the method learns without and the config names none."""
     config = loaded.config
     named = config.rewards or source.rewards

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from covey.config.methods import COLLECTS
+from covey.config.methods import SAMPLES_EXAMPLES
 from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
@@ -57,7 +57,7 @@ def step_seconds(run: Run, cost: TokenCost) -> float:
     """Return the seconds of a training step, no completion ending before ``rollout.max_tokens``."""
     config = run.loaded.config
     own = mean_tokens(run.train_set)
-    if config.method != "rl" and config.method not in COLLECTS:
+    if config.method != "rl" and config.method not in SAMPLES_EXAMPLES:
         return config.train.batch_size * own * cost.trained
     longest = config.rollout.max_tokens
     work = Workload.of(config, run.loaded.algorithm, 0.0, longest)

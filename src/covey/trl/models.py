@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.models.load import load_named
-from covey.models.pretrained import alone, pretrained_tokenizer, unreachable
+from covey.models.pretrained import load_exclusively, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
@@ -54,7 +54,9 @@ def reward_model_of(
     if isinstance(model, str | Path):
         own = {"num_labels": 1, "local_files_only": unreachable(str(model))}
         try:
-            loaded = alone(AutoModelForSequenceClassification, str(model), dtype=torch.float32, **own)
+            loaded = load_exclusively(
+                AutoModelForSequenceClassification, str(model), dtype=torch.float32, **own
+            )
         except (OSError, ValueError) as error:
             raise Refused(f"{model}: the model cannot be loaded: {str(error).splitlines()[0]}") from None
         model = _in_dtype(loaded, options)

@@ -26,8 +26,8 @@ from covey.config.python_objects import GivenModel, with_given
 from covey.config.start import Start
 from covey.errors import GuardStop
 from covey.insight.result import Result
-from covey.learner.process import caller_restored, torch_as_new
-from covey.models.passed_models import restored_afterwards
+from covey.learner.process import default_torch_modes, restore_process_settings
+from covey.models.passed_models import restore_passed_model
 from covey.training.measure import measure
 from covey.training.run import Observer, ObserverRequest
 from covey.trl.configs import Arguments
@@ -345,9 +345,9 @@ class Trainer(Observer):
         loaded = self._start(self._measuring(), rows).load()
         with ExitStack() as around:
             if not self._running:  # within a run all of this is so already
-                around.enter_context(torch_as_new())
-                around.enter_context(caller_restored())
-                around.enter_context(restored_afterwards(loaded.config.model))
+                around.enter_context(default_torch_modes())
+                around.enter_context(restore_process_settings())
+                around.enter_context(restore_passed_model(loaded.config.model))
             return measure(loaded, self.state.global_step)
 
     def _measuring(self) -> dict[str, object]:

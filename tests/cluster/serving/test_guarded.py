@@ -18,7 +18,7 @@ import pytest
 
 from covey.models.policy import Policy, save_policy
 from covey_verify.web import ask
-from tests.cluster.serving.test_serve import GOOD, refused, serving
+from tests.cluster.serving.served import GOOD, refused, serving
 from tests.conftest import policy_of
 from tests.sampling.stub import copied
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,51 +9,29 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from transformers import OpenAIGPTConfig
 
-from covey.cluster.serving.app import Service
 from covey.cluster.serving.guard import LARGEST_BODY
 from covey.cluster.serving.run import serve_http
 from covey.cluster.serving.shared import SharedModel, TooBusy
 from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
-from covey.sampling import remote
+from covey.sampling import fleet, remote
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey_verify.errors import ConfigError
 from covey_verify.web import ask
+from tests.cluster.serving.served import GOOD, refused, serving
 from tests.conftest import policy_of, random_prompts, sharpened
+from tests.sampling.remote_samplers import Version, asked, moved
 from tests.sampling.stub import copied
-from tests.sampling.test_remote import Version, asked, moved
-
-
-@contextmanager
-def serving(policy: Policy, weights: Path | None = None, token: str = "", port: int = 0) -> Iterator[str]:
-    """The address of a server with this model."""
-    shared = SharedModel(policy, 64)
-    listener = socket.create_server(("127.0.0.1", port))
-    app = Service(shared, "policy", token, weights).app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        shared.close()
-        listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +90,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
                 trained, Servers(url=(healthy, url)), tmp_path / "sync", random_prompts(4), 1.0, 6
             )
             made.said = []
-            made.say = made.said.append
+            made.fleet.say = made.said.append
             moved(trained)
             made.sync(Version(1))
             list(made.sample(asked(), SamplingParams(10)))
@@ -127,7 +104,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
 def test_weights_that_another_run_gave_under_the_same_version_are_found(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "TRY_AGAIN", 0.0)
+    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.0)
     ours, theirs = copied(policy), copied(policy)
     moved(ours)
     moved(theirs)
@@ -138,7 +115,7 @@ def test_weights_that_another_run_gave_under_the_same_version_are_found(
             for each, name in ((ours, "one"), (theirs, "other"))
         )
         one.said = []
-        one.say = one.said.append
+        one.fleet.say = one.said.append
         for made in (one, other):
             made.sync(Version(1))
             list(made.sample(asked(1), SamplingParams(10)))
@@ -226,19 +203,6 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         assert [x.completion.tokens.tolist() for x in again] == [x.completion.tokens.tolist() for x in found]
     with serving(copied(policy)) as url:
         assert refused(f"{url}/weights", {"folder": str(tmp_path / "sync"), "version": 1})[0] == 403
-
-
-def refused(url: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, str]:
-    """Status and message of a request that must not succeed."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=20)
-    with caught.value as error:
-        return error.code, json.loads(error.read())["error"]["message"]
-
-
-GOOD = {"prompt": [5, 6, 7], "max_tokens": 3}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.remote import RemoteSampler
 from tests.conftest import random_prompts
-from tests.sampling.test_remote import Version, moved
+from tests.sampling.remote_samplers import Version, moved
 
 URL, MODEL = os.environ.get("COVEY_TEST_VLLM", ""), os.environ.get("COVEY_TEST_MODEL", "")
 

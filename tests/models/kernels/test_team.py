@@ -36,7 +36,7 @@ def products(threads: int) -> list[torch.Tensor]:
         x, weight = torch.randn(m, k), torch.randn(n, k)
         torch.set_num_threads(threads)
         with threads_lent(True):
-            found.append(PackedWeight.of(weight).product(x, None))
+            found.append(PackedWeight.pack(weight).product(x, None))
     torch.set_num_threads(1)
     return found
 

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.training.test_runs import fingerprint, start
+from tests.training.runs import fingerprint, start
 
 from covey.runs import trackers
 from covey.runs.trackers import TRACKER_PACKAGES, Tracking, check_tracker

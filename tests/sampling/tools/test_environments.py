@@ -36,7 +36,7 @@ from covey.sampling.tools.environments import Episode
 from covey.sampling.tools.offered import load_tools
 from covey.sampling.tools.running import ERROR, Toolbox
 from covey.sampling.tools.turns import TurnSampler
-from covey.sampling.tools.use import beginning, with_schemas
+from covey.sampling.tools.use import initial_state, with_schemas
 from covey.system.signals import Stopped
 from covey.tasks.source import Source
 from covey.types import Completion, Group, Problem, Transcript
@@ -46,7 +46,7 @@ from covey_verify.sandbox.wire import Attributes, decode_value, encode_value
 from covey_verify.types import Score
 from tests import fakes
 from tests.conftest import policy_of, random_prompts
-from tests.training.test_runs import StopAt, fingerprint, start
+from tests.training.runs import StopAt, fingerprint, start
 
 FILE = '''
 import asyncio, os, random, time
@@ -253,7 +253,7 @@ def test_one_that_hangs_or_dies_costs_its_own_completion(folder: Path, method: s
 
 def test_a_reset_that_does_not_work_is_said_with_its_row(folder: Path) -> None:
     with pytest.raises(DataError, match=r"r/1: game\.py:Broken: reset failed: KeyError: 'gone'"):
-        beginning(toolbox(folder, "Broken"), ROW)
+        initial_state(toolbox(folder, "Broken"), ROW)
 
 
 def test_prompts_end_with_what_reset_returns(folder: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_reset_that_says_something_else_than_the_prompt_is_refused(
     with pytest.raises(
         DataError, match=r"r/2: game\.py:\w+: reset returned '.*', with which the prompt does not"
     ):
-        beginning(box, told[1])
+        initial_state(box, told[1])
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
     with pytest.raises(DataError, match=r"r/2: rename column 'environment': rewards get"):
         with_schemas(Source([Problem("r/2", "", {"start": 5, "environment": "linux"})], []), box)
     with pytest.raises(DataError, match=r"columns start cannot be sent to the process of game\.py:Counter"):
-        beginning(box, Problem("r/3", "", {"start": object()}))
+        initial_state(box, Problem("r/3", "", {"start": object()}))
 
 
 @pytest.mark.parametrize(
@@ -594,7 +594,7 @@ def test_a_reward_that_asks_for_an_environment_needs_one(folder: Path) -> None:
         ConfigError, match=r"asks for the completion's environment.*rollout.tools.environment"
     ):
         rehearse(ROW, rewards)
-    assert rehearse(ROW, rewards, beginning(toolbox(folder), ROW)).rewards.tolist() == [0.5, 0.5]
+    assert rehearse(ROW, rewards, initial_state(toolbox(folder), ROW)).rewards.tolist() == [0.5, 0.5]
 
 
 def kept_again(run: Path, state: dict[str, object] | None) -> Iterator[Completion | None]:

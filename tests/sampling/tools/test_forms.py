@@ -25,23 +25,9 @@ from covey_verify.calls.forms import FORMS, TAGGED, CallForm
 from covey_verify.calls.turn import read_turn
 from covey_verify.errors import ConfigError, DataError
 from tests.conftest import policy_of
+from tests.sampling.tools.schema import SCHEMA
 
 CHAT = Problem("c", [{"role": "user", "content": "1+2="}])
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "The meaning of a word.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "word": {"type": "string"},
-                "most": {"type": "integer"},
-                "all": {"type": "boolean"},
-            },
-        },
-    },
-}
 QWEN_3 = (
     "{% for m in messages %}<|im_start|>{% if m.role == 'tool' %}u {{ m.content }}{% else %}{{ m.role[0] }} "
     "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ m.content }}"

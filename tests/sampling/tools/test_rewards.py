@@ -19,7 +19,7 @@ from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.calls.forms import FORMS
 from covey_verify.errors import DataError
 from tests.conftest import policy_of
-from tests.sampling.tools.test_forms import SCHEMA
+from tests.sampling.tools.schema import SCHEMA
 
 XML, GLM, MISTRAL, LLAMA, GEMMA, LFM2, HARMONY, DEEPSEEK, _ = (form.shown for form in FORMS)
 WANTED = [{"name": "look_up", "arguments": {"word": "covey", "most": 2}}]

@@ -25,7 +25,7 @@ from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
-from tests.training.test_runs import StopAt, fingerprint, metrics_of, start
+from tests.training.runs import StopAt, fingerprint, metrics_of, start
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from covey.cluster.serving.shared import SharedModel
 from covey.config.load import ResolvedConfig, load_config
 from covey.models.load import load_policy
 from covey.models.policy import Policy
-from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
-from covey.sampling.remote import TOKEN
+from covey.runs.arithmetic import arithmetic_notes, enclosing_run, follow_run, source_run
+from covey.sampling.server_client import TOKEN
 from covey.system.console import say_aside
 from covey.system.http import Server, listen
 from covey.system.machine import available_threads
@@ -77,7 +77,7 @@ def service_of(
     """
     loaded = load_config(None, settings, {"model": model})
     # The run whose folder the weights will come from, else the one that the model was saved by.
-    run = (run_around(weights) if weights is not None else None) or run_behind(loaded)
+    run = (enclosing_run(weights) if weights is not None else None) or source_run(loaded)
     policy = served_policy(loaded, run)
     return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
 
@@ -87,6 +87,6 @@ def served_policy(loaded: ResolvedConfig, run: Path | None) -> Policy:
     torch.set_num_threads(loaded.config.threads or available_threads())
     follow_run(run)
     policy = load_policy(loaded)
-    for note in unfollowed(policy, loaded.config, run):
+    for note in arithmetic_notes(policy, loaded.config, run):
         say_aside(note)
     return policy

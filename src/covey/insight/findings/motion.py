@@ -41,7 +41,7 @@ def bonus_raises_entropy(run: RunView) -> str | None:
     coef = run.setting("algorithm.entropy.coef")
     before = mean_of(run.beginning[:1], "entropy/sampled")
     now = run.last[-1].get("entropy/sampled") if run.last else None
-    if not (isinstance(coef, int | float) and coef >= 0.05 and now is not None):
+    if now is None or not isinstance(coef, int | float) or coef < 0.05:
         return None
     if not (now > 1.5 * before and now > before + 0.3):
         return None

@@ -39,7 +39,7 @@ CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 def shared_prefixes_are_blamed(run: RunView) -> str | None:
     """Four fifths of the blame lie on tokens that praised siblings begin with as well."""
     shared = run.late("gradient_share/shared_prefix")
-    if not (shared > 0.8 and run.setting("algorithm.advantage") not in CREDITED):
+    if not shared > 0.8 or run.setting("algorithm.advantage") in CREDITED:
         return None
     return (
         f"{percent(shared)} of the blame for bad completions lies on tokens that good siblings begin with too"

@@ -76,7 +76,8 @@ def every_answer_is_incorrect(run: RunView) -> str | None:
 def every_answer_is_correct(run: RunView) -> str | None:
     """More than half of the groups are all correct, now and in the first steps."""
     tied = run.late("groups/dead_correct")
-    if not (tied > 0.5 and (run.early("groups/dead_correct") > 0.5 or not run.patient)):
+    from_the_start = run.early("groups/dead_correct") > 0.5 or not run.patient
+    if not (tied > 0.5 and from_the_start):
         return None
     return (
         f"{percent(tied)} of the groups are dead because every answer is correct: these problems are solved"
@@ -94,7 +95,7 @@ def groups_tie_over_mixed_answers(run: RunView) -> str | None:
 def every_advantage_is_zero(run: RunView) -> str | None:
     """Nothing was trained although at least half of the groups have different rewards."""
     waits = run.late("optimizer/updates") == 0  # for a critic that learns first
-    # Stages that only collect completions have no gradient.
+    # Stages that only sample completions have no gradient.
     moving = waits or run.late("optimizer/grad_norm") != 0 or run.late("optimizer/skipped") > 0
     alike = run.late("reward/std") == 0  # groups that a critic gives advantages by token are never dead
     if not run.late("groups/dead") < 0.5 or moving or alike:

@@ -86,10 +86,16 @@ def _best_shown(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
     """Return the group, completion and token that show the finding best; of equals the first."""
     if rule.shown_by is None:
         return {}
-    # Negative indices: max then takes the first of equal scores.
-    places = [(rule.shown_by(g, i), -n, -i) for n, g in enumerate(groups) for i in range(len(g.completions))]
-    best, n, i = max(places, default=(0.0, 0, 0))
-    if not best > 0:
+    best = 0.0
+    place = None
+    for number, group in enumerate(groups):
+        for sample in range(len(group.completions)):
+            score = rule.shown_by(group, sample)
+            if score > best:  # of equals the first stays
+                best = score
+                place = (number, sample)
+    if place is None:
         return {}
-    token = {"token": rule.token(groups[-n], -i)} if rule.token else {}
-    return {"group": -n, "completion": -i, **token}
+    number, sample = place
+    token = {"token": rule.token(groups[number], sample)} if rule.token else {}
+    return {"group": number, "completion": sample, **token}

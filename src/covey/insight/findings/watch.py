@@ -15,7 +15,7 @@ from covey.insight.findings.view import WIDEST, RunView
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
 from covey.runs.healing import read_attempts
-from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
+from covey.runs.reader import last_stage, load_for_reading, read_ending, read_verdict
 from covey.types import Group
 from covey_verify.errors import ConfigError
 
@@ -102,7 +102,7 @@ def explain_run(folder: Path) -> Explanation:
         return Explanation(stage, said, found + notes)
     setting: SettingOf = unknown
     try:
-        setting = settings_of(look_at(stage))
+        setting = settings_of(load_for_reading(stage))
     except ConfigError as error:
         unread = f"the config cannot be read, so remedies may name what is set already: {error}"
         notes.append(Finding("unread_config", 0, "note", unread))

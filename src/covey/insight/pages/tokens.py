@@ -18,7 +18,7 @@ from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
 from covey.runs.folder import latest_checkpoint
 from covey.runs.origin import is_own
-from covey.runs.reader import look_at
+from covey.runs.reader import load_for_reading
 from covey.runs.rollouts import RolloutLog, read_rollouts
 from covey.system.opening import read_below
 from covey_verify.errors import ConfigError, CoveyError
@@ -101,7 +101,7 @@ def _of_base(folder: Path) -> Path | None:
     """Return the tokenizer file of a run's base model; in a hub's cache it is a link, which is followed."""
     if not is_own(folder):  # a stranger's record must not decide which files are opened here
         return None
-    loaded = look_at(folder)
+    loaded = load_for_reading(folder)
     model = str(loaded.config.model)
     for place in (loaded.folder / model, Path(model)):
         if (place / "tokenizer.json").is_file():

@@ -41,11 +41,11 @@ def key_columns(keys: Tensor) -> Tensor:
 
 def available(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether compiled operations exist for tensors of this kind."""
-    return device.type == "cpu" and dtype in DTYPES and library() is not None and correct(dtype)
+    return device.type == "cpu" and dtype in DTYPES and library() is not None and passes_known_answers(dtype)
 
 
 @cache
-def correct(numbers: Numbers) -> bool:
+def passes_known_answers(numbers: Numbers) -> bool:
     """Whether every operation gives its known answer; checked once, in a few milliseconds."""
     operation = first_incorrect(call, packed_size, numbers)
     if operation is not None:
@@ -154,7 +154,7 @@ _note: ContextVar[Note | None] = ContextVar("note", default=None)
 
 
 @contextmanager
-def noting(note: Note) -> Iterator[None]:
+def pass_calls_to(note: Note) -> Iterator[None]:
     """Pass this thread's calls to ``note`` inside the block."""
     before = _note.set(note)
     try:

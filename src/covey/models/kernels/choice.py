@@ -46,7 +46,8 @@ class Trial:
         """Rate of rounded products over the best of float32, in the kind of product that gains least."""
         full = self.rates.get("float32", {})
         mixed = self.rates.get("mixed", {})
-        return min((mixed[kind][0] / max(pair) for kind, pair in full.items() if kind in mixed), default=0.0)
+        gains = [mixed[kind][0] / max(pair) for kind, pair in full.items() if kind in mixed]
+        return min(gains, default=0.0)
 
     def choice(self) -> dict[str, list[str]]:
         """Map each dtype to the kinds of products that torch does; torch has no mixed ones."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # no public mode sees what torch computes
 
-from covey.models.kernels.calls import Operands, call, noting
+from covey.models.kernels.calls import Operands, call, pass_calls_to
 
 NEW = (
     torch.ops.aten.empty.memory_format,
@@ -47,7 +47,7 @@ class _RecordedCall(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _RecordedCall:
+    def from_arguments(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _RecordedCall:
         # Integers and pointers go by one list and floats by another, as the C calling convention has it.
         # A stride of 0 bytes is an argument that all rows share.
         factors = [a for a in arguments if isinstance(a, float)]
@@ -135,11 +135,11 @@ class Recording:
             if name not in BY_ROW:
                 lending.alone = False
                 return
-            noted.append(_RecordedCall.of(name, address, arguments))
+            noted.append(_RecordedCall.from_arguments(name, address, arguments))
             memory.extend(a.untyped_storage() for a in arguments if isinstance(a, Tensor))
 
         # `note` sees the C operations, `lending` all that torch is asked for meanwhile.
-        with noting(note), lending:
+        with pass_calls_to(note), lending:
             self.result = self.work(self.input)
         self.operations = None
         if lending.alone:

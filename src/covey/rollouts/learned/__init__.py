@@ -31,9 +31,9 @@ def is_learned(reward: Reward) -> bool:
 
 def weights_identity(reward: Reward) -> str:
     """Return the hash of a learned reward's weights, which are loaded if they were not."""
-    from covey.rollouts.learned.reward_models import named_by
+    from covey.rollouts.learned.reward_models import model_of_settings
 
-    return named_by(reward.function.__name__, reward.settings).identity
+    return model_of_settings(reward.function.__name__, reward.settings).identity
 
 
 def reward_model_bytes(rewards: Iterable[Reward]) -> int:
@@ -42,9 +42,9 @@ def reward_model_bytes(rewards: Iterable[Reward]) -> int:
     if not learned:
         return 0
     from covey.models.live_memory import alive_bytes
-    from covey.rollouts.learned.reward_models import named_by
+    from covey.rollouts.learned.reward_models import model_of_settings
 
-    models = (named_by(r.function.__name__, r.settings).model for r in learned)
+    models = (model_of_settings(r.function.__name__, r.settings).model for r in learned)
     return alive_bytes(weight for model in models for weight in model.parameters())
 
 

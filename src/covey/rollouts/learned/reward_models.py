@@ -93,7 +93,7 @@ def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
         return cached(kind, name, folder, device)
 
 
-def named_by(kind: str, settings: Mapping[str, object]) -> RewardModel:
+def model_of_settings(kind: str, settings: Mapping[str, object]) -> RewardModel:
     """Return the model that a reward's settings name."""
     name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
     return loaded(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
@@ -115,10 +115,13 @@ def reward_model(
     judge = loaded("reward_model", model, config_folder, device)
     answers = (judge.words.removed(text_of(c)) for c in completions)
     texts = [conversation_ids(judge.tokenizer, p, a) for p, a in zip(prompts, answers, strict=True)]
-    return [
-        unread_score(judge, ids) if row is None else Score(float(row)) if row.isfinite() else broken(row)
-        for ids, row in zip(texts, judge.outputs(texts), strict=True)
-    ]
+    scores = list[Score]()
+    for ids, row in zip(texts, judge.outputs(texts), strict=True):
+        if row is None:
+            scores.append(score_of_overlong(judge, ids))
+        else:
+            scores.append(Score(float(row)) if row.isfinite() else score_of_nonfinite(row))
+    return scores
 
 
 @reward(timeout=1800.0, format_only=True)
@@ -152,21 +155,23 @@ def process_reward_model(
         read, judge.outputs([ids for ids, _ in read]), spans, token_ends, strict=True
     ):
         if row is None:
-            scores.append(unread_score(judge, ids))
+            scores.append(score_of_overlong(judge, ids))
             continue
         # (steps, outputs): at the last token of each step's separator.
         logits = row[places]
         correct = logits.sigmoid()[:, 0] if logits.shape[1] == 1 else logits.softmax(1)[:, 1]
         finite = bool(correct.isfinite().all())
-        scores.append(score_steps(cuts, correct.tolist(), ends, total) if finite else broken(logits))
+        scores.append(
+            score_steps(cuts, correct.tolist(), ends, total) if finite else score_of_nonfinite(logits)
+        )
     return scores
 
 
-def unread_score(judge: RewardModel, ids: Sequence[int]) -> Score:
+def score_of_overlong(judge: RewardModel, ids: Sequence[int]) -> Score:
     """Return the score of a text that does not fit the context."""
     return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {judge.context}")
 
 
-def broken(logits: Tensor) -> Score:
+def score_of_nonfinite(logits: Tensor) -> Score:
     """Return the score of a model's output that is not finite."""
     return Score(None, "infra_error", detail=f"the reward model says {logits.flatten().tolist()[:4]}")

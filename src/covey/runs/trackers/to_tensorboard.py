@@ -10,7 +10,7 @@ from tensorboardX import SummaryWriter
 from covey.runs.trackers import Tracker
 
 
-def begin_tensorboard(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - no place for settings
+def begin_tensorboard(run: Path, _settings: Mapping[str, object], first: int) -> Tracker:
     """Begin the event file; numbers of an interrupted attempt from step ``first`` on are purged."""
     writer = SummaryWriter(str(run / "tensorboard"), purge_step=first or None)
 

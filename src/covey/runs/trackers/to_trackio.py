@@ -11,7 +11,7 @@ import trackio
 from covey.runs.trackers import Tracker, run_identity, title_of
 
 
-def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - it knows
+def begin_trackio(run: Path, settings: Mapping[str, object], _first: int) -> Tracker:
     """Begin or continue. Trackio knows a run by its name alone, so the name includes the identity."""
     for module in ("trackio", "trackio.run", "trackio.utils"):  # it prints, and has no setting against that
         vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None

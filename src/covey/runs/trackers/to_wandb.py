@@ -11,7 +11,7 @@ import wandb
 from covey.runs.trackers import Tracker, run_identity, title_of
 
 
-def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> Tracker:  # noqa: ARG001 - it knows
+def begin_wandb(run: Path, settings: Mapping[str, object], _first: int) -> Tracker:
     """Begin or continue a run; a resumed one has the same identity."""
     wandb.init(
         project=os.environ.get("WANDB_PROJECT", "covey"),

@@ -208,5 +208,5 @@ def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
     hints = getattr(function, "__annotations__", {})
     shown.__annotations__ = {p.name: hints[p.name] for p in kept if p.name in hints}
     # What inspect asks for first, though the type of a function does not have it.
-    shown.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    vars(shown)["__signature__"] = signature.replace(parameters=kept)
     return shown

@@ -19,12 +19,12 @@ import numpy as np
 from covey.models.policy import Policy
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
-from covey.sampling.tools.allowance import Waiting
+from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.environments import Episode, FinalState
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
 from covey.sampling.tools.reader import calls_in_text, turn_reader
 from covey.sampling.tools.running import Toolbox
-from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask, Transcript
+from covey.types import NO_PROBLEM, Completion, SamplingMask, Transcript
 from covey_verify.calls.call import UNENDED, ToolCall, as_message
 from covey_verify.calls.forms import CLOSE_CALL
 from covey_verify.threads import Call
@@ -40,10 +40,18 @@ class Dialogue:
     owner: Owner
     request: Request
     """The request of its group."""
+    episode: Episode | None
+    """The environment of this completion, if there is one."""
+    allowance: Allowance
+    """The seconds that its calls may take."""
     answered: Completion | None = None
     """The completion up to the results of its last calls."""
     parts: list[Completion] = field(default_factory=list)
     """Parts of the turn that is being sampled."""
+
+    def with_turn(self, turn: Completion) -> Completion:
+        """Return the completion up to the end of a turn."""
+        return turn if self.answered is None else self.answered.then(turn)
 
     def continued(self, whole: Completion, params: SamplingParams) -> Request:
         """Return the request for the rest after ``whole``: its draws continue where they were."""
@@ -55,6 +63,13 @@ class Dialogue:
             prefix_tokens=request.prefix_tokens + len(whole.tokens),
             room=params.max_tokens - len(whole.tokens),
         )
+
+
+class TurnRequest(NamedTuple):
+    """A request for the next turn of all completions of a group; of one later, since their tokens differ."""
+
+    request: Request
+    dialogues: Sequence[Dialogue]
 
 
 class ToolTurn(NamedTuple):
@@ -99,80 +114,78 @@ class TurnSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their last turn ends. Inserted tokens count for ``params.max_tokens``."""
-        episodes = {
-            (r, s): self.toolbox.episode(request.problem, stream)
-            for r, request in enumerate(requests)
-            for s, stream in enumerate(request.streams)
-        }
+        assert all(request.problem is not NO_PROBLEM for request in requests), (
+            "a chat is answered as one, a text as a text"
+        )
         waiting = self.toolbox.waiting()
-        finished = self._in_rounds(requests, params, episodes, waiting)
+        groups = [
+            TurnRequest(request, self._dialogues(number, request, waiting))
+            for number, request in enumerate(requests)
+        ]
+        finished = self._in_rounds(groups, params, waiting)
+        # No environment's process runs yet: it starts with the first call, or at the end for its state.
+        dialogues = [dialogue for group in groups for dialogue in group.dialogues]
+        episodes = {d.owner: d.episode for d in dialogues if d.episode is not None}
         try:
             if self.toolbox.environment is None:
                 yield from finished
             else:
-                # No process runs yet: it starts with the first call, or at the end for the final state.
-                begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
-                yield from _as_they_ended(finished, begun, waiting)
+                yield from _as_they_ended(finished, episodes, waiting)
         finally:
             self.waited += waiting.waited
             for episode in episodes.values():
-                if episode is not None:
-                    episode.close()
+                episode.close()
+
+    def _dialogues(self, number: int, request: Request, waiting: Waiting) -> list[Dialogue]:
+        """Return the completions of a request before their first turn."""
+        toolbox = self.toolbox
+        return [
+            Dialogue(
+                (number, sample),
+                request,
+                toolbox.episode(request.problem, stream),
+                toolbox.allowance(waiting),
+            )
+            for sample, stream in enumerate(request.streams)
+        ]
 
     def _in_rounds(
-        self,
-        requests: Sequence[Request],
-        params: SamplingParams,
-        episodes: Mapping[Owner, Episode | None],
-        waiting: Waiting,
+        self, asked: Sequence[TurnRequest], params: SamplingParams, waiting: Waiting
     ) -> Iterator[Sampled]:
         """Yield completions as they end: each round samples a turn of all that have not ended."""
-        assert all(r.problem is not NO_PROBLEM for r in requests), (
-            "a chat is answered as one, a text as a text"
-        )
-        dialogues = [
-            [Dialogue((r, s), request) for s in range(len(request.streams))]
-            for r, request in enumerate(requests)
-        ]
-        allowances = {owner: self.toolbox.allowance(waiting) for owner in episodes}
-        # The requests of a round, and the dialogues that each of them continues: in the first round those of
-        # a whole group, later one, since their tokens differ then.
-        asked = list(zip(requests, dialogues, strict=True))
         while asked:
             # Calls run while other turns are sampled; their results are waited for at the end of the round.
             tool_turns = list[ToolTurn]()
             continued = list[tuple[Dialogue, Completion]]()
-            for place, sample, part in self._turns([request for request, _ in asked], params):
-                request, members = asked[place]
-                dialogue = members[sample]
-                owner = dialogue.owner
-                before = dialogue.answered
+            for place, sample, part in self._turns([turn.request for turn in asked], params):
+                request = asked[place].request
+                dialogue = asked[place].dialogues[sample]
                 dialogue.parts.append(part)
                 turn = self._joined(dialogue.parts)
                 # A stop string inside of an argument: the same turn continues in the next round.
-                if len(dialogue.parts) <= MOST_ADDED and self._continues(
-                    request.problem, before, turn, params
-                ):
-                    continued.append((dialogue, turn if before is None else before.then(turn)))
+                if self._continues(dialogue, turn, params):
+                    continued.append((dialogue, dialogue.with_turn(turn)))
                     continue
                 dialogue.parts = []
-                calls = self._calls(request, turn, before)
-                whole = turn if before is None else before.then(_as_turn(turn, calls))
-                if not calls:
-                    yield Sampled(*owner, whole)
-                    continue
-                results = self.toolbox.begin(calls, request.problem, episodes[owner], allowances[owner])
-                tool_turns.append(ToolTurn(dialogue, whole, calls, results))
+                calls = self._calls(request, turn, dialogue.answered)
+                # The first turn gets its message only if a tool answers it.
+                whole = turn if dialogue.answered is None else dialogue.with_turn(_as_turn(turn, calls))
+                if calls:
+                    results = self.toolbox.begin(calls, request.problem, dialogue.episode, dialogue.allowance)
+                    tool_turns.append(ToolTurn(dialogue, whole, calls, results))
+                else:
+                    yield Sampled(*dialogue.owner, whole)
             for tool_turn in tool_turns:
                 dialogue = tool_turn.dialogue
                 whole = self._answered(tool_turn, waiting)
-                # No room for another turn: it ends with its own last turn, without the results.
-                if params.max_tokens - len(whole.tokens) < 1:
+                if len(whole.tokens) < params.max_tokens:
+                    dialogue.answered = whole
+                    continued.append((dialogue, whole))
+                else:  # no room for another turn: it ends with its own last turn, without the results
                     yield Sampled(*dialogue.owner, replace(tool_turn.completion, finish="length"))
-                    continue
-                dialogue.answered = whole
-                continued.append((dialogue, whole))
-            asked = [(dialogue.continued(whole, params), [dialogue]) for dialogue, whole in continued]
+            asked = [
+                TurnRequest(dialogue.continued(whole, params), [dialogue]) for dialogue, whole in continued
+            ]
 
     def _joined(self, parts: Sequence[Completion]) -> Completion:
         """Join the parts of a turn; there are several if its stop string was inside an argument."""
@@ -181,13 +194,15 @@ class TurnSampler:
         whole = reduce(Completion.then, parts)
         return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
 
-    def _continues(
-        self, problem: Problem, before: Completion | None, turn: Completion, params: SamplingParams
-    ) -> bool:
+    def _continues(self, dialogue: Dialogue, turn: Completion, params: SamplingParams) -> bool:
         """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""
+        before = dialogue.answered
         length = len(turn.tokens) + (0 if before is None else len(before.tokens))
-        ended = turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids
-        if problem.chat or ended or length >= params.max_tokens or any(s in turn.text for s in params.stop):
+        if len(dialogue.parts) > MOST_ADDED or length >= params.max_tokens or dialogue.request.problem.chat:
+            return False
+        if turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids:
+            return False
+        if any(stop in turn.text for stop in params.stop):
             return False
         calls = calls_in_text(turn.text + CLOSE_CALL)
         return bool(calls) and calls[-1].wrong == UNENDED

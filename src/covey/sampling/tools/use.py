@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import COLLECTS
+from covey.config.methods import SAMPLES_EXAMPLES
 from covey.config.unread import reads
 from covey.models.policy import Policy
 from covey.sampling.base import Sampler
@@ -45,7 +45,7 @@ def toolbox_of(loaded: ResolvedConfig) -> Toolbox | None:
     return toolbox
 
 
-def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
+def initial_state(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
     """Return the state of a problem's environment after `reset`, if there is one. Raises DataError."""
     episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
     return None if episode is None else episode.end().state
@@ -143,7 +143,7 @@ def unexplained_tools(
             )
         yield from prove_readable(policy, problem, toolbox.schemas)
     in_text = [p for p in problems if not p.chat]
-    if in_text and method in COLLECTS:
+    if in_text and method in SAMPLES_EXAMPLES:
         raise ConfigError(
             f"rollout.tools: method {method} keeps completions as examples, but in plain text a tool's "
             "replies cannot be told from the model's words; set data.chat: true"

@@ -240,13 +240,14 @@ class Comparison:
 
     def _congruent(self, ours: Node, theirs: Node) -> bool | None:
         """Compare classes modulo a number: 3 is 10 modulo 7."""
-        values = [constant(part) for part in (*ours.parts, *theirs.parts)]
-        if values[1] != values[3]:
+        our_value, our_modulus = (constant(part) for part in ours.parts)
+        their_value, their_modulus = (constant(part) for part in theirs.parts)
+        if our_modulus != their_modulus:
             return self.no("another modulus")
-        if None in values or not values[1]:
+        if our_value is None or their_value is None or not our_modulus:
             return self._in_order(ours.parts, theirs.parts)
-        apart = (values[0] - values[2]) / values[1]  # type: ignore[operator]
-        return apart.denominator == 1 or self.no("not congruent")
+        quotient = (our_value - their_value) / our_modulus
+        return quotient.denominator == 1 or self.no("not congruent")
 
     def _cases(self, ours: Node, theirs: Node) -> bool | None:
         """Compare functions by cases: each condition holds for the same numbers and has the same value."""

@@ -267,18 +267,19 @@ class Formulas(Measures):
 
     def _mixed(self, whole: Node) -> Node:
         r"""Read the fraction of a mixed number, 2 1/2 or 2\frac12."""
+        assert whole.value is not None, "it is a number"
         one, stroke, two = (self.peek(k) for k in range(3))
         if one.kind == "number" and one.gap and stroke.text == "/" and two.kind == "number":
             if not (one.text.isdigit() and two.text.isdigit() and int(two.text)):
                 raise Unreadable("two numbers side by side")
             above, _, below = self.take(), self.take(), self.take()
-            return number(whole.value + Fraction(int(above.text), int(below.text)))  # type: ignore[operator]
+            return number(whole.value + Fraction(int(above.text), int(below.text)))
         if one.kind == "command" and one.text in FRACTIONS:
             kept = list(self.left)
             self.take()
             digits = [self._digits(), self._digits()]
             if all(digits) and int(digits[1]) and not self.is_sign("^"):
-                return number(whole.value + Fraction(int(digits[0]), int(digits[1])))  # type: ignore[operator]
+                return number(whole.value + Fraction(int(digits[0]), int(digits[1])))
             self.left = kept
         return whole
 

@@ -27,7 +27,7 @@ class Chosen:
     """A sandbox that passed its probe, and the reasons against stronger ones."""
 
     sandbox: SandboxBackend
-    passed_over: Mapping[str, str] = field(default_factory=dict)
+    freeze_existing_objects: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sealed(self) -> bool:
@@ -41,7 +41,7 @@ class Chosen:
             "backend": sandbox.name,
             "layers": sandbox.layers,
             "packages": list(getattr(sandbox, "packages", ())),
-            "passed_over": dict(self.passed_over),
+            "freeze_existing_objects": dict(self.freeze_existing_objects),
         }
         if sandbox.name == "landlock":
             found["visible"] = VISIBLE

@@ -16,7 +16,7 @@ from covey.types import AnswerTokens, Problem, SampledTokens
 from covey_verify.errors import ConfigError, DataError
 
 ExampleRow = dict[str, object]
-OF_ROW = (
+LOGGED_FIELDS = (
     "step", "group", "problem", "prompt", "completion", "finish", "reward", "components", "turns",
 )  # fmt: skip
 """Fields taken from a row of the log."""
@@ -59,20 +59,20 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
 
 def _logged(log: RolloutLog, place: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
     row = log.rows[place]
-    sampled = log.completion(place)
-    said = {n: row[n] for n in OF_ROW if n in row}
-    tokens = AnswerTokens(tuple(sampled.tokens.tolist()), tuple(sampled.drawn.tolist()))
-    return LoggedSample(**said, tokens=tokens, prompt_tokens=prompt, tokenizer=tokenizer)
+    completion = log.completion(place)
+    fields = {name: row[name] for name in LOGGED_FIELDS if name in row}
+    tokens = AnswerTokens(tuple(completion.tokens.tolist()), tuple(completion.drawn.tolist()))
+    return LoggedSample(**fields, tokens=tokens, prompt_tokens=prompt, tokenizer=tokenizer)
 
 
 def _tokenizer_of(folder: Path) -> str:
-    found = (read_environment(folder) or {}).get("tokenizer")
-    if not isinstance(found, str):
+    tokenizer = (read_environment(folder) or {}).get("tokenizer")
+    if not isinstance(tokenizer, str):
         raise DataError(
             f"{folder}: env.json is missing or does not name the tokenizer of the completions; restore it, "
             "or sample again"
         )
-    return found
+    return tokenizer
 
 
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
@@ -82,7 +82,7 @@ def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dic
     if output.is_dir():
         raise ConfigError(f"--output {output} is a folder; name a file")
     groups = list(sampled_groups(run))
-    rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
+    rows = preference_pairs(groups, Keep(margin=margin, per_problem=per_problem), {})
     if not rows:
         raise DataError(
             f"{run}: none of {len(groups)} groups has whole completions whose rewards differ by more than "
@@ -93,7 +93,7 @@ def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dic
     return {"pairs": len(rows), "groups": len(groups), "output": str(output)}
 
 
-def pairs_of(
+def preference_pairs(
     groups: Iterable[Sequence[LoggedSample]], keep: Keep, columns: Mapping[str, Problem]
 ) -> list[ExampleRow]:
     """Pair the best with the worst completion of each group, then the second best with the second worst.
@@ -118,7 +118,7 @@ def pairs_of(
     return list(rows.values())
 
 
-def kept_of(
+def correct_examples(
     groups: Iterable[Sequence[LoggedSample]], verdict: str, keep: Keep, columns: Mapping[str, Problem]
 ) -> list[ExampleRow]:
     """Return correct completions that pass ``keep.least``, at most ``keep.per_problem`` texts of each."""
@@ -126,10 +126,9 @@ def kept_of(
     examples: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):
         values = {name: sampled.components.get(name) for name in least}
-        if not all(v is not None and v >= least[name] for name, v in values.items()):
-            continue
+        passes = all(value is not None and value >= least[name] for name, value in values.items())
         # `least` tests >=, but correct means strictly above .5.
-        if (values[verdict] or 0.0) <= 0.5:
+        if not passes or (values[verdict] or 0.0) <= 0.5:
             continue
         texts = examples.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:
@@ -154,22 +153,22 @@ def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
 def example_row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
     """Return a row of answers to one prompt: texts for people and programs, tokens for the next stage."""
     one = next(iter(answers.values()))
-    row: ExampleRow = {"prompt": one.prompt, **{name: _said(a) for name, a in answers.items()}}
+    row: ExampleRow = {"prompt": one.prompt, **{name: _answer_of(sample) for name, sample in answers.items()}}
     ids = {name: a.tokens for name, a in answers.items() if a.tokens is not None}
     if ids:
         row[SAMPLED] = sampled_column(row, SampledTokens(one.tokenizer, one.prompt_tokens, ids))
     return row
 
 
-def _said(sampled: LoggedSample) -> object:
+def _answer_of(sampled: LoggedSample) -> object:
     """Return a completion in the form of its prompt. With tool answers only messages say who wrote what.
 
     Raises DataError where the prompt is text and a tool answered.
     """
     if not isinstance(sampled.prompt, str):
         # Their content has the calls as the model wrote them: a template would write `tool_calls` once more.
-        said = [{"role": turn["role"], "content": turn["content"]} for turn in sampled.turns]
-        return said or [{"role": "assistant", "content": sampled.completion}]
+        turns = [{"role": turn["role"], "content": turn["content"]} for turn in sampled.turns]
+        return turns or [{"role": "assistant", "content": sampled.completion}]
     if sampled.turns:
         raise DataError(
             f"{sampled.problem}: a tool answered in this completion, but in plain text its reply cannot be "

@@ -13,17 +13,17 @@ BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
 """The decoded form of a part of a character; most bytes, and so tokens, of a character."""
 
 
-def check_stop(policy: Policy, one: ServerOutput, stop: Sequence[str]) -> None:
+def check_stop(policy: Policy, output: ServerOutput, stop: Sequence[str]) -> None:
     """Check that a completion ends with the first stop string in its text. Raises Misbehaved.
 
     Servers look for it once a character is whole, and decode padding as its name.
     """
     # Up to the token before the last no stop string may have been complete.
-    before = policy.decode(_whole_characters(policy, one.tokens[:-1]))
+    before = policy.decode(_whole_characters(policy, output.tokens[:-1]))
     if any(s in before for s in stop):
         raise Misbehaved("a completion continues after a stop string: does it have another tokenizer?")
-    ended = one.finish == "stop" and one.tokens[-1] not in policy.end_ids
-    whole = policy.decode.named(one.tokens)
+    ended = output.finish == "stop" and output.tokens[-1] not in policy.end_ids
+    whole = policy.decode.text_with_specials(output.tokens)
     if ended and not any(s in whole for s in stop):
         raise Misbehaved(
             "a completion is marked as ended, but has no stop string: does it have another tokenizer?"
@@ -33,18 +33,19 @@ def check_stop(policy: Policy, one: ServerOutput, stop: Sequence[str]) -> None:
 def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
     """Return the tokens up to the last one with which a character ends."""
     end = len(tokens)
-    while end and policy.decode.named(tokens[max(0, end - BYTES) : end]).endswith(BROKEN):
+    while end and policy.decode.text_with_specials(tokens[max(0, end - BYTES) : end]).endswith(BROKEN):
         end -= 1
     return tokens[:end]
 
 
-def unread(policy: Policy, drawn: Sequence[np.ndarray]) -> str:
+def note_on_padding(policy: Policy, completions: Sequence[np.ndarray]) -> str:
     """Return a note on tokens that are padding of the embedding; empty if there are none."""
-    count = sum(int((tokens >= policy.words).sum()) for tokens in drawn)
+    count = sum(int((tokens >= policy.word_ids).sum()) for tokens in completions)
     if not count:
         return ""
+    drawn = sum(map(len, completions))
     return (
-        f"{count:,} of {sum(map(len, drawn)):,} tokens that servers drew are ids from {policy.words} on: the "
+        f"{count:,} of {drawn:,} tokens that servers drew are ids from {policy.word_ids} on: the "
         f"tokenizer has no words for them, the model's embedding is padded to {policy.embedded}, and servers "
         "draw from all of it. They are trained as they were drawn, and read as nothing. If there are many, "
         "shrink the embedding (model.resize_token_embeddings), or sample in the process: it never draws them"

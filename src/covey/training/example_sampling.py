@@ -1,4 +1,7 @@
-"""Stages that make examples for later ones: they sample from the model and keep the useful completions."""
+"""Stages that make examples for later ones: they sample completions and select the useful ones.
+
+Nothing is trained here: the loop samples, scores and logs, and the examples are selected from the log.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ from covey.config.schema import Config
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.runs.atomic import write_file
-from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
+from covey.runs.examples import (
+    ExampleRow,
+    as_jsonl,
+    correct_examples,
+    mostly_truncated,
+    preference_pairs,
+    sampled_groups,
+)
 from covey.tasks.source import EXAMPLES
 from covey.training.metrics import as_text
 from covey.training.run import Run
@@ -18,19 +28,19 @@ from covey.types import Problem
 from covey_verify.errors import DataError
 
 
-def train(run: Run) -> None:
-    """Sample and score ``train.steps`` rounds of problems, every group kept and logged."""
+def sample_completions(run: Run) -> None:
+    """Sample and score ``train.steps`` rounds of problems, and log every group."""
     config = run.loaded.config
     journal = run.journal
-    plain = PRESETS["reinforce"]  # compares nothing and filters nothing
-    rollouts = run.rollouts(algorithm=plain)
+    # A preset that compares nothing and filters nothing.
+    rollouts = run.rollouts(algorithm=PRESETS["reinforce"])
     for step in range(run.state.step, config.train.steps):
         run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
-        # The rollout log has advantages; here there are none.
-        nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]
-        journal.sampled(step, rollout, nothing)
+        # The rollout log has a column for advantages; here there are none.
+        no_advantages = [np.zeros(len(c.tokens)) for group in rollout.groups for c in group.completions]
+        journal.sampled(step, rollout, no_advantages)
         run.advance(step + 1, rollout.position)
         groups = rollout.all_groups
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
@@ -44,14 +54,14 @@ def train(run: Run) -> None:
 
 
 def write_examples(run: Run) -> list[ExampleRow]:
-    """Write the examples that a collecting stage keeps. Raises DataError if there are none."""
+    """Write the examples that the method selects. Raises DataError if there are none."""
     config = run.loaded.config
     folder = run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
-    rows = KEEPS[config.method](run, problems)
+    rows = SELECTIONS[config.method](run, problems)
     completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
     if not rows:
-        why = mostly_truncated(sampled_groups(folder)) or _why(config)
+        why = mostly_truncated(sampled_groups(folder)) or _why_none(config)
         raise DataError(
             f"{folder}: none of {completions} sampled completions is kept: {why}. Earlier stages remain"
         )
@@ -60,7 +70,7 @@ def write_examples(run: Run) -> list[ExampleRow]:
     return rows
 
 
-def _why(config: Config) -> str:
+def _why_none(config: Config) -> str:
     if config.method == "pairs":
         return (
             f"no group has completions whose rewards differ by more than {config.keep.margin:g} "
@@ -73,16 +83,15 @@ def _why(config: Config) -> str:
 
 
 def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
-    return pairs_of(sampled_groups(run.journal.folder.path), run.loaded.config.keep, problems)
+    return preference_pairs(sampled_groups(run.journal.folder.path), run.loaded.config.keep, problems)
 
 
 def _correct(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
     groups = sampled_groups(run.journal.folder.path)
-    keep = run.loaded.config.keep
-    return kept_of(groups, run.rewards.verdict.name, keep, problems)
+    return correct_examples(groups, run.rewards.verdict.name, run.loaded.config.keep, problems)
 
 
-KEEPS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[ExampleRow]]] = {
+SELECTIONS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[ExampleRow]]] = {
     "pairs": _pairs,
     "rejection_sampling": _correct,
 }

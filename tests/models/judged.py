@@ -1,0 +1,28 @@
+"""Groups that a small reward model in a folder has judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.models.tiny import build_tokenizer
+from covey.rewards.base import load_rewards
+from covey.rewards.reading import Reader
+from covey.rollouts.learned import LEARNED
+from covey.types import Completion, Group, Problem
+
+WORKED = "1+2 = 3\n\n3+4 = 7\n\nso 7"
+
+
+def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **settings: Any) -> Group:
+    """A group under a config in ``folder`` whose model stands beside it."""
+    tokenizer = build_tokenizer([WORKED] * 3)
+    rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder, learned=LEARNED)
+    rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
+    completions = []
+    for text in texts:
+        tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
+        completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
+    return rewards.score_group(Problem("p", prompt), np.array([1]), completions, strict=True)
