@@ -522,6 +522,25 @@ def test_trainers_of_given_rows(tmp_path: Path, trainer: Any, config: Any, rows:
     assert logs[-1]["train_loss"] == output.training_loss
 
 
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+def test_kto_takes_a_pair_as_two_judged_answers(tmp_path: Path, loss_type: str) -> None:
+    pairs = [
+        {"chosen": f"{n}+1={n + 1}", "rejected": f"{n}+1={n + 2}"}
+        for n in range(4)  # the prompt is what both begin with
+    ]
+    given = live()
+    trainer = KTOTrainer(
+        given["model"], args=quick(KTOConfig, tmp_path, loss_type=loss_type, max_steps=2),
+        processing_class=given["tokenizer"], train_dataset=pairs,
+    )  # fmt: skip
+    trainer.train()
+    rows = trainer.train_dataset
+    read = [given["tokenizer"].decode(row["prompt_ids"] + row["completion_ids"]) for row in rows]
+    assert [row["label"] for row in rows] == [True, False] * 4
+    assert [text[:5] for text in read[:4]] == ["0+1=1", "0+1=2", "1+1=2", "1+1=3"]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["method"] == loss_type
+
+
 def test_adapters_stay_adapters(tmp_path: Path) -> None:
     """Whether the trainer adds them or is given them: the base does not move."""
     for number, mine in enumerate((False, True)):
@@ -600,7 +619,7 @@ def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
     trainer.end()
     assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
     assert trainer.get_num_trainable_parameters() == sum(p.numel() for p in given["model"].parameters())
-    with pytest.raises(AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"):
+    with pytest.raises(AttributeError, match="no attribute 'compute_loss'; covey makes batches"):
         trainer.compute_loss  # noqa: B018
     with pytest.raises(AttributeError, match=r"'nonsense'$"):
         trainer.nonsense  # noqa: B018

@@ -71,6 +71,7 @@ def load_source(loaded: ResolvedConfig) -> Source:
     examples = learn(rows or source.train)
     # A test file of examples is used for evaluation as it is; without one a fraction of the training
     # examples is held out.
+    need_both(examples)
     judged = [p for p in source.test if {"chosen", "label", "labels"} & set(p.columns)]
     if judged and config.method != "sft":
         return replace(source, examples=examples, held_out=learn(judged))

@@ -46,12 +46,16 @@ class GivenTrainer(Trainer):
         return made, words
 
     def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
-        every = [self._read(row) for row in listed(given, what, most)]
+        every = [self._read(one) for row in listed(given, what, most) for one in self._rows_of(row)]
         cut = [self.form.cut(row, self.args) for row in every]
         kept = [row for row in cut if row is not None]
         if every and not kept:
             raise Refused(f"{what}: no row has a trained token within max_length {self.args.max_length}")
         return like(given, kept)
+
+    def _rows_of(self, row: Row) -> Sequence[Row]:
+        """Return the rows that a given row becomes."""
+        return [row]
 
     def _read(self, row: Row) -> Row:
         return row if self.form.prepared_by in row else self.form.read(self.reader, row)
@@ -192,6 +196,9 @@ class KTOTrainer(DPOTrainer):
         "preference/reference_point": "kl",
     }
     form = RowForm(rows.judged_row, rows.cut_judged, rows.judged_tokens, "prompt_ids")
+
+    def _rows_of(self, row: Row) -> Sequence[Row]:
+        return rows.judged_alone(row) if {"chosen", "rejected"} <= set(row) else [row]
 
 
 class RewardTrainer(GivenTrainer):
