@@ -533,6 +533,8 @@ def test_kto_takes_a_pair_as_two_judged_answers(tmp_path: Path, loss_type: str) 
         given["model"], args=quick(KTOConfig, tmp_path, loss_type=loss_type, max_steps=2),
         processing_class=given["tokenizer"], train_dataset=pairs,
     )  # fmt: skip
+    bad = {"prompt": "2+1=", "completion": "9", "label": False}
+    assert trainer.evaluate([bad, bad])["eval_loss"] > 0  # nothing to compare with, but to measure
     trainer.train()
     rows = trainer.train_dataset
     read = [given["tokenizer"].decode(row["prompt_ids"] + row["completion_ids"]) for row in rows]
@@ -623,3 +625,12 @@ def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
         trainer.compute_loss  # noqa: B018
     with pytest.raises(AttributeError, match=r"'nonsense'$"):
         trainer.nonsense  # noqa: B018
+
+
+def test_a_model_is_not_compared_with_itself(tmp_path: Path) -> None:
+    given = live()
+    with pytest.raises(ValueError, match="`model` and `ref_model` are one object"):
+        DPOTrainer(
+            given["model"], given["model"], quick(DPOConfig, tmp_path),
+            processing_class=given["tokenizer"], train_dataset=[{"chosen": "1+1=2", "rejected": "1+1=3"}],
+        )  # fmt: skip

@@ -161,6 +161,10 @@ class DPOTrainer(GivenTrainer):
     form = RowForm(rows.preference_row, rows.cut_preference, rows.preference_tokens, "prompt_ids")
 
     def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **given: Any) -> None:
+        if ref_model is not None and ref_model is model:
+            raise Refused(
+                f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave ref_model out: the reference is the model as the run begins"
+            )
         super().__init__(model, args, **given)
         if isinstance(ref_model, str):
             ref_model, _ = writer(ref_model, self.processing_class, self.args, lambda: ())
