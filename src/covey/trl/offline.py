@@ -163,7 +163,8 @@ class DPOTrainer(GivenTrainer):
     def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **given: Any) -> None:
         if ref_model is not None and ref_model is model:
             raise Refused(
-                f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave ref_model out: the reference is the model as the run begins"
+                f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave "
+                "ref_model out: the reference is the model as the run begins"
             )
         super().__init__(model, args, **given)
         if isinstance(ref_model, str):
