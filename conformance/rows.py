@@ -984,6 +984,13 @@ PREFERENCES = (
         beta=0.1,
     ),
     pair(
+        "apo_zero_unpaired",
+        "APO-zero of a good answer and a bad one.",
+        [1 - sig(0.1), sig(-0.05)],
+        "1 - sig(.1 * 1); sig(.1 * -.5)",
+        beta=0.1,
+    ),
+    pair(
         "orpo",
         "ORPO: likelihood and odds ratio of averaged log-probs.",
         [0.5 + 0.1 * soft(ODDS)] * 2,

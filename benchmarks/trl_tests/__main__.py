@@ -1,6 +1,6 @@
 """Measure covey.trl by TRL's own tests.
 
-    python benchmarks/trl_tests CHECKOUT --python VENV_WITH_TRL/bin/python [grpo rloo sft dpo reward]
+    python benchmarks/trl_tests CHECKOUT --python VENV_WITH_TRL/bin/python [grpo rloo sft dpo kto reward]
 
 CHECKOUT is a clone of huggingface/trl. Each file runs twice in the same environment, with TRL's trainers and
 with covey's, on tiny random models and local rows (``stand_ins``). A test counts if TRL itself passes it.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src", HERE.parents[1] / "packages/verify/src"
-TRAINERS = ("grpo", "rloo", "sft", "dpo", "reward")
+TRAINERS = ("grpo", "rloo", "sft", "dpo", "kto", "reward")
 CLASSES = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "reward": "Reward", "kto": "KTO"}
 Results = dict[str, tuple[str, str]]
 """Test -> its outcome and the reason of a failure."""

@@ -110,7 +110,7 @@ ZEN: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
     "standard_preference": lambda q, a, b: {"prompt": q, "chosen": f" {a}", "rejected": f" {b}"},
     "standard_implicit_prompt_preference": lambda q, a, b: {"chosen": f"{q} {a}", "rejected": f"{q} {b}"},
     "standard_unpaired_preference": lambda q, a, _: {
-        "prompt": q, "completion": f" {a}", "label": len(q) % 2 == 0,
+        "prompt": q, "completion": f" {a}", "label": len(q) % 4 < 2,
     },
     "conversational_language_modeling": lambda q, a, _: {"messages": user(q) + assistant(a)},
     "conversational_prompt_only": lambda q, *_: {"prompt": user(q)},
@@ -122,7 +122,7 @@ ZEN: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
         "chosen": user(q) + assistant(a), "rejected": user(q) + assistant(b),
     },
     "conversational_unpaired_preference": lambda q, a, _: {
-        "prompt": user(q), "completion": assistant(a), "label": len(q) % 2 == 0,
+        "prompt": user(q), "completion": assistant(a), "label": len(q) % 4 < 2,
     },
 }  # fmt: skip
 """Configuration of the data set `zen` -> a fact as its row."""

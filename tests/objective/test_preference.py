@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 from covey.objective.preference import (
     apo_down,
     apo_zero,
+    apo_zero_unpaired,
     bco,
     bradley_terry,
     discopop,
@@ -103,6 +104,14 @@ def test_kto() -> None:
     assert torch.autograd.grad(loss.sum(), z0, allow_unused=True)[0] is None
 
 
+def test_apo_zero_unpaired() -> None:
+    # Log-ratio log 3: 1 - 3/4 if desirable, of weight 2, and 3/4 if not. Gradients +-3/4 * 1/4.
+    x = v(LOG(3), LOG(3), grad=True)
+    loss = apo_zero_unpaired(x, torch.tensor([True, False]), beta=1.0, desirable_weight=2.0)
+    assert loss.tolist() == pytest.approx([2 * 0.25, 0.75])
+    assert slope(loss, x) == pytest.approx([-2 * 3 / 16, 3 / 16])
+
+
 def test_orpo() -> None:
     # Per-token probabilities 3/4 (one token) and 1/2 (two tokens): odds 3 and 1, log-odds ratio log 3.
     chosen, rejected = v(LOG(0.75), grad=True), v(2 * LOG(0.5), grad=True)
@@ -189,10 +198,11 @@ def against(loss: Callable[..., Tensor], chosen: Tensor, rejected: Tensor) -> Te
         lambda a, b: robust_dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
         lambda a, b: hinge(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
         *(partial(against, loss) for loss in (exo, nca, bco, sppo, apo_zero, apo_down, discopop)),
+        lambda a, b: apo_zero_unpaired(a - b, torch.tensor([True, False]), undesirable_weight=0.5),
     ],
     ids=[
         *("dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry", "robust_dpo", "hinge"),
-        *("exo", "nca", "bco", "sppo", "apo_zero", "apo_down", "discopop"),
+        *("exo", "nca", "bco", "sppo", "apo_zero", "apo_down", "discopop", "apo_zero_unpaired"),
     ],
 )
 def test_gradients_by_finite_differences(loss) -> None:

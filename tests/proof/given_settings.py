@@ -18,5 +18,6 @@ SETTINGS: dict[str, list[Mapping[str, object]]] = {  # tests/config/test_methods
     "sppo": [{"beta": 0.5}],
     "apo_zero": [{"beta": 0.5}],
     "apo_down": [{"beta": 0.5}],
+    "apo_zero_unpaired": [{"beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.6}],
     "discopop": [{"beta": 0.5, "tau": 0.2}],
 }

@@ -42,7 +42,7 @@ from covey.training.preference import (
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
 
-PAIRED = [m for m in PREFERENCES if m != "kto"]
+PAIRED = [m for m in PREFERENCES if m not in ("kto", "apo_zero_unpaired")]
 
 
 def policies() -> tuple[Policy, Policy]:
@@ -344,9 +344,8 @@ def test_every_method_trains_and_measures_held_out_pairs(tmp_path: Path, method:
     assert all(np.isfinite(m["loss"]) and m["optimizer/grad_norm"] > 0 for m in metrics)
     assert ["held_out/preference/accuracy" in m for m in metrics] == [False, True, False, True]
     assert (tmp_path / "run" / REFERENCE).exists() == (method not in ("orpo", "simpo"))
-    # What is chosen gains on what is rejected. KTO has no pairs, and DiscoPOP first descends to a negative
-    # margin.
-    if method not in ("kto", "discopop"):
+    # What is chosen gains on what is rejected. DiscoPOP first descends to a negative margin.
+    if method in PAIRED and method != "discopop":
         assert metrics[-1]["preference/margin"] > metrics[0]["preference/margin"]
 
 
@@ -525,6 +524,16 @@ def test_what_is_left_to_train_on_has_both_labels(tmp_path: Path) -> None:
     data = {"task": None, "train": tmp_path / "rows.jsonl", "test": None, "held_out": 0.9}
     with pytest.raises(DataError, match="all other rows are labelled good"):
         start(tmp_path / "run", method="kto", rewards=(), data=data)
+
+
+def test_held_out_answers_may_all_have_one_label(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+2=", "completion": "4", "label": n % 2 == 0} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::2]))
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": tmp_path / "test.jsonl"}
+    train = {"steps": 1, "batch_size": 4}
+    start(tmp_path / "run", method="kto", rewards=(), data=data, train=train, eval={"every": 1})
+    assert "held_out/preference/accuracy" in metrics_of(tmp_path / "run")[-1]
 
 
 def test_tools_that_the_assistant_calls_are_trained(policy: Policy) -> None:

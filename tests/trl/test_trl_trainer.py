@@ -528,6 +528,27 @@ def test_trainers_of_given_rows(tmp_path: Path, trainer: Any, config: Any, rows:
     assert logs[-1]["train_loss"] == output.training_loss
 
 
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+def test_kto_takes_a_pair_as_two_judged_answers(tmp_path: Path, loss_type: str) -> None:
+    pairs = [
+        {"chosen": f"{n}+1={n + 1}", "rejected": f"{n}+1={n + 2}"}
+        for n in range(4)  # the prompt is what both begin with
+    ]
+    given = live()
+    trainer = KTOTrainer(
+        given["model"], args=quick(KTOConfig, tmp_path, loss_type=loss_type, max_steps=2),
+        processing_class=given["tokenizer"], train_dataset=pairs,
+    )  # fmt: skip
+    bad = {"prompt": "2+1=", "completion": "9", "label": False}
+    assert trainer.evaluate([bad, bad])["eval_loss"] > 0  # nothing to compare with, but to measure
+    trainer.train()
+    rows = trainer.train_dataset
+    read = [given["tokenizer"].decode(row["prompt_ids"] + row["completion_ids"]) for row in rows]
+    assert [row["label"] for row in rows] == [True, False] * 4
+    assert [text[:5] for text in read[:4]] == ["0+1=1", "0+1=2", "1+1=2", "1+1=3"]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["method"] == loss_type
+
+
 def test_adapters_stay_adapters(tmp_path: Path) -> None:
     """Whether the trainer adds them or is given them: the base does not move."""
     for number, mine in enumerate((False, True)):
@@ -606,9 +627,16 @@ def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
     trainer.end()
     assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
     assert trainer.get_num_trainable_parameters() == sum(p.numel() for p in given["model"].parameters())
-    with pytest.raises(
-        AttributeError, match=r"SFTTrainer has no attribute 'compute_loss'; covey makes batches"
-    ):
+    with pytest.raises(AttributeError, match="no attribute 'compute_loss'; covey makes batches"):
         trainer.compute_loss  # noqa: B018
     with pytest.raises(AttributeError, match=r"'nonsense'$"):
         trainer.nonsense  # noqa: B018
+
+
+def test_a_model_is_not_compared_with_itself(tmp_path: Path) -> None:
+    given = live()
+    with pytest.raises(ValueError, match="`model` and `ref_model` are one object"):
+        DPOTrainer(
+            given["model"], given["model"], quick(DPOConfig, tmp_path),
+            processing_class=given["tokenizer"], train_dataset=[{"chosen": "1+1=2", "rejected": "1+1=3"}],
+        )  # fmt: skip

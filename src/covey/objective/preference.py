@@ -27,6 +27,9 @@ PairNoise = Annotated[
     Setting("Assumed fraction of pairs whose labels are swapped."),
 ]
 
+GoodWeight = Annotated[NonNegative, Setting("Weight of good answers; raise it if there are few.")]
+BadWeight = Annotated[NonNegative, Setting("Weight of bad answers.")]
+
 
 @dataclass(frozen=True)
 class PreferenceData:
@@ -230,10 +233,8 @@ def kto(
     reference_point: Tensor,
     *,
     beta: Beta = 0.1,
-    desirable_weight: Annotated[
-        NonNegative, Setting("Weight of good answers; raise it if there are few.")
-    ] = 1.0,
-    undesirable_weight: Annotated[NonNegative, Setting("Weight of bad answers.")] = 1.0,
+    desirable_weight: GoodWeight = 1.0,
+    undesirable_weight: BadWeight = 1.0,
 ) -> Tensor:
     """w (1 - sig(+-beta (log_ratio - z0))): unpaired answers, judged good or bad. (B,) -> (B,).
 
@@ -245,6 +246,23 @@ def kto(
     sign = log_ratio.new_ones(()).where(desirable, -1.0)
     weight = log_ratio.new_tensor(desirable_weight).where(desirable, undesirable_weight)
     return weight * (1 - (sign * beta * (log_ratio - z0)).sigmoid())
+
+
+def apo_zero_unpaired(
+    log_ratio: Tensor,
+    desirable: Tensor,
+    *,
+    beta: Beta = 0.1,
+    desirable_weight: GoodWeight = 1.0,
+    undesirable_weight: BadWeight = 1.0,
+) -> Tensor:
+    """w (1 - sig(+-beta log_ratio)): KTO with a reference point of 0. (B,) -> (B,).
+
+    For good answers that are better than the model's own. APO-zero, arXiv 2408.06266, eq. 7, of answers
+    judged alone, as in TRL.
+    """
+    weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
+    return kto(log_ratio, desirable, log_ratio.new_zeros(()), beta=beta, **weights)
 
 
 def orpo(
@@ -301,6 +319,7 @@ PREFERENCES: Mapping[str, Callable[..., Tensor]] = {
     f.__name__: f
     for f in (
         dpo, ipo, kto, orpo, simpo, robust_dpo, hinge, exo, nca, bco, sppo, apo_zero, apo_down, discopop,
+        apo_zero_unpaired,
     )
 }  # fmt: skip
 """`method` -> its loss, whose keyword-only parameters a config's `loss` may set."""

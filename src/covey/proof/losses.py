@@ -294,7 +294,7 @@ def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -
 
 def lone_loss(name: str, answer: AnswerScore, good: bool, point: float, s: AxisSettings) -> Tensor:
     """Return the loss of an answer that was judged alone, against the KL estimate ``point``."""
-    if name != "kto":
+    if name not in ("kto", "apo_zero_unpaired"):
         raise KeyError(name)
     side = 1 if good else -1
     far = side * s["beta"] * (answer.gain - max(point, 0.0))

@@ -22,7 +22,7 @@ from covey.proof.shadow import computed_weights
 from covey.proof.streams import stream_key
 
 IMITATION = "sft"
-OF_ANSWERS = ("kto",)
+OF_ANSWERS = ("kto", "apo_zero_unpaired")
 """Methods that learn from answers judged one by one."""
 WITHOUT_REFERENCE = ("orpo", "simpo")
 StepMetrics = defaultdict[str, float]
@@ -141,11 +141,13 @@ def implied(lessons: Lessons, answer: AnswerScore) -> Tensor:
 def judged_alone(
     trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
-    """Yield the losses of single answers, as a mean, against the KL estimate from mismatched answers."""
-    with torch.no_grad():
-        others = [elsewhere(lessons, row) for row in rows]
-        gaps = [judged(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
-    point = float(sum(gaps)) / len(gaps)
+    """Yield the losses of single answers, as a mean; KTO's against the KL estimate of mismatched ones."""
+    point = 0.0
+    if lessons.method == "kto":
+        with torch.no_grad():
+            others = [elsewhere(lessons, row) for row in rows]
+            gaps = [judged(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
+        point = float(sum(gaps)) / len(gaps)
     metrics["preference/reference_point"] = point
     for row in rows:
         example = lessons.examples[row]

@@ -14,7 +14,7 @@ from covey.config.python_objects import GivenRows
 from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
-from covey.tasks.examples import Example, examples_of, need_both
+from covey.tasks.examples import Example, examples_of
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.tasks.hub import fetched, is_hub
@@ -77,7 +77,6 @@ def load_source(loaded: ResolvedConfig) -> Source:
     fraction = data.held_out if config.method != "sft" else 0.0
     held_out = _set_apart([e.problem for e in examples], fraction, config.seed)
     parts = [[e for e in examples if (prompt_key(e.problem) in held_out) is held] for held in (False, True)]
-    need_both(parts[0])
     return replace(source, examples=parts[0], held_out=parts[1])
 
 

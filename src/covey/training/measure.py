@@ -14,7 +14,7 @@ from covey.system.signals import StopSignal
 from covey.training.examples_loop import sum_of_parts
 from covey.training.pipeline import LESSONS
 from covey.training.rl import prepare
-from covey.training.run import Run
+from covey.training.run import Run, RunOptions
 from covey.training.setup import scratch_run
 
 
@@ -23,7 +23,7 @@ def measure(loaded: ResolvedConfig, step: int = 0) -> dict[str, float]:
 
     A method that samples draws a group for every row; the draws follow from ``step``. Raises CoveyError.
     """
-    with scratch_run(loaded, RunConsole(quiet=True), StopSignal()) as run:
+    with scratch_run(loaded, RunConsole(quiet=True), StopSignal(), RunOptions(trains=False)) as run:
         run.state = replace(run.state, step=step)
         return _of_groups(run) if loaded.config.method == "rl" else _of_examples(run)
 

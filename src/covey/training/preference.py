@@ -42,8 +42,9 @@ def preferences(run: Run) -> Lesson:
     asks = set(loss.needs)
     # KTO alone: answers to other prompts, numbered after the examples themselves.
     others = mismatched(examples, run.learner.policy.context) if "reference_point" in asks else []
-    for note in unpaired_notes(run.train_set, loss.all_settings) if others else ():
-        run.journal.say(note, "yellow")
+    if others and run.options.trains:
+        for note in unpaired_notes(run.train_set, loss.all_settings):
+            run.journal.say(note, "yellow")
     every = [*examples, *others]
     sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
 

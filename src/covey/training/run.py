@@ -88,6 +88,8 @@ class RunOptions:
     same_inputs: bool = False
     """Refuse to continue a run with other rewards or data."""
     observer: Observer = field(default_factory=Observer)
+    trains: bool = True
+    """False if rows are only measured, which may be all good or all bad."""
 
 
 DEFAULTS = RunOptions()

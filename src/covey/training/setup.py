@@ -98,11 +98,13 @@ def set_up(
 
 
 @contextmanager
-def scratch_run(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal) -> Iterator[Run]:
+def scratch_run(
+    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+) -> Iterator[Run]:
     """Set up a run in a temporary folder, which measures something; the user's folder is never touched."""
     with TemporaryDirectory() as folder:
         config = loaded.config.model_copy(update={"output": Path(folder) / "run", "tracker": None})
-        run = set_up(replace(loaded, config=config), console, stop)
+        run = set_up(replace(loaded, config=config), console, stop, options)
         try:
             yield run
         finally:

@@ -15,6 +15,7 @@ from covey.sampling.tools.use import columns_asked, initial_state, toolbox_of, w
 from covey.system.console import RunConsole
 from covey.system.text import Say
 from covey.tasks.columns import own_systems, print_readers, readers
+from covey.tasks.examples import need_both
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.training.run import RunOptions
@@ -36,6 +37,8 @@ def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOption
     Raises ConfigError, DataError or RewardError.
     """
     source = load_source(loaded)
+    if options.trains:
+        need_both(source.examples)
     rewards = rewards_of_run(loaded, source, options)
     toolbox = toolbox_of(loaded)
     # The sandbox that was found to work is recorded with the rewards.

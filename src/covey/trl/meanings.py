@@ -170,7 +170,7 @@ OWN: Mapping[str, Mapping[str, Meaning]] = {
         **_setting(undesirable_weight="loss.undesirable_weight"),
         **_inert("precompute_ref_log_probs precompute_ref_batch_size", "they are always precomputed"),
         **_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
-        **_refused("loss_type", "the loss is kto"),
+        **_read("loss_type", "the method"),
         **_refused("sync_ref_model", "the reference of a preference loss stays"),
     },
     "RewardConfig": {

@@ -46,12 +46,16 @@ class GivenTrainer(Trainer):
         return made, words
 
     def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
-        every = [self._read(row) for row in listed(given, what, most)]
+        every = [self._read(one) for row in listed(given, what, most) for one in self._rows_of(row)]
         cut = [self.form.cut(row, self.args) for row in every]
         kept = [row for row in cut if row is not None]
         if every and not kept:
             raise Refused(f"{what}: no row has a trained token within max_length {self.args.max_length}")
         return like(given, kept)
+
+    def _rows_of(self, row: Row) -> Sequence[Row]:
+        """Return the rows that a given row becomes."""
+        return [row]
 
     def _read(self, row: Row) -> Row:
         return row if self.form.prepared_by in row else self.form.read(self.reader, row)
@@ -157,6 +161,11 @@ class DPOTrainer(GivenTrainer):
     form = RowForm(rows.preference_row, rows.cut_preference, rows.preference_tokens, "prompt_ids")
 
     def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **given: Any) -> None:
+        if ref_model is not None and ref_model is model:
+            raise Refused(
+                f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave "
+                "ref_model out: the reference is the model as the run begins"
+            )
         super().__init__(model, args, **given)
         if isinstance(ref_model, str):
             ref_model, _ = writer(ref_model, self.processing_class, self.args, lambda: ())
@@ -192,6 +201,9 @@ class KTOTrainer(DPOTrainer):
         "preference/reference_point": "kl",
     }
     form = RowForm(rows.judged_row, rows.cut_judged, rows.judged_tokens, "prompt_ids")
+
+    def _rows_of(self, row: Row) -> Sequence[Row]:
+        return rows.judged_alone(row) if {"chosen", "rejected"} <= set(row) else [row]
 
 
 class RewardTrainer(GivenTrainer):

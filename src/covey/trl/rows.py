@@ -281,6 +281,13 @@ def cut_preference(row: Row, args: Arguments) -> Row | None:
     return cut if cut["chosen_ids"] and cut["rejected_ids"] and cut["prompt_ids"] else None
 
 
+def judged_alone(pair: Row) -> list[Row]:
+    """Return a pair's answers as two rows, the chosen one labelled good and the rejected one bad."""
+    with_prompt = split_pair(pair)
+    others = {name: value for name, value in with_prompt.items() if name not in ("chosen", "rejected")}
+    return [{**others, "completion": with_prompt[n], "label": n == "chosen"} for n in ("chosen", "rejected")]
+
+
 def judged_row(reader: RowReader, row: Row) -> Row:
     """Return the ids of an answer that was judged alone."""
     if not {"prompt", "completion", "label"} <= set(row):

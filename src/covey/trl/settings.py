@@ -32,6 +32,8 @@ DPO_LOSSES: Mapping[str, tuple[str, Callable[[Arguments], dict[str, float]]]] = 
     "discopop": ("discopop", lambda a: {"beta": a.beta, "tau": a.discopop_tau}),
 }
 """DPOConfig's loss_type -> covey's method, and its loss from the config."""
+KTO_LOSSES = ("kto", "apo_zero_unpaired")
+"""TRL's losses of answers judged alone, which covey calls as TRL does."""
 
 
 @dataclass(frozen=True)
@@ -258,9 +260,11 @@ def dpo_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
 
 
 def kto_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
-    """Return KTO's settings."""
+    """Return KTO's settings. Raises Refused."""
+    if args.loss_type not in KTO_LOSSES:
+        raise Refused(f"KTOConfig: loss_type={args.loss_type!r}: covey has {' and '.join(KTO_LOSSES)}")
     names = ("beta", "desirable_weight", "undesirable_weight")
-    return given_rows(args, schedule, "kto", **{name: getattr(args, name) for name in names})
+    return given_rows(args, schedule, args.loss_type, **{name: getattr(args, name) for name in names})
 
 
 def reward_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
