@@ -76,7 +76,7 @@ def test_what_a_new_preference_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -
         "objective/preference.py",
         "docs/algorithms/offline.md",
         "proof/losses.py",
-        "tests/proof/test_given.py",
+        "tests/proof/given_settings.py",
         "docs/stages.md",
     ]
 
