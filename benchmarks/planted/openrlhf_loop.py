@@ -139,6 +139,10 @@ class Trainer:
         needs_reference = self.args.algo.kl.init_coef > 0
         self.reference_model_group = Group(self.wrap(self.load_reference())) if needs_reference else None
         self.engine = copy.deepcopy(self.net).to(getattr(torch, self.args.vllm.dtype))
+        # Engines compute log-probs in float32, whatever their weights are.
+        self.engine.get_output_embeddings().register_forward_hook(
+            lambda module, given, logits: logits.float()
+        )
         self.actor_optim = torch.optim.AdamW(
             [p for p in self.net.parameters() if p.requires_grad],
             lr=self.args.actor.adam.lr,

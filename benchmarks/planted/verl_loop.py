@@ -110,6 +110,10 @@ class Trainer:
         self.net = model()
         self.ref = model().eval()
         self.engine = copy.deepcopy(self.net).to(getattr(torch, self.rollout.dtype))
+        # Engines compute log-probs in float32, whatever their weights are.
+        self.engine.get_output_embeddings().register_forward_hook(
+            lambda module, given, logits: logits.float()
+        )
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=self.actor.optim.lr, weight_decay=0.01)
 
     def fit(self):

@@ -6,4 +6,4 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from verl_loop import *  # noqa: F403 - the trainer, verl's functions, the tiny model
 
-run(Trainer(data__truncation="left", data__max_prompt_length=5), __file__)
+run(Trainer(data__truncation="left", data__max_prompt_length=7), __file__)
