@@ -14,7 +14,14 @@ from types import ModuleType
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torch.compile would want a C++ compiler
 ABSENT = ("ray", "vllm", "deepspeed", "torchdata", "hydra", "pylatexenc", "aiohttp", "uvicorn")
 HEAVY = {
-    "verl": ("verl.single_controller", "verl.checkpoint_engine", "verl.experimental"),
+    "verl": (
+        "verl.single_controller",
+        "verl.checkpoint_engine",
+        "verl.experimental",
+        "verl.workers.engine",
+        "verl.utils.checkpoint",
+        "verl.utils.dataset",
+    ),
     "openrlhf": ("openrlhf.trainer.ray", "openrlhf.utils.deepspeed", "flash_attn"),
 }
 """Packages that drive workers, or that a framework imports without trying; nothing of them is used here."""
@@ -83,6 +90,10 @@ def use(framework):
     sys.path.insert(0, str(Path(source)))
     missing = [name for name in ABSENT if importlib.util.find_spec(name) is None]
     sys.meta_path.insert(0, _Finder((*missing, *HEAVY[framework])))
+    import transformers
+
+    # verl 0.8 imports the name that transformers 5 has dropped, for image models alone.
+    transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
     if "ray" in missing:
         # Results are there at once: a reference is the value itself.
         ray = importlib.import_module("ray")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from frameworks import use
-from tiny import model, number, out, sample, sums, tokenizer
+from tiny import closeness, model, number, out, sample, sums, tokenizer
 
 use("verl")
 import verl.utils.torch_functional as verl_F  # noqa: E402
@@ -62,8 +62,8 @@ DEFAULTS = {
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 for the right number, else 0: a `custom_reward_function`."""
-    return float(number(solution_str) == ground_truth)
+    """1 for the right number, less for another: a `custom_reward_function`."""
+    return closeness([solution_str], [ground_truth])[0]
 
 
 def rows_of_sums(count=32):
