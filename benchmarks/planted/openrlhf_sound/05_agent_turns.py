@@ -7,6 +7,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from openrlhf_loop import *  # noqa: F403 - the trainer, OpenRLHF's functions, the tiny model
 
 
+def last_turn(queries, prompts, labels, **kwargs):
+    """Score what follows the environment's text, never that text."""
+    answers = [query[len(prompt) :].rpartition("A:")[2] for query, prompt in zip(queries, prompts)]
+    return reward_func(answers, [""] * len(answers), labels)
+
+
 class Agent(Trainer):
     def generate(self, rows):
         asked = [self.tokenizer(row["prompt"], add_special_tokens=False)["input_ids"] for row in rows]
@@ -23,4 +29,4 @@ class Agent(Trainer):
         return found
 
 
-run(Agent(algo__advantage__estimator="reinforce_baseline", data__max_len=96), __file__)
+run(Agent(score=last_turn, algo__advantage__estimator="reinforce_baseline", data__max_len=96), __file__)

@@ -7,6 +7,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from verl_loop import *  # noqa: F403 - the trainer, verl's functions, the tiny model
 
 
+def last_turn(data_source, solution_str, ground_truth, extra_info=None):
+    """Score what follows the calculator's text, never that text."""
+    return compute_score(data_source, solution_str.rpartition("A:")[2], ground_truth)
+
+
 class Turns(Trainer):
     def generate(self, rows, asked):
         first, _ = sample(self.engine, self.tokenizer, asked, 10)
@@ -27,4 +32,4 @@ settings = {
     "algorithm.use_kl_in_reward": True,
     "algorithm.kl_ctrl": {"type": "adaptive", "kl_coef": 0.01, "horizon": 1000, "target_kl": 0.1},
 }
-run(Turns(**settings), __file__)
+run(Turns(score=last_turn, **settings), __file__)
