@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import transformers
 from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState, trainer_pt_utils
@@ -34,6 +34,7 @@ from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
 from covey.trl.rows import Row, in_order, listed
+from covey.trl.script_objects import Printer, TrainOutput
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
 
 LOGGER = logging.getLogger("covey.trl")
@@ -45,27 +46,6 @@ ASKED_BY: Mapping[str, str] = {
     "on_save": "should_save",
 }
 """Event -> the wish of a callback that it fulfils."""
-
-
-class TrainOutput(NamedTuple):
-    """The result of TRL's `train()`."""
-
-    global_step: int
-    """Optimizer steps of the run, including those before a resume."""
-    training_loss: float
-    """Mean loss over these steps; 0 if none was done."""
-    metrics: Mapping[str, float | str]
-
-
-class Printer:
-    """The part of accelerate's Accelerator that scripts use."""
-
-    is_main_process = True
-    num_processes = 1
-
-    def print(self, *words: object) -> None:
-        """Print once, whatever the number of processes."""
-        print(*words)
 
 
 class Trainer(Observer):
