@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 import covey
 from covey.config.load import load_config, resolved_yaml
 from covey.insight.pages import server, tokens
-from covey.insight.pages.records import Runs, listed_runs, run_page, run_state
+from covey.insight.pages.records import Runs, RunState, listed_runs, run_page, run_state
 from covey.insight.pages.server import STATIC
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import MOST, ThinnedCurve
@@ -197,6 +198,18 @@ ON += [("on-accent", "accent"), ("good", "good-wash"), ("bad", "bad-wash"), ("un
 def test_text_can_be_read_in_light_and_dark(text: str, ground: str) -> None:
     for a, b in zip(PAIRS[text].split(", "), PAIRS[ground].split(", "), strict=True):
         assert contrast(a, b) >= 4.5, (a, b)
+
+
+def test_every_style_has_a_user_and_every_colour_is_defined() -> None:
+    """oxlint reads the JavaScript; of the style sheet this much can be held without another tool."""
+    sheet = re.sub(r"/\*.*?\*/", "", (STATIC / "style.css").read_text(), flags=re.DOTALL)
+    code = "\n".join(p.read_text() for p in (*STATIC.glob("*.js"), STATIC / "index.html"))
+    classes = set(re.findall(r"\.([a-zA-Z][\w-]*)", re.sub(r"\{[^{}]*\}", "", sheet)))
+    of_library = {name for name in classes if name.startswith("u-")} | {"uplot"}
+    written = set(re.findall(r"[\w-]+", code))
+    assert classes - of_library - set(get_args(RunState)) <= written
+    defined = set(re.findall(r"--([\w-]+)\"?:", sheet + code))
+    assert set(re.findall(r"var\(--([\w-]+)", sheet + code)) <= defined
 
 
 def test_the_wheel_carries_the_pages(tmp_path) -> None:

@@ -52,11 +52,11 @@ function columns(run) {
 
 // A function from a step to the hours of the run by then, on straight lines between the steps that are known.
 function clock(run) {
-  const known = [[0, 0], ...(run.timings ?? []).filter((t) => typeof t.elapsed === "number").map((t) => [t.step + 1, t.elapsed / 3600])];
+  const times = [[0, 0], ...(run.timings ?? []).filter((t) => typeof t.elapsed === "number").map((t) => [t.step + 1, t.elapsed / 3600])];
   return (step) => {
-    const i = known.findIndex(([s]) => s >= step);
-    if (i <= 0) return known.at(i)[1];
-    const [[s0, h0], [s1, h1]] = [known[i - 1], known[i]];
+    const i = times.findIndex(([s]) => s >= step);
+    if (i <= 0) return times.at(i)[1];
+    const [[s0, h0], [s1, h1]] = [times[i - 1], times[i]];
     return h0 + ((step - s0) / (s1 - s0)) * (h1 - h0);
   };
 }

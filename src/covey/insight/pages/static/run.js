@@ -1,6 +1,6 @@
 // One run: what it came to, what stands out, its curves while it writes, and the way into its steps.
 
-import { ask, failure, fmt, h, holds, isStatic, link, num, pageLink, percent, seconds, trail, withToken, written } from "./dom.js";
+import { ask, failure, fmt, h, holds, isStatic, pageLink, percent, seconds, trail, withToken, written } from "./dom.js";
 import { curves } from "./curves.js";
 import { completion, prompt } from "./step.js";
 
