@@ -119,6 +119,16 @@ export async function ask(path, query = {}) {
   return body;
 }
 
+// A change is a POST in JSON, with the token in a header: no page of another site can send one.
+export async function send(path, change) {
+  const headers = { "content-type": "application/json", "x-covey-token": secret };
+  const response = await fetch(`api/${path}`, { method: "POST", headers, body: JSON.stringify(change) });
+  const text = await response.text();
+  const body = response.headers.get("content-type")?.startsWith("application/json") ? JSON.parse(text) : { error: text };
+  if (!response.ok) throw new Error(body.error ?? response.statusText);
+  return body;
+}
+
 export const failure = (error) => h("div", { class: "note bad", role: "alert" }, error.message ?? String(error));
 
 // --- small parts --------------------------------------------------------------------------------------
@@ -149,6 +159,22 @@ export function trail(place) {
 
 export const crumbs = (...parts) =>
   h("nav", { class: "crumbs", "aria-label": "Where you are" }, parts.flatMap((p, i) => (i ? [h("span", { "aria-hidden": "true" }, "›"), p] : [p])));
+
+// A word with a hint: the mouse shows it at once, a tap or a key opens it below the word.
+export function term(text, hint) {
+  if (!hint) return h("span", {}, text);
+  const note = h("span", { class: "hint", role: "note", hidden: true }, hint);
+  const word = h("button", { class: "term", type: "button", title: hint, "aria-expanded": "false", onclick: () => {
+    note.hidden = !note.hidden;
+    word.setAttribute("aria-expanded", String(!note.hidden));
+  } }, text);
+  return [word, note];
+}
+
+// Names of metrics have a prefix here that tells which file they are from.
+export const hintOf = (hints, name) => hints?.[name.replace(/^(time|held-out):/, "")] ?? "";
+
+export const chooser = (title, list) => h("select", { "aria-label": title }, list.map(([value, text]) => h("option", { value }, text)));
 
 export function slider({ label: name, title = "", value, min, max, step, show = (v) => fmt(v, 2), change }) {
   const out = h("output", {}, show(value));
