@@ -375,6 +375,7 @@ def seeds(root: Path) -> None:
             folder.append("metrics.jsonl", {"step": step, "accuracy": step / 10 + seed / 100})
         folder.append("evals.jsonl", {"step": 3, "greedy": 0.25 + seed / 4})
         folder.close()
+        (root / name / ".lock").write_text("")  # which names this process, and that is at work
 
 
 def downloaded(page, button: str) -> list[list[str]]:
@@ -399,7 +400,7 @@ def test_seeds_are_one_curve_with_a_band_and_open_to_single_ones(page, tmp_path)
         page.wait_for_selector("th >> text=train.lr")
         chart = ".chart:has(figcaption :text-is('Accuracy'))"
         labels = f"{chart} .u-series:not(.end) .u-label"
-        page.wait_for_selector(labels)
+        page.wait_for_selector(labels, state="attached")
         texts = page.locator(labels).all_inner_texts()
         assert {"x: training", "y: training"} < set(texts)
         rows = downloaded(page, f"{chart} .csv")
@@ -454,12 +455,9 @@ def test_runs_are_found_tagged_deleted_and_put_back(page, tmp_path) -> None:
 
 
 def test_every_metric_that_is_shown_opens_to_its_hint(site, page) -> None:
-    log_step(
-        RunFolder(site.root / "one"),
-        3,
-        [made_group([1, 0], ["a", "b"])],
-        **{"entropy/sampled": 0.5, "loss": 0.1},
-    )
+    folder = RunFolder(site.root / "one")
+    log_step(folder, 3, [made_group([1, 0], ["a", "b"])], **{"entropy/sampled": 0.5, "loss": 0.1})
+    folder.append("timings.jsonl", {"step": 3, "elapsed": 4.0})
     page.goto(site.at("#/run/one"))
     page.click("summary:has-text('more charts')")
     page.wait_for_selector(".chart >> nth=4")

@@ -12,11 +12,12 @@ from typing import Any
 
 from covey.config.algorithm import algorithm_rows, describe
 from covey.config.load import flatten
-from covey.config.rows import schema_rows
+from covey.config.rows import schema_fields, schema_rows
 from covey.insight.cells import CODE_FILES
 from covey.insight.pages.thinning import Record
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
+from covey.objective.setting import setting_of
 from covey.runs.reader import read_environment, recorded_yaml
 
 IMPORTANT = ("model", "method", "algorithm", "rewards", "data", "rollout", "train", "loss", "lora", "seed")
@@ -56,8 +57,9 @@ def _says(key: str, axes: Mapping[str, object]) -> str:
 
 @cache
 def schema_effects() -> dict[str, str]:
-    """Return dotted key -> the sentence on each setting of the config besides those of an algorithm."""
-    return {row.key: row.setting.effect for row in schema_rows()}
+    """Return dotted key -> the sentence on each setting or section of the config that has one."""
+    effects = {key: setting_of(field.metadata).effect for key, field in schema_fields().items()}
+    return {key: effect for key, effect in effects.items() if effect}
 
 
 def differing_settings(folder: Path) -> list[Record]:

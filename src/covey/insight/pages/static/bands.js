@@ -26,6 +26,7 @@ export function bundles(runs) {
     if (!found.has(key)) found.set(key, []);
     found.get(key).push(run);
   }
+  for (const own of found.values()) own.sort((a, b) => a.seed - b.seed);
   return [...found.values()].map((own) => ({ name: own.length > 1 ? commonName(own.map((r) => r.run)) : own[0].run, runs: own }));
 }
 

@@ -10,7 +10,7 @@ export function heldOut(runs) {
   const known = runs.map((run) => run.greedy ?? run.evals?.map((e) => e.greedy) ?? []).filter((all) => all.length);
   if (!known.length) return ["–"];
   const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length, ends = known.map((all) => all.at(-1));
-  const range = known.length > 1 ? ` [${fmt(100 * Math.min(...ends), 0)}, ${fmt(100 * Math.max(...ends), 0)}]` : "";
+  const range = known.length > 1 ? [" ", h("span", { class: "range" }, `[${fmt(100 * Math.min(...ends), 0)}, ${fmt(100 * Math.max(...ends), 0)}]`)] : "";
   return [percent(mean(known.map((all) => all[0]))), " → ", percent(mean(ends)), range];
 }
 

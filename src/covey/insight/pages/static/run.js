@@ -29,7 +29,7 @@ export async function runPage(name, part = false) {
       run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
       ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
     const tile = (title, metric, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, term(title, hintOf(run.hints, metric))), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
-    const share = (key) => [percent(last(key)), first(key) === undefined ? null : `began at ${percent(first(key))}`];
+    const share = (key) => (last(key) === undefined ? [] : [percent(last(key)), `began at ${percent(first(key))}`]);
     // A hint that is open stays open while the run writes.
     const open = [...tiles.querySelectorAll(".hint:not([hidden])")].map((hint) => hint.textContent);
     tiles.replaceChildren(...[
@@ -41,7 +41,7 @@ export async function runPage(name, part = false) {
     ].filter(Boolean));
     for (const hint of tiles.querySelectorAll(".hint")) if (open.includes(hint.textContent)) hint.previousElementSibling.click();
     found.replaceChildren(...findings(run, name));
-    held.replaceChildren(...evaluations(run));
+    held.replaceChildren(...evaluations(run).flat());
     steps.replaceChildren(...stepStrip(run, name));
     noted.replaceChildren(...events(run, noted.querySelector("details")?.open));
     charts.draw();
