@@ -20,11 +20,12 @@ test: $(READY)  ## the tests that need neither GPU nor network
 test-all: $(READY)  ## the slow ones too
 	$(IN_PARALLEL) -m "not gpu and not network"
 
-check: $(READY)  ## style, types, layers, examples in docstrings, pages
+check: $(READY)  ## style (Python, JavaScript), types, layers, examples in docstrings, pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/oxlint src/covey/insight/pages/static
 	$(BIN)/pytest --doctest-modules src packages/verify/src -q --ignore-glob="*/trackers/to_*"  # each needs its own package
 	$(BIN)/codespell
 	$(BIN)/python docs/check.py

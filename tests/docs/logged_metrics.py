@@ -26,6 +26,7 @@ from covey.objective.diagnostics import (
 from covey.objective.loss import policy_loss
 from covey.objective.signs import gradient_signs, group_signs
 from covey.rollouts.metrics import tool_metrics
+from covey.runs.estimates import Evaluation
 from covey.tasks.difficulty import Difficulty
 from covey_verify.types import StepRewards
 
@@ -51,6 +52,10 @@ def logged() -> set[str]:
     names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([judged]))
     names |= set(tool_metrics(groups))
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
+    right = np.ones(2, bool)
+    evaluation = Evaluation(right, right.astype(int), right, right.astype(float), samples=2)
+    names |= {re.sub(r"@\d+", "@K", name) for name in evaluation.summary()}
+    names |= {"elapsed", "seconds/PHASE", "tokens_per_second/PHASE", "memory/PART_mib"}  # Clock.lap
     counting = ["training/metrics.py", "rollouts/loop.py", "rollouts/metrics.py"]
     for file in (*counting, "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")

@@ -56,7 +56,7 @@ steps.group_page(folder, 0, 0), tokens.token_page(folder, 0, 0, 0)
 compare.compared(folder, Path(other))
 print(json.dumps({"codes": codes, "opened": sorted(set(opened))}))
 """
-OWN = {f"{record}.json" for record in ("env", "start", "exit", "result", "manifest", "tokenizer")}
+OWN = {f"{record}.json" for record in ("env", "start", "exit", "result", "manifest", "tokenizer", "tags")}
 OWN |= {"config.yaml", ".lock", ".marks"}
 OWN |= {f"{stream}.jsonl" for stream in ("metrics", "timings", "evals", "events", "findings")}
 

@@ -224,14 +224,20 @@ def command_report(
 
 @app.command(name="ui", group=RUNS)
 def command_ui(
-    runs: Path = Path("runs"), *, port: int = 0, open_browser: Open = True, as_json: Json = False
+    runs: Path = Path("runs"),
+    *,
+    port: int = 0,
+    open_browser: Open = True,
+    read_only: bool = False,
+    as_json: Json = False,
 ) -> int:
     """Look at runs in a browser: live curves, groups, completions token by token.
 
     :param runs: The folder of a run, or one with runs in it.
     :param port: On 127.0.0.1; 0 takes any that is free.
+    :param read_only: No run can be tagged or deleted from the pages.
     """
     from covey.insight.pages.server import serve_pages
 
-    serve_pages(runs, port, open_browser, "#/", as_json)
+    serve_pages(runs, port, open_browser, "#/", as_json, read_only)
     return 0

@@ -5,20 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
 
-import covey
+from covey.insight.metric_table import metric_rows
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
 from covey.objective.bound import Bound
 
 Entry = dict[str, object]
 """The fields of a setting, as in ``covey.cli.settings``."""
-METRIC = re.compile(r"^\| `(?P<name>[\w/.]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
-PLACEHOLDERS = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
-"""Placeholders in names of metrics, with the patterns that they match."""
 
 
 def words(name: str) -> list[Entry]:
@@ -31,27 +26,15 @@ def all_words() -> list[str]:
     from covey.insight.findings.table import RULES
     from covey.rewards.base import BUILT_IN
 
-    metrics = (found["name"] for found in METRIC.finditer(metrics_page()))
+    metrics = (row.name for row in metric_rows())
     functions = (function.__name__ for functions in AXES.values() for function in functions)
     return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES)]
 
 
-@cache
-def metrics_page() -> str:
-    """Return docs/metrics.md; an installed package has a copy of it."""
-    package = Path(covey.__file__).parent
-    brought = package / "metrics.md"
-    return (brought if brought.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
-
-
 def _metrics(name: str) -> Iterator[Entry]:
-    for row in METRIC.finditer(metrics_page()):
-        pattern = re.escape(row["name"])
-        # The table documents families, as reward/NAME/mean; each placeholder becomes a pattern.
-        for placeholder, allowed in PLACEHOLDERS.items():
-            pattern = pattern.replace(placeholder, allowed)
-        if re.fullmatch(pattern, name) or name == row["name"] or _in_family(name, row["name"]):
-            yield word(row["name"], "metric", row["meaning"], range=f"healthy: {row['healthy']}")
+    for row in metric_rows():
+        if row.pattern.fullmatch(name) or name == row.name or _in_family(name, row.name):
+            yield word(row.name, "metric", row.meaning, range=f"healthy: {row.healthy}")
 
 
 def _in_family(name: str, metric: str) -> bool:

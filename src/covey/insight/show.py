@@ -232,6 +232,30 @@ def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
     return "This estimator compares with something other than the group, and trains on them nevertheless."
 
 
+def end_reason(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
+    """Explain why a logged completion ended; ``rollout`` has the run's settings of that name.
+
+    >>> end_reason({"finish": "stop", "completion": "4."}, {"stop": ["."]})
+    "stop string '.'"
+    >>> end_reason({"finish": "length", "completion": "4"}, {"max_tokens": 64})
+    'token limit (rollout.max_tokens 64)'
+    """
+    if row.get("environment_fault"):
+        return f"its environment failed: {row['environment_fault']}"
+    if row["finish"] == "length":
+        limit = rollout.get("max_tokens")
+        return f"token limit (rollout.max_tokens {limit})" if limit else "token limit"
+    if row["finish"] != "stop":
+        return str(row["finish"])
+    most = (rollout.get("tools") or {}).get("max_calls")
+    own = sum(turn.get("role") == "assistant" for turn in row.get("turns") or ())
+    # Each turn of the model but the last one was answered.
+    if most and own > most:
+        return f"tool limit (rollout.tools.max_calls {most}): further calls were not answered"
+    text = next((s for s in rollout.get("stop") or () if row["completion"].endswith(s)), None)
+    return "end token" if text is None else f"stop string {text!r}"
+
+
 def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:
     """Show the prompt of a group and its completions, best first, with the result of every reward."""
     stage = last_stage(folder)

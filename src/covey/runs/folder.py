@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
+from typing import TextIO
 
 import numpy as np
 
@@ -70,6 +71,20 @@ class ExpectedStream:
         self.unread += line
 
 
+def take_lock(path: Path) -> TextIO:
+    """Return the open lock file of a run's folder, locked until it is closed. Raises FolderBusy."""
+    # "a+": opening must not empty the file, whose text names the owner in the message below.
+    lock = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        lock.close()
+        raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
+    return lock
+
+
 class RunFolder:
     """One run's folder, locked while it is open. Of several processes only the first writes."""
 
@@ -81,15 +96,7 @@ class RunFolder:
         folders = (path, path / "rollouts", path / "checkpoints")
         for folder in folders:
             make_folder(folder)
-        # "a+": opening must not empty the file, whose text names the owner in the message below.
-        self._lock = (path / ".lock").open("a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "another process"
-            self._lock.close()
-            raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
+        self._lock = take_lock(path)
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()

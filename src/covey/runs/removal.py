@@ -1,20 +1,25 @@
-"""Remove a run from its folder, so that another one can begin there."""
+"""Remove a run: its files, so that another one can begin in its folder; or its folder, into a trash."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from covey.errors import RECORD, START
-from covey.runs.atomic import discard
+from covey.runs.atomic import discard, make_folder, sync
 from covey.runs.compatibility import refuse_foreign
-from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder
+from covey.runs.folder import CURVE, RESULT, STREAMS, RunFolder, take_lock
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
 from covey.runs.pending import PENDING
-from covey.runs.reader import stages_in
+from covey.runs.reader import recorded_yaml, stages_in
+from covey.runs.tags import TAGS
 from covey.runs.trackers import IDENTITY
 from covey.tasks.source import EXAMPLES
+from covey_verify.errors import ConfigError
 
 FILES = (
     *STREAMS,
@@ -29,7 +34,11 @@ FILES = (
     INPUTS,
     EXAMPLES,
     HEALING,
+    TAGS,
 )
+OTHERS = (".lock", "report.html")
+"""Files of a run's folder that stay when another run begins there."""
+TRASH = ".trash"
 FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ARCHIVE)
 
 
@@ -51,3 +60,56 @@ def remove_run(folder: Path) -> None:
                 (home / name).unlink(missing_ok=True)
         finally:
             lock.close()
+
+
+def move_to_trash(folder: Path, root: Path) -> tuple[Path, Path]:
+    """Move a run's folder, or a pipeline's with all its stages, into `.trash` next to it; delete nothing.
+
+    Return its old and its new place. Raises ConfigError if it is not below ``root``, reached by a link, or
+    holds anything that no run writes; FolderBusy if the run is at work.
+    """
+    home = pipeline_of(folder)
+    if home == root or not home.is_relative_to(root) or home.resolve() != home:
+        raise ConfigError(f"{home} is not a folder below {root}. Show the folder above it to delete it here")
+    if foreign := sorted(_foreign(home)):
+        raise ConfigError(
+            f"{home} has {', '.join(foreign[:3])}, which no run writes: it is not deleted from here. Move "
+            "those files, or delete the folder yourself"
+        )
+    with ExitStack() as held:
+        for one in {folder, home, *stages_in(home)}:
+            held.enter_context(take_lock(one))
+        trash = home.parent / TRASH
+        if trash.is_symlink():
+            raise ConfigError(f"{trash} is a link. Remove it first")
+        make_folder(trash)
+        place = trash / f"{home.name}-{time.time_ns()}"
+        home.rename(place)
+        sync(home.parent)
+    return home, place
+
+
+def put_back(home: Path, place: Path) -> None:
+    """Undo ``move_to_trash``. Raises ConfigError if something is in the old place."""
+    if home.exists() or home.is_symlink():
+        raise ConfigError(f"{home} exists again, so {place} stays where it is")
+    place.rename(home)
+    sync(home.parent)
+
+
+def pipeline_of(folder: Path) -> Path:
+    """Return the folder of the pipeline that a run is a stage of, or the run's own."""
+    return folder.parent if folder in stages_in(folder.parent) else folder
+
+
+def _foreign(home: Path) -> Iterator[str]:
+    """Yield what is in a run's folder, or in those of its stages, that no run writes."""
+    stages = stages_in(home)
+    for one in stages or [home]:
+        if not {"method", "train"} <= set(recorded_yaml(one)):
+            yield f"{one.name}/config.yaml"
+    known = {*FILES, *FOLDERS, *OTHERS}
+    for one in (home, *stages):
+        for path in one.iterdir():
+            if path not in stages and (path.name not in known or path.is_symlink()):
+                yield path.relative_to(home.parent).as_posix()

@@ -87,8 +87,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 class serving:  # noqa: N801 - reads as a verb
     """A server for a folder, in a thread."""
 
-    def __init__(self, root: Path | None) -> None:
-        self.root = root
+    def __init__(self, root: Path | None, read_only: bool = False) -> None:
+        self.site = build_site(root, read_only)
 
     def __enter__(self) -> str:
         import socket
@@ -97,7 +97,7 @@ class serving:  # noqa: N801 - reads as a verb
         self.socket.bind(("127.0.0.1", 0))
         port = self.socket.getsockname()[1]
         config = uvicorn.Config(
-            TokenGate(build_site(self.root), TOKEN, port),
+            TokenGate(self.site, TOKEN, port),
             log_level="critical",
             timeout_graceful_shutdown=1,
             lifespan="off",

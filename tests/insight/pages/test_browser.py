@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -363,6 +365,112 @@ def test_the_curves_of_more_runs_are_in_one_chart(site, page) -> None:
     assert [label for label in labels if "training" in label] == [
         f"{n}: training" for n in ("one", "two", "three")
     ]
+
+
+def seeds(root: Path) -> None:
+    """Three runs that differ in nothing but the seed, and another one."""
+    for name, seed, lr in (("x,seed=0", 0, 0.1), ("x,seed=1", 1, 0.1), ("x,seed=2", 2, 0.1), ("y", 0, 0.2)):
+        folder = made_run(root / name, seed=seed, train={"steps": 9, "lr": lr})
+        for step in range(3 + seed):
+            folder.append("metrics.jsonl", {"step": step, "accuracy": step / 10 + seed / 100})
+        folder.append("evals.jsonl", {"step": 3, "greedy": 0.25 + seed / 4})
+        folder.close()
+        (root / name / ".lock").write_text("")  # which names this process, and that is at work
+
+
+def downloaded(page, button: str) -> list[list[str]]:
+    """The rows of a file that a button offers."""
+    with page.expect_download() as download:
+        page.click(button)
+    return list(csv.reader(Path(download.value.path()).read_text().splitlines()))
+
+
+def test_seeds_are_one_curve_with_a_band_and_open_to_single_ones(page, tmp_path) -> None:
+    seeds(tmp_path)
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/")
+        bundle = page.locator("details.bundle")
+        bundle.locator("summary >> text=3 seeds").wait_for()
+        assert page.locator("input[data-run]:visible").count() == 1  # of the run that is alone
+        assert "50 % [25, 75]" in bundle.locator("summary").inner_text()
+        page.check("input[data-runs]")
+        page.check("input[data-run=y]")
+        page.click("button:text-is('Compare')")
+        page.wait_for_selector("h1:text-is('4 runs')")
+        page.wait_for_selector("th >> text=train.lr")
+        chart = ".chart:has(figcaption :text-is('Accuracy'))"
+        labels = f"{chart} .u-series:not(.end) .u-label"
+        page.wait_for_selector(labels, state="attached")
+        texts = page.locator(labels).all_inner_texts()
+        assert {"x: training", "y: training"} < set(texts)
+        rows = downloaded(page, f"{chart} .csv")
+        assert rows[0][:4] == ["step", "x: training", "x: training, lowest", "x: training, highest"]
+        found = np.array([[float(v) for v in row[:4]] for row in rows[1:] if all(row[:4])])
+        # The first seed has three steps, the second four, the third five.
+        expected = [
+            [1, 0.01, 0, 0.02],
+            [2, 0.11, 0.1, 0.12],
+            [3, 0.21, 0.2, 0.22],
+            [4, 0.315, 0.31, 0.32],
+            [5, 0.42, 0.42, 0.42],
+        ]
+        assert found == pytest.approx(np.array(expected))
+        page.select_option("select[aria-label='Runs of several seeds']", "single")
+        page.wait_for_selector(f"{chart} .u-label:text-is('x,seed=1: training')", state="attached")
+        page.goto("about:blank")
+
+
+def test_runs_are_found_tagged_deleted_and_put_back(page, tmp_path) -> None:
+    seeds(tmp_path)
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/")
+        page.check("input[data-run=y]")
+        page.click(".actions button:text-is('Tag')")
+        page.fill("dialog input", "paper, baseline")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".tag:text-is('paper')")
+        assert json.loads((tmp_path / "y" / "tags.json").read_text()) == ["paper", "baseline"]
+        page.fill("input[type=search]", "PAPER")
+        assert page.locator(".run:visible").count() == 1
+        page.fill("input[type=search]", "")
+        page.select_option("select[aria-label='Runs together']", "tag")
+        assert page.locator("h2").all_inner_texts() == ["paper1", "baseline1", "no tag3"]
+        page.check("input[data-run=y] >> nth=0")
+        page.click(".actions button:text-is('Delete')")
+        page.click("dialog button:text-is('Cancel')")
+        assert (tmp_path / "y").is_dir()
+        page.click(".actions button:text-is('Delete')")
+        page.click("dialog button:text-is('Move to the trash')")
+        page.wait_for_selector(".note >> text=.trash/y-")
+        assert not (tmp_path / "y").exists()
+        page.click("button:text-is('Undo')")
+        page.wait_for_selector("input[data-run=y]")
+        assert (tmp_path / "y" / "metrics.jsonl").is_file()
+        page.goto("about:blank")
+    with serving(tmp_path, read_only=True) as url:
+        page.goto(f"{url}?token=right#/")
+        page.check("input[data-run=y]")
+        assert page.locator(".actions button:visible").all_inner_texts() == ["Compare", "Clear"]
+        page.goto("about:blank")
+
+
+def test_every_metric_that_is_shown_opens_to_its_hint(site, page) -> None:
+    folder = RunFolder(site.root / "one")
+    log_step(folder, 3, [made_group([1, 0], ["a", "b"])], **{"entropy/sampled": 0.5, "loss": 0.1})
+    folder.append("timings.jsonl", {"step": 3, "elapsed": 4.0})
+    page.goto(site.at("#/run/one"))
+    page.click("summary:has-text('more charts')")
+    page.wait_for_selector(".chart >> nth=4")
+    for place in (".chart figcaption", ".tile h3"):
+        without = page.eval_on_selector_all(
+            place, "all => all.filter(e => !e.querySelector('.term')?.title).map(e => e.textContent)"
+        )
+        assert without == [], place
+    page.click(".tile .term:text-is('dead groups')")
+    page.wait_for_selector(".tile .hint:visible >> text=fraction of groups whose rewards all tie")
+    page.click("summary:has-text('All other settings')")
+    page.click("summary:has-text('All other settings') ~ .wide .term:text-is('rollout.temperature')")
+    page.wait_for_selector(".facts-of .hint:visible")
 
 
 PAGES = [

@@ -166,7 +166,7 @@ def test_ten_buckets_of_pass_rates_are_three_curves(tmp_path: Path) -> None:
     folder.append("metrics.jsonl", {"step": 0, **buckets})
     folder.close()
     (shown,) = run_page("run", folder.path)["metrics"]
-    thirds = [shown[f"difficulty/{name}"] for name in ("hard", "frontier", "easy")]
+    thirds = [shown[f"difficulty/pass_rate_{name}"] for name in ("0_0.2", "0.2_0.8", "0.8_1")]
     assert thirds == pytest.approx([3 / 55, 33 / 55, 19 / 55], rel=1e-5)
 
 

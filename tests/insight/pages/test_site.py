@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,26 +23,40 @@ from hypothesis import strategies as st
 
 import covey
 from covey.config.load import load_config, resolved_yaml
+from covey.insight.metric_table import hints
 from covey.insight.pages import server, tokens
-from covey.insight.pages.records import Runs, listed_runs, run_page, run_state
+from covey.insight.pages.records import Runs, RunState, listed_runs, run_page, run_state
 from covey.insight.pages.server import STATIC
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import MOST, ThinnedCurve
-from covey.insight.show import show_step
+from covey.insight.show import end_reason, show_step
+from covey.runs.folder import RunFolder
 from covey.runs.origin import write_own
 from tests.conftest import full_tokenizer
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
-from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run
+from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run, serving
 
 
-def asked(url: str, path: str, host: str | None = None, token: str = TOKEN, method: str = "GET"):
+def asked(
+    url: str,
+    path: str,
+    host: str | None = None,
+    token: str = TOKEN,
+    method: str = "GET",
+    body: bytes = b"",
+    **headers: str,
+):
     port = urlsplit(url).port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{port}")
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
     if token:
         connection.putheader("x-covey-token", token)
-    connection.endheaders()
+    if body:
+        connection.putheader("content-length", str(len(body)))
+    connection.endheaders(body or None)
     try:
         response = connection.getresponse()
         return response, response.read()
@@ -83,6 +99,67 @@ def test_other_hosts_and_other_methods_are_refused(site) -> None:
         assert asked(site.url, "/api/runs", host=host)[0].status == 421
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         assert asked(site.url, "/api/runs", method=method)[0].status == 405
+
+
+def changed(url: str, path: str, change: object, **headers: str):
+    """A change as a page of the site sends it, but for these headers."""
+    given = {"content_type": "application/json", "origin": url.rstrip("/"), "sec_fetch_site": "same-origin"}
+    response, body = asked(url, path, method="POST", body=json.dumps(change).encode(), **given | headers)
+    return response.status, body.decode()
+
+
+def test_only_a_page_of_the_site_changes_anything(site) -> None:
+    change = {"run": "one", "tags": ["paper"]}
+    refused = {
+        403: ({"origin": "http://evil.example"}, {"sec_fetch_site": "cross-site"}, {"token": ""}),
+        415: ({"content_type": "text/plain"}, {"content_type": "application/x-www-form-urlencoded"}),
+        421: ({"host": "evil.example"},),
+    }
+    for status, cases in refused.items():
+        for headers in cases:
+            assert changed(site.url, "/api/tag", change, **headers)[0] == status, headers
+    # An address can be known to others, as by a screenshot; a header cannot.
+    assert changed(site.url, f"/api/tag?token={TOKEN}", change, token="")[0] == 403
+    assert changed(site.url, "/api/tag", {**change, "more": "x" * 20_000})[0] == 413
+    assert changed(site.url, "/api/trash/", {"run": "one"})[0] == 405
+    assert not (site.root / "one" / "tags.json").exists()
+    assert changed(site.url, "/api/tag", change) == (200, '{"tags":["paper"]}')
+    assert json.loads((site.root / "one" / "tags.json").read_text()) == ["paper"]
+
+
+def test_a_change_that_cannot_be_is_said_in_words(site) -> None:
+    for path, change, says in (
+        ("/api/tag", ["one"], "an object of JSON"),
+        ("/api/tag", {"run": "../one", "tags": []}, "no run of that name"),
+        ("/api/tag", {"run": "one", "tags": "paper"}, "a list of words"),
+        ("/api/trash", {}, "run is missing"),
+        ("/api/restore", {"run": "one"}, "not moved to the trash"),
+    ):
+        status, body = changed(site.url, path, change)
+        assert status == 400 and says in json.loads(body)["error"], body
+
+
+def test_a_run_is_moved_to_the_trash_and_back_unless_it_trains(site) -> None:
+    at_work = RunFolder(site.root / "one")
+    status, body = changed(site.url, "/api/trash", {"run": "one"})
+    assert status == 400 and "one is training" in body
+    at_work.close()
+    (site.root / "one" / ".lock").write_text("")
+    status, body = changed(site.url, "/api/trash", {"run": "one"})
+    assert status == 200 and Path(json.loads(body)["place"], "metrics.jsonl").is_file()
+    names = lambda: [row["run"] for row in json.loads(asked(site.url, "/api/runs")[1])["runs"]]
+    assert names() == ["two"]
+    assert changed(site.url, "/api/restore", {"run": "one"})[0] == 200
+    assert sorted(names()) == ["one", "two"]
+
+
+def test_read_only_pages_change_nothing(tmp_path: Path) -> None:
+    made_run(tmp_path / "one").close()
+    with serving(tmp_path, read_only=True) as url:
+        assert json.loads(asked(url, "/api/runs")[1])["writable"] is False
+        for path in ("/api/tag", "/api/trash", "/api/restore"):
+            assert changed(url, path, {"run": "one", "tags": ["paper"]})[0] == 404
+    assert [p.name for p in tmp_path.iterdir()] == ["one"]
 
 
 def test_every_answer_forbids_foreign_content(site) -> None:
@@ -132,7 +209,7 @@ def test_a_line_without_a_step_is_no_record_and_a_result_ends_a_run(site) -> Non
             + "0" * 400
             + '}\n{"step": 2, "loss": NaN}\n{"step": 2, "loss": 1e999}\n'
         )
-    assert listed_runs(Runs(site.root))[0]["done"] == 3
+    assert listed_runs(Runs(site.root))["runs"][0]["done"] == 3
     assert any("4 lines cannot be read" in note for note in run_page("one", run)["notes"])
     assert run_state(run) == "training"  # this process has its lock
     (run / "result.json").write_text("{}")  # as a stage leaves it that makes examples, and no model
@@ -170,6 +247,69 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
     assert done.returncode == 2 and "no such folder" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_completion_has_the_reason_of_its_end(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", rollout={"max_tokens": 7, "stop": ["."]})
+    group = made_group([1, 0, 0], ["4", "four.", "4 and 4"])
+    cut = replace(group.completions[2], finish="length")
+    log_step(folder, 0, [replace(group, completions=(*group.completions[:2], cut))])
+    folder.close()
+    ends = [c["ended"] for c in group_page(folder.path, 0, 0)["completions"]]
+    assert ends == ["end token", "stop string '.'", "token limit (rollout.max_tokens 7)"]
+    assert tokens.token_page(folder.path, 0, 0, 1)["row"]["ended"] == ends[1]
+    turns = [{"role": role, "content": ""} for role in ("assistant", "tool", "assistant")]
+    row = {"finish": "stop", "completion": "", "turns": turns}
+    assert "rollout.tools.max_calls 1" in end_reason(row, {"tools": {"max_calls": 1}})
+    assert end_reason(row, {"tools": {"max_calls": 2}}) == "end token"
+    failed = {**row, "environment_fault": "it hung"}
+    assert end_reason(failed, {}) == "its environment failed: it hung"
+
+
+# --- hints and settings ------------------------------------------------------------------------------
+
+
+def test_every_metric_of_a_chart_or_tile_has_a_hint() -> None:
+    charts = (STATIC / "charts.js").read_text()
+    names = set(re.findall(r'known\("(?:held-out:)?([^"]+)"', charts))
+    names |= set(re.findall(r'tile\("[^"]+", "([^"]+)"', (STATIC / "run.js").read_text()))
+    names |= {"reward/math_answer/mean", "gradient_share/pass_rate_0.25_0.50"}  # of the charts by pattern
+    names |= {"seconds/rollout", "tokens_per_second/update"}
+    assert len(names) > 50
+    assert names - set(hints(names)) == set()
+    assert len(re.findall(r", /\^", charts)) == 4, "a new pattern: give an example of it above"
+
+
+def test_a_run_comes_with_hints_on_its_metrics_and_settings(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", algorithm={"name": "grpo", "kl": {"coef": 0.1}})
+    log_step(folder, 0, [made_group([1, 0], ["a", "b"])], **{"kl/start": 0.1, "user/mine": 1.0})
+    folder.append("evals.jsonl", {"step": 1, "greedy": 0.5, "pass@4": 0.7, "reward": 0.5})
+    folder.close()
+    page = run_page("run", tmp_path / "run")
+    assert {"reward/mean", "kl/start", "user/mine", "greedy", "pass@4", "seconds/rollout"} <= set(
+        page["hints"]
+    )
+    assert page["hints"]["pass@4"].startswith("fraction of the held-out problems of which at least one of K")
+    without = {row["setting"] for row in page["settings"] if not row["says"]}
+    assert without <= {"stages", "lora"} | {s for s in without if s.startswith("algorithm.")}, without
+    order = [row["setting"].partition(".")[0] for row in page["settings"] if not row["differs"]]
+    assert order.index("model") < order.index("rollout") < order.index("train") < order.index("guards")
+
+
+def test_runs_that_differ_in_nothing_but_the_seed_have_one_setup(tmp_path: Path) -> None:
+    def setup(name: str, **settings: object) -> str:
+        made_run(tmp_path / name, **settings).close()
+        return next(r["setup"] for r in listed_runs(Runs(tmp_path))["runs"] if r["run"] == name)
+
+    first = setup("a", seed=0)
+    assert setup("b", seed=1) == first
+    assert setup("c", seed=1, train={"steps": 9, "lr": 0.5}) != first
+    # Stages start from models in the folders of their own seeds.
+    stages = [
+        setup(f"p{seed}/2-rl", seed=seed, model=str(tmp_path / f"p{seed}" / "1-sft" / "final"))
+        for seed in (0, 1)
+    ]
+    assert stages[0] == stages[1] != first
+
+
 # --- colours -----------------------------------------------------------------------------------------
 
 
@@ -197,6 +337,18 @@ ON += [("on-accent", "accent"), ("good", "good-wash"), ("bad", "bad-wash"), ("un
 def test_text_can_be_read_in_light_and_dark(text: str, ground: str) -> None:
     for a, b in zip(PAIRS[text].split(", "), PAIRS[ground].split(", "), strict=True):
         assert contrast(a, b) >= 4.5, (a, b)
+
+
+def test_every_style_has_a_user_and_every_colour_is_defined() -> None:
+    """oxlint reads the JavaScript; of the style sheet this much can be held without another tool."""
+    sheet = re.sub(r"/\*.*?\*/", "", (STATIC / "style.css").read_text(), flags=re.DOTALL)
+    code = "\n".join(p.read_text() for p in (*STATIC.glob("*.js"), STATIC / "index.html"))
+    classes = set(re.findall(r"\.([a-zA-Z][\w-]*)", re.sub(r"\{[^{}]*\}", "", sheet)))
+    of_library = {name for name in classes if name.startswith("u-")} | {"uplot"}
+    written = set(re.findall(r"[\w-]+", code))
+    assert classes - of_library - set(get_args(RunState)) <= written
+    defined = set(re.findall(r"--([\w-]+)\"?:", sheet + code))
+    assert set(re.findall(r"var\(--([\w-]+)", sheet + code)) <= defined
 
 
 def test_the_wheel_carries_the_pages(tmp_path) -> None:

@@ -16,13 +16,15 @@ from covey.config.load import flatten
 from covey.errors import RECORD, CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
-from covey.insight.pages.settings import nearest_preset, recorded_values, written
+from covey.insight.metric_table import hints
+from covey.insight.pages.settings import nearest_preset, recorded_values, setup_of, written
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, stream_record
 from covey.runs.healing import Attempt, read_attempts
 from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
 from covey.runs.rollouts import recorded_steps, rollout_file
+from covey.runs.tags import read_tags
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.system.text import duration
 from covey_verify.errors import ConfigError, CoveyError
@@ -37,6 +39,8 @@ COURSE = 80
 """Number of points of the small curve in the list of runs."""
 CURVES = ("metrics", "timings")
 """Streams with a record for each step."""
+MEASURED = (*CURVES, "evals")
+"""Streams whose names are metrics."""
 
 
 class Runs:
@@ -44,6 +48,8 @@ class Runs:
 
     def __init__(self, root: Path | None) -> None:
         self.root = root and root.resolve()
+        self.writable = False
+        """Whether the pages offer tags and the trash."""
 
     def folders(self) -> dict[str, Path]:
         """Return name -> folder, newest first; the stages of a pipeline are runs of their own."""
@@ -106,12 +112,12 @@ class Tail:
 
 
 def _thirds(record: Mapping[str, Any]) -> Record:
-    """Return a curriculum's ten buckets of pass rates as three: hard, frontier, easy."""
+    """Return a curriculum's ten buckets of pass rates as three, named as the buckets are."""
     buckets = [v for k, v in record.items() if k.startswith("difficulty/pass_rate")]
     if len(buckets) != 10 or not all(isinstance(v, float | int) for v in buckets):
         return {}
-    parts = {"hard": buckets[:2], "frontier": buckets[2:8], "easy": buckets[8:]}
-    return {f"difficulty/{name}": sum(part) for name, part in parts.items()}
+    parts = {"0_0.2": buckets[:2], "0.2_0.8": buckets[2:8], "0.8_1": buckets[8:]}
+    return {f"difficulty/pass_rate_{name}": sum(part) for name, part in parts.items()}
 
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
@@ -147,13 +153,15 @@ def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record
     return vars(verdict) if verdict else None
 
 
-def listed_runs(runs: Runs) -> list[Record]:
-    """Return the first page: a row for every run."""
-    return [_row(name, folder) for name, folder in runs.folders().items()]
+def listed_runs(runs: Runs) -> Record:
+    """Return the first page: a row for every run, and hints on what they show."""
+    rows = [_row(name, folder) for name, folder in runs.folders().items()]
+    return {"runs": rows, "hints": hints(("greedy", "elapsed"))}
 
 
 def _row(name: str, folder: Path) -> Record:
     row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder), "model": ""}
+    row |= {"tags": read_tags(folder), "ended": read_ending(folder)}
     try:
         return row | _known(folder)
     except CoveyError as error:
@@ -171,6 +179,8 @@ def _known(folder: Path) -> Record:
         "method": settings["method"],
         "algorithm": nearest_preset(settings) if settings["method"] == "rl" else "",
         "model": str(settings.get("model")),
+        "seed": settings.get("seed"),
+        "setup": _setup(folder, *(_time_of(folder / name) for name in ("config.yaml", "env.json"))),
         "steps": 0 if settings["method"] == "filter" else settings["train"].get("steps"),
     }
 
@@ -179,6 +189,19 @@ def _known(folder: Path) -> Record:
 def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
     """Return a run's recorded config, cached until it changes: a list may have a hundred runs."""
     return recorded_yaml(folder)
+
+
+def _time_of(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@lru_cache(maxsize=512)
+def _setup(folder: Path, *_changed: int) -> str:
+    """Return what a run has in common with runs of other seeds; empty if that cannot be read."""
+    try:
+        return setup_of(recorded_yaml(folder), folder)
+    except CoveyError:
+        return ""
 
 
 @lru_cache(maxsize=512)
@@ -318,9 +341,13 @@ def _unless_damaged(notes: list[str], otherwise: T, read: Callable[[*Given], T],
 
 
 def news(read: Mapping[str, list[Record]]) -> Record:
-    """Return records for the page: evaluations come without the outcome and the hash of every problem."""
+    """Return records for the page, with a hint on each metric of them.
+
+    Evaluations come without the outcome and the hash of every problem.
+    """
     evals = [{k: v for k, v in e.items() if k not in ("outcome", "basis")} for e in read["evals"]]
-    return {**read, "evals": evals}
+    named = {name for stream in MEASURED for record in read[stream] for name in record}
+    return {**read, "evals": evals, "hints": hints(named)}
 
 
 def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:

@@ -1,4 +1,7 @@
-"""The server of the pages: one site on 127.0.0.1, GET only, for requests with its token."""
+"""The server of the pages: one site on 127.0.0.1, for requests with its token.
+
+Everything is read by GET. The few changes are POSTs that only a script of the site's own pages can send.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import secrets
 import sys
 import webbrowser
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from covey.insight.pages import lab
+from covey.insight.pages.changes import Changes
 from covey.insight.pages.compare import compared
 from covey.insight.pages.drawings import lab_contents
 from covey.insight.pages.records import Runs, Tail, listed_runs, newly_logged, news, run_state, tails
@@ -33,6 +37,7 @@ from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
 from covey.system.http import Server, listen
+from covey.system.opening import load_json
 from covey.system.text import finite
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.web import two_lengths
@@ -43,6 +48,9 @@ ASKED_WITH = "x-covey-token"
 """Header that carries the token."""
 HEADERS_WITHIN = 10.0
 """Seconds within which a connection must send its first request."""
+CHANGES = ("/api/tag", "/api/trash", "/api/restore")
+"""What can be changed, by POST."""
+CHANGE_BYTES = 10_000
 LOOK = 0.5
 """Seconds between checks of the files of a live run."""
 HEADERS = {
@@ -56,7 +64,7 @@ HEADERS = {
 
 
 class TokenGate:
-    """Refuses requests for other hosts, by other methods than GET, or for runs without the token.
+    """Refuses requests for other hosts, changes that its own pages did not ask for, runs without the token.
 
     Adds headers to every answer. The page keeps the token in storage of its own origin, which includes the
     port. A cookie would be sent to every port of the machine.
@@ -87,15 +95,37 @@ class TokenGate:
             return Response("this page answers to 127.0.0.1 only", 421)
         if two_lengths(request.headers):
             return Response("a message has Content-Length or Transfer-Encoding", 400, {"connection": "close"})
-        if request.method not in ("GET", "HEAD"):
+        given = request.headers.get(ASKED_WITH, "")
+        if request.method == "POST" and request.url.path in CHANGES:
+            if refusal := refused_change(request):
+                return refusal
+        elif request.method not in ("GET", "HEAD"):
             return Response("only GET", 405, {"allow": "GET, HEAD"})
+        else:  # an EventSource cannot send a header
+            given = given or request.query_params.get("token", "")
         if request.url.path == "/" or request.url.path.startswith("/static/"):
             return None  # the same for everybody: nothing of any run
-        # An EventSource cannot send a header.
-        given = request.headers.get(ASKED_WITH) or request.query_params.get("token", "")
         if not secrets.compare_digest(given.encode(), self.token.encode()):
             return Response("open the address that covey printed: it carries the token of this page", 403)
         return None
+
+
+def refused_change(request: Request) -> Response | None:
+    """Return why a change is refused that no script of the site's own pages can have sent, or one too long.
+
+    Its token is a header of its own and its type is JSON: a browser sends neither to another origin without
+    asking first, by OPTIONS, which is refused.
+    """
+    origin = f"http://{request.headers['host']}"
+    own = {"origin": origin, "sec-fetch-site": "same-origin"}
+    if any(request.headers.get(name, value) != value for name, value in own.items()):
+        return Response("a change comes from a page of this site", 403)
+    if request.headers.get("content-type") != "application/json":
+        return Response("a change is JSON", 415)
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or len(length) > 5 or int(length) > CHANGE_BYTES:
+        return Response(f"a change has {CHANGE_BYTES} bytes at most", 413, {"connection": "close"})
+    return None
 
 
 class PromptProtocol(H11Protocol):
@@ -118,14 +148,17 @@ def json_answer(value: object, status: int = 200) -> Response:
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
-def build_site(root: Path | None) -> Starlette:
+def build_site(root: Path | None, read_only: bool = False) -> Starlette:
     """Return the site without its gate; without a folder it has the lab only."""
     runs = Runs(root)
+    runs.writable = not read_only
+    changes = () if read_only else _change_routes(Changes(runs))
     routes = [Route(f"/api/{name}", _endpoint(partial(answer, runs))) for name, answer in ANSWERS.items()]
     return Starlette(
         routes=[
             Route("/", _index),
             *routes,
+            *changes,
             Route("/api/live", partial(_live, runs)),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
@@ -137,18 +170,47 @@ def _index(_: Request) -> Response:
 
 
 def _endpoint(answer: Callable[[Request], object]) -> Callable[[Request], Response]:
-    """Return an endpoint that answers in JSON, with the reason if it cannot."""
+    """Return an endpoint that answers in JSON."""
 
     # A plain function, not a coroutine: Starlette runs it in a thread, so slow reads block nobody.
     def endpoint(request: Request) -> Response:
-        try:
-            return json_answer(answer(request))
-        except CoveyError as error:
-            return json_answer({"error": str(error)}, 400)
-        except OSError as error:  # the run's folder may go while it is looked at
-            return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
+        return _answered(partial(answer, request))
 
     return endpoint
+
+
+def _answered(answer: Callable[[], object]) -> Response:
+    """Return an answer in JSON, or the reason if there is none."""
+    try:
+        return json_answer(answer())
+    except CoveyError as error:
+        return json_answer({"error": str(error)}, 400)
+    except OSError as error:  # the run's folder may go while it is looked at
+        return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
+
+
+def _change_routes(changes: Changes) -> list[Route]:
+    """Return the routes of the changes, in the order of ``CHANGES``."""
+    acts = (changes.tag, changes.trash, changes.restore)
+
+    def endpoint(act: Callable[[Record], Record]) -> Callable[[Request], Awaitable[Response]]:
+        async def change(request: Request) -> Response:
+            body = await request.body()
+            return await to_thread(_answered, partial(_made, act, body))
+
+        return change
+
+    return [Route(path, endpoint(act), methods=["POST"]) for path, act in zip(CHANGES, acts, strict=True)]
+
+
+def _made(act: Callable[[Record], Record], body: bytes) -> Record:
+    try:
+        wanted = load_json(body)
+    except ValueError:
+        wanted = None
+    if not isinstance(wanted, dict):
+        raise ConfigError("a change is an object of JSON")
+    return act(wanted)
 
 
 def _live(runs: Runs, request: Request) -> Response:
@@ -173,7 +235,7 @@ def _folder(runs: Runs, request: Request, name: str = "run") -> Path:
 
 
 def _runs(runs: Runs, _: Request) -> object:
-    return {"root": str(runs.root or ""), "runs": listed_runs(runs)}
+    return {"root": str(runs.root or ""), "writable": runs.writable, **listed_runs(runs)}
 
 
 def _run(runs: Runs, request: Request) -> object:
@@ -244,7 +306,9 @@ def _read_all(streams: Mapping[str, Tail]) -> dict[str, list[Record]]:
     return {name: tail.read() for name, tail in streams.items()}
 
 
-def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
+def serve_pages(
+    root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool, read_only: bool = True
+) -> None:
     """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken."""
     if root is not None and not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder. Give a run's folder, or one with runs in it")
@@ -252,7 +316,7 @@ def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str,
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
-        server = Server(TokenGate(build_site(root), token, port), "critical", PromptProtocol)
+        server = Server(TokenGate(build_site(root, read_only), token, port), "critical", PromptProtocol)
         print(json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it", flush=True)
         if open_browser and _has_display():
             webbrowser.open(_doorway(Path(private), url).as_uri())

@@ -1,35 +1,65 @@
-"""The settings of a run for its page: those that differ from their defaults, with descriptions."""
+"""The settings of a run for its page, each with its description; those that differ come first."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from covey.config.algorithm import algorithm_rows, describe
 from covey.config.load import flatten
-from covey.config.rows import schema_rows
+from covey.config.rows import schema_fields, schema_rows
+from covey.insight.cells import CODE_FILES
 from covey.insight.pages.thinning import Record
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
-from covey.runs.reader import recorded_yaml
+from covey.objective.setting import setting_of
+from covey.runs.reader import read_environment, recorded_yaml
+
+IMPORTANT = ("model", "method", "algorithm", "rewards", "data", "rollout", "train", "loss", "lora", "seed")
+"""Sections in the order in which a reader asks for them; the others follow as the schema has them."""
 
 
 def recorded_values(folder: Path) -> list[Record]:
-    """Return all settings of a run; those that differ from their defaults come first and say what they do.
+    """Return all settings of a run: those that differ from their defaults, then the others; by importance.
 
     Raises CoveyError if they are damaged.
     """
     differing = differing_settings(folder)
     named = tuple(f"{row['setting']}." for row in differing)
-    flat = flatten(recorded_yaml(folder))
+    recorded = recorded_yaml(folder)
+    axes = _flat(recorded.get("algorithm") or {}) if recorded.get("method") == "rl" else {}
     # A setting that is a mapping differs as a whole.
-    others = [(k, v) for k, v in flat if not f"{k}.".startswith(named)]
-    return [{**row, "differs": True} for row in differing] + [
-        {**_row(key, value, ""), "differs": False} for key, value in others
-    ]
+    others = [(k, v) for k, v in flatten(recorded) if not f"{k}.".startswith(named)]
+    rows = [{**row, "differs": True} for row in differing]
+    rows += [{**_row(key, value, _says(key, axes)), "differs": False} for key, value in others]
+    return sorted(rows, key=lambda row: (not row["differs"], _importance(row["setting"])))
+
+
+def _importance(key: str) -> int:
+    """Return the place of a setting's section among the sections."""
+    section = key.partition(".")[0]
+    return IMPORTANT.index(section) if section in IMPORTANT else len(IMPORTANT)
+
+
+def _says(key: str, axes: Mapping[str, object]) -> str:
+    """Return the sentence on a setting, or on the nearest setting around it."""
+    if key.startswith("algorithm."):
+        return _effect(key.removeprefix("algorithm."), axes)
+    while key and key not in schema_effects():
+        key = key.rpartition(".")[0]
+    return schema_effects().get(key, "")
+
+
+@cache
+def schema_effects() -> dict[str, str]:
+    """Return dotted key -> the sentence on each setting or section of the config that has one."""
+    effects = {key: setting_of(field.metadata).effect for key, field in schema_fields().items()}
+    return {key: effect for key, effect in effects.items() if effect}
 
 
 def differing_settings(folder: Path) -> list[Record]:
@@ -44,6 +74,18 @@ def differing_settings(folder: Path) -> list[Record]:
         if value != default and str(value) != str(default) and row.key not in ("output", "algorithm"):
             found.append(_row(row.key, value, row.setting.effect))
     return [*found, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
+
+
+def setup_of(recorded: Mapping[str, Any], folder: Path) -> str:
+    """Return a text that two runs have in common if they differ in nothing but the seed."""
+    files = (read_environment(folder) or {}).get("files", {})
+    code = {name: digest for name, digest in files.items() if name.endswith(CODE_FILES)}
+    same = {name: value for name, value in recorded.items() if name not in ("seed", "output")}
+    text = json.dumps([same, code], sort_keys=True, default=str)
+    # A stage names the models of its pipeline's other stages, which lie in the folder of that seed.
+    if folder.name.partition("-")[0].isdecimal():
+        text = text.replace(f"{Path(str(recorded.get('output'))).parent}/", "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def nearest_preset(recorded: Mapping[str, Any]) -> str:

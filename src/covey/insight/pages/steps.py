@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from covey.insight.pages.lab import first_words
 from covey.insight.pages.thinning import Record
-from covey.insight.show import advantage_reason, group_facts
+from covey.insight.show import advantage_reason, end_reason, group_facts
+from covey.rewards.base import BUILT_IN
+from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey_verify.errors import ConfigError
+from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.extract import content_text
 
 PROMPT = 400
@@ -72,5 +76,25 @@ def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
         "weights": rows[0]["weights"],
         "greedy_reward": rows[0]["greedy_reward"],
         "advantage_reason": advantage_reason(folder, rows),
-        "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
+        "completions": [shown_row(row, rollout_settings(folder)) for row in rows],
+        "hints": reward_hints(rows[0]["components"]),
     }
+
+
+def shown_row(row: Record, rollout: Mapping[str, Any]) -> Record:
+    """Return a row of the log for its page, with the reason of its end and without the group's own fields."""
+    shown = {name: value for name, value in row.items() if name not in ("prompt", "weights")}
+    return shown | {"ended": end_reason(row, rollout)}
+
+
+def rollout_settings(folder: Path) -> Mapping[str, Any]:
+    """Return a run's settings of sampling; none if they cannot be read."""
+    try:
+        return recorded_yaml(folder).get("rollout") or {}
+    except CoveyError:
+        return {}
+
+
+def reward_hints(names: Iterable[str]) -> dict[str, str]:
+    """Return the first paragraph on each of the built-in rewards among these names."""
+    return {name: first_words(BUILT_IN[name]) for name in names if name in BUILT_IN}

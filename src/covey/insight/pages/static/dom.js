@@ -58,6 +58,7 @@ export function seconds(total) {
 
 // --- text that a model wrote ------------------------------------------------------------------------
 
+// oxlint-disable-next-line no-control-regex -- these are what it finds
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 
 // Text nodes only; what would act or hide (escapes, marks of direction, no-width characters) is shown by number.
@@ -92,18 +93,18 @@ export const keyOf = (path, query = {}) =>
 
 // The address that covey prints carries the token once. It is kept where only pages of this address, its port
 // included, can read it, and leaves the address bar.
-let token = "";
+let secret = "";
 function keepToken() {
   if (typeof location === "undefined" || isStatic()) return;
   const given = new URLSearchParams(location.search).get("token");
   try {
     if (given) localStorage.setItem("covey-token", given);
-    token = given ?? localStorage.getItem("covey-token") ?? "";
-  } catch { token = given ?? token; /* a private window: for this tab only */ }
+    secret = given ?? localStorage.getItem("covey-token") ?? "";
+  } catch { secret = given ?? secret; /* a private window: for this tab only */ }
   if (given) history.replaceState(null, "", location.pathname + location.hash);
 }
 keepToken();
-export const withToken = (query) => new URLSearchParams({ ...query, token });
+export const withToken = (query) => new URLSearchParams({ ...query, token: secret });
 
 export async function ask(path, query = {}) {
   if (isStatic()) {
@@ -112,8 +113,18 @@ export async function ask(path, query = {}) {
     return structuredClone(found); // a page may change what it shows
   }
   const kept = Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "");
-  const response = await fetch(`api/${path}?${new URLSearchParams(kept)}`, { headers: { accept: "application/json", "x-covey-token": token } });
+  const response = await fetch(`api/${path}?${new URLSearchParams(kept)}`, { headers: { accept: "application/json", "x-covey-token": secret } });
   const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : { error: await response.text() };
+  if (!response.ok) throw new Error(body.error ?? response.statusText);
+  return body;
+}
+
+// A change is a POST in JSON, with the token in a header: no page of another site can send one.
+export async function send(path, change) {
+  const headers = { "content-type": "application/json", "x-covey-token": secret };
+  const response = await fetch(`api/${path}`, { method: "POST", headers, body: JSON.stringify(change) });
+  const text = await response.text();
+  const body = response.headers.get("content-type")?.startsWith("application/json") ? JSON.parse(text) : { error: text };
   if (!response.ok) throw new Error(body.error ?? response.statusText);
   return body;
 }
@@ -133,8 +144,8 @@ const addressOf = (place) => at(...levels(place).flatMap(([name, word]) => [word
 
 // Whether a page can be asked for: a report does not have all of them.
 export function holds(place) {
-  const { token, ...page } = place, names = levels(page).map(([name]) => name);
-  return !isStatic() || keyOf(QUESTIONS[names.length - 1], Object.fromEntries(names.map((n) => [n, page[n]]))) in storedAnswers();
+  const names = levels({ ...place, token: null }).map(([name]) => name);
+  return !isStatic() || keyOf(QUESTIONS[names.length - 1], Object.fromEntries(names.map((n) => [n, place[n]]))) in storedAnswers();
 }
 
 export const pageLink = (place, attributes, ...children) => (holds(place) ? h("a", { ...attributes, href: addressOf(place) }, ...children) : h("span", attributes, ...children));
@@ -149,19 +160,35 @@ export function trail(place) {
 export const crumbs = (...parts) =>
   h("nav", { class: "crumbs", "aria-label": "Where you are" }, parts.flatMap((p, i) => (i ? [h("span", { "aria-hidden": "true" }, "›"), p] : [p])));
 
-export function slider({ label, title = "", value, min, max, step, show = (v) => fmt(v, 2), change }) {
+// A word with a hint: the mouse shows it at once, a tap or a key opens it below the word.
+export function term(text, hint) {
+  if (!hint) return h("span", {}, text);
+  const note = h("span", { class: "hint", role: "note", hidden: true }, hint);
+  const word = h("button", { class: "term", type: "button", title: hint, "aria-expanded": "false", onclick: () => {
+    note.hidden = !note.hidden;
+    word.setAttribute("aria-expanded", String(!note.hidden));
+  } }, text);
+  return [word, note];
+}
+
+// Names of metrics have a prefix here that tells which file they are from.
+export const hintOf = (hints, name) => hints?.[name.replace(/^(time|held-out):/, "")] ?? "";
+
+export const chooser = (title, list) => h("select", { "aria-label": title }, list.map(([value, text]) => h("option", { value }, text)));
+
+export function slider({ label: name, title = "", value, min, max, step, show = (v) => fmt(v, 2), change }) {
   const out = h("output", {}, show(value));
   const input = h("input", {
-    type: "range", min, max, step, value, "aria-label": label,
+    type: "range", min, max, step, value, "aria-label": name,
     oninput: () => { out.textContent = show(Number(input.value)); change(Number(input.value)); },
   });
   input.value = value;
-  return h("label", { class: "slider", title }, h("span", {}, label), input, out);
+  return h("label", { class: "slider", title }, h("span", {}, name), input, out);
 }
 
-export function choice({ label, title = "", options, value, change }) {
+export function choice({ label: legend, title = "", options, value, change }) {
   const name = `c${Math.random().toString(36).slice(2)}`;
-  return h("fieldset", { class: "choice", title }, h("legend", {}, label),
+  return h("fieldset", { class: "choice", title }, h("legend", {}, legend),
     options.map(([key, text, hint]) => h("label", { title: hint ?? "" },
       h("input", { type: "radio", name, value: key, checked: key === value, onchange: () => change(key) }), h("span", {}, text))));
 }

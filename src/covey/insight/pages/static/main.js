@@ -1,8 +1,9 @@
 // The site: all runs, their pages, and the lab.
 
+import { compare } from "./compare.js";
 import { lab } from "./lab.js";
 import { pageOfRun } from "./routes.js";
-import { compare, runList } from "./runs.js";
+import { runList } from "./runs.js";
 import { start } from "./site.js";
 
 function pageOfSite(parts) {

@@ -12,8 +12,8 @@ function ticks(low, high, count = 5) {
 }
 
 // series: [{name, tone, xs, ys, dash}]; marks: [{x, y, tone}]
-export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width = 720, height = 260, show }) {
-  width = Math.max(300, Math.min(width, document.documentElement.clientWidth - 40));
+export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width: widest = 720, height = 260, show }) {
+  const width = Math.max(300, Math.min(widest, document.documentElement.clientWidth - 40));
   const xs = series.flatMap((s) => s.xs), ys = series.flatMap((s) => s.ys).filter((v) => v !== null);
   const [x0, x1] = xRange ?? [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = yRange ?? [Math.min(...ys, 0), Math.max(...ys, 0)];

@@ -1,7 +1,8 @@
 // One run: what it came to, what stands out, its curves while it writes, and the way into its steps.
 
-import { ask, failure, fmt, h, holds, isStatic, link, num, pageLink, percent, seconds, trail, withToken, written } from "./dom.js";
+import { ask, failure, fmt, h, hintOf, holds, isStatic, pageLink, percent, seconds, term, trail, withToken, written } from "./dom.js";
 import { curves } from "./curves.js";
+import { csvButton, rowsOf } from "./download.js";
 import { completion, prompt } from "./step.js";
 
 const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
@@ -13,7 +14,7 @@ export const statePill = (state) => h("span", { class: `pill state ${state}` }, 
 export async function runPage(name, part = false) {
   const run = await ask("run", { run: name });
   const charts = curves(run);
-  const head = h("div"), tiles = h("div", { class: "tiles" }), found = h("section"), held = h("section"), steps = h("section"), shown = h("section");
+  const head = h("div"), tiles = h("div", { class: "tiles" }), found = h("section"), held = h("section"), steps = h("section"), shown = h("section"), noted = h("section");
   const last = (key) => run.metrics.findLast((m) => typeof m[key] === "number")?.[key];
   const first = (key) => run.metrics.find((m) => typeof m[key] === "number")?.[key];
   const setting = (key) => run.settings.find((s) => s.setting === key)?.value;
@@ -27,34 +28,42 @@ export async function runPage(name, part = false) {
       run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(run.verdict.sentence.replaceAll("->", "→"))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No verdict: held-out problems were not measured before the first step and after the last." : "No verdict yet: held-out problems are measured before the first step and after the last."),
       run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
       ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
-    const tile = (title, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, title), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
-    const share = (key) => [percent(last(key)), first(key) === undefined ? null : `began at ${percent(first(key))}`];
+    const tile = (title, metric, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, term(title, hintOf(run.hints, metric))), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
+    const share = (key) => (last(key) === undefined ? [] : [percent(last(key)), `began at ${percent(first(key))}`]);
+    // A hint that is open stays open while the run writes.
+    const open = [...tiles.querySelectorAll(".hint:not([hidden])")].map((hint) => hint.textContent);
     tiles.replaceChildren(...[
-      tile("step", total ? `${done} / ${total}` : `${done}`, run.duration),
-      ...(last("reward/mean") === undefined ? [tile("loss", fmt(last("loss"), 3), `began at ${fmt(first("loss"), 3)}`)] : [
-        tile("reward", fmt(last("reward/mean"), 3), `began at ${fmt(first("reward/mean"), 3)}`),
-        tile("correct", ...share("accuracy")), tile("dead groups", ...share("groups/dead")), tile("truncated", ...share("length/truncated")),
-        tile("entropy", last("entropy/sampled") === undefined ? undefined : fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
+      tile("step", "elapsed", total ? `${done} / ${total}` : `${done}`, run.duration),
+      ...(last("reward/mean") === undefined ? [tile("loss", "loss", fmt(last("loss"), 3), `began at ${fmt(first("loss"), 3)}`)] : [
+        tile("reward", "reward/mean", fmt(last("reward/mean"), 3), `began at ${fmt(first("reward/mean"), 3)}`),
+        tile("correct", "accuracy", ...share("accuracy")), tile("dead groups", "groups/dead", ...share("groups/dead")), tile("truncated", "length/truncated", ...share("length/truncated")),
+        tile("entropy", "entropy/sampled", last("entropy/sampled") === undefined ? undefined : fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
     ].filter(Boolean));
+    for (const hint of tiles.querySelectorAll(".hint")) if (open.includes(hint.textContent)) hint.previousElementSibling.click();
     found.replaceChildren(...findings(run, name));
-    held.replaceChildren(...evaluations(run.evals));
+    held.replaceChildren(...evaluations(run).flat());
     steps.replaceChildren(...stepStrip(run, name));
+    noted.replaceChildren(...events(run, noted.querySelector("details")?.open));
     charts.draw();
   }
 
   redraw();
   examples(run, name).then((nodes) => shown.replaceChildren(...nodes));
-  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, steps, h("section", {}, h("h2", {}, "Curves"), charts.node), held, shown,
+  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, h("section", {}, h("h2", {}, "Curves"), charts.node), steps, held, shown, noted,
     h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
   const source = isStatic() ? null : follow(run, name, redraw);
   return { title: name, node, shown: charts.draw, leave: () => { charts.leave(); source?.close(); } };
 }
 
 const lastPart = (name) => name.split("/").at(-1);
-const table = (heads, rows, rest = "") => h("div", { class: `wide ${rest}` }, h("table", {}, heads.length ? h("thead", {}, h("tr", {}, heads.map((t) => h("th", {}, t)))) : null, h("tbody", {}, rows)));
+
+function table(name, heads, rows, rest = "") {
+  const node = h("table", {}, heads.length ? h("thead", {}, h("tr", {}, heads.map((t) => h("th", {}, t)))) : null, h("tbody", {}, rows));
+  return [h("div", { class: `wide ${rest}` }, node), h("p", { class: "choices" }, csvButton(name, () => rowsOf(node)))];
+}
 
 // Every estimate with its 95 % interval: a record has its ends under /low and /high.
-function evaluations(evals) {
+function evaluations({ evals, hints }) {
   const names = [...new Set(evals.flatMap((e) => Object.keys(e)))].filter((n) => evals.some((e) => `${n}/low` in e));
   if (!names.length) return [];
   const said = (e, name) => {
@@ -64,7 +73,7 @@ function evaluations(evals) {
     return `${show(value)}${name === "reward" ? "" : " %"} [${show(low)}, ${show(high)}]`;
   };
   return [h("h2", {}, "Held-out problems"), h("p", { class: "muted" }, `${evals.length} evaluations of ${evals.at(-1).problems ?? "some"} problems, with ${evals.at(-1).samples ?? "some"} samples of each and 95 % intervals.`),
-    table(["step", ...names.map((n) => written(n))], evals.map((e) => h("tr", {}, h("th", { scope: "row", class: "num" }, fmt(e.step, 0)), names.map((n) => h("td", { class: "num" }, said(e, n))))), "scroll")];
+    table("held-out problems", ["step", ...names.map((n) => term(written(n), hintOf(hints, n)))], evals.map((e) => h("tr", {}, h("th", { scope: "row", class: "num" }, fmt(e.step, 0)), names.map((n) => h("td", { class: "num" }, said(e, n))))), "scroll")];
 }
 
 // Of the first and of the last step the group that teaches most: its best and its worst completion.
@@ -86,19 +95,19 @@ async function examples(run, name) {
 
 function facts(run) {
   const part = (title, ...body) => h("details", {}, h("summary", {}, title), body);
-  const pair = (key, value, says) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, written(key))), h("td", {}, h("code", {}, written(value))), says === undefined ? null : h("td", { class: "muted" }, says));
+  const pair = (key, value, says = "", hint = "") => h("tr", {}, h("th", { scope: "row" }, h("code", {}, term(written(key), hint))), h("td", {}, h("code", {}, written(value))), says ? h("td", { class: "muted" }, says) : null);
   const differing = run.settings.filter((s) => s.differs), others = run.settings.filter((s) => !s.differs);
   const phases = Object.keys(run.spent).filter((name) => name.startsWith("seconds/")).map((name) => [name.slice(8), run.spent[name]]);
   const whole = phases.reduce((sum, [, s]) => sum + s, 0), most = Math.max(...run.timings.map((t) => t["memory/peak_mib"] ?? 0));
   const spent = phases.sort(([, a], [, b]) => b - a).map(([phase, s]) => {
     const tokens = run.spent[`tokens/${phase}`];
-    return h("tr", {}, h("th", { scope: "row" }, written(phase)), [s < 60 ? `${fmt(s, 1)} s` : seconds(s), percent(whole ? s / whole : 0), tokens ? fmt(Math.round(tokens), 0) : "–", tokens ? fmt(Math.round(tokens / s), 0) : "–"].map((t) => h("td", { class: "num" }, t)));
+    return h("tr", {}, h("th", { scope: "row" }, term(written(phase), hintOf(run.hints, `seconds/${phase}`))), [s < 60 ? `${fmt(s, 1)} s` : seconds(s), percent(whole ? s / whole : 0), tokens ? fmt(Math.round(tokens), 0) : "–", tokens ? fmt(Math.round(tokens / s), 0) : "–"].map((t) => h("td", { class: "num" }, t)));
   });
   return [
-    part(`Settings that differ from the defaults (${differing.length})`, table([], differing.map((s) => pair(s.setting, s.value, s.says)))),
-    part(`All other settings, which are as by default or by the preset (${others.length})`, table([], others.map((s) => pair(s.setting, s.value)), "scroll")),
-    spent.length ? part("Time and memory", table(["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(most), 0)} MiB at most.`)) : null,
-    run.environment.length ? part("Environment: versions, machine, files", table([], run.environment.map(([key, value]) => pair(key, value)), "scroll")) : null,
+    part(`Settings that differ from the defaults (${differing.length})`, table("settings that differ", [], differing.map((s) => pair(s.setting, s.value, s.says)))),
+    part(`All other settings, which are as by default or by the preset (${others.length})`, table("other settings", [], others.map((s) => pair(s.setting, s.value, "", s.says)), "scroll")),
+    spent.length ? part("Time and memory", table("time by phase", ["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(most), 0)} MiB at most.`)) : null,
+    run.environment.length ? part("Environment: versions, machine, files", table("environment", [], run.environment.map(([key, value]) => pair(key, value)), "scroll")) : null,
   ];
 }
 
@@ -107,6 +116,7 @@ function follow(run, name, redraw) {
   source.onmessage = (event) => {
     const news = JSON.parse(event.data);
     run.state = news.state;
+    Object.assign(run.hints, news.hints);
     for (const stream of ["metrics", "timings", "evals", "events", "findings"]) run[stream].push(...news[stream]);
     run.logged.push(...news.logged);
     redraw();
@@ -119,12 +129,19 @@ const SEVERITY = { severe: "severe", note: "quiet" };
 
 function findings(run, name) {
   const found = run.findings.length ? run.findings : run.remarks;
-  if (!found.length && !run.events.length) return [];
-  const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? e.event ?? ""))),
+  const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? ""))),
     e.remedy || e.advice ? h("p", { class: "remedy" }, h("b", {}, "Try "), e.remedy ? h("code", {}, written(String(e.remedy))) : null, e.remedy && e.advice ? " or " : null, e.advice ? written(String(e.advice)) : null) : null,
-    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step + (e.event ? 0 : 1)}`, e.evidence ? evidenceLink(run, name, e) : null));
-  const noted = ({ step, event, ...details }) => card({ step, severity: "note", event, advice: "", sentence: [event, ...Object.entries(details).map(([k, v]) => `${k}: ${Array.isArray(v) ? v.join("; ") : typeof v === "string" ? v : typeof v === "number" && !Number.isInteger(v) ? v.toPrecision(3) : JSON.stringify(v)}`)].join(", ") });
-  return [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card), run.events.slice(-6).reverse().map(noted))];
+    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step + 1}`, e.evidence ? evidenceLink(run, name, e) : null));
+  return found.length ? [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card))] : [];
+}
+
+// What the run noted of itself, the newest first.
+function events(run, open) {
+  if (!run.events.length) return [];
+  const said = (v) => (Array.isArray(v) ? v.join("; ") : typeof v === "string" ? v : typeof v === "number" && !Number.isInteger(v) ? v.toPrecision(3) : JSON.stringify(v));
+  const row = ({ step, event, ...details }) => h("tr", {}, h("td", { class: "num" }, step === undefined ? "–" : fmt(step, 0)), h("th", { scope: "row" }, written(String(event ?? ""))),
+    h("td", {}, written(Object.entries(details).filter(([key]) => key !== "sha256").map(([key, v]) => `${key}: ${said(v)}`).join(", "))));
+  return [h("details", { open }, h("summary", {}, `Events (${run.events.length})`), table("events", ["step", "event", ""], [...run.events].reverse().map(row), "scroll"))];
 }
 
 // Evidence points to a step, to a group in it, to a completion of that, to a token of that.

@@ -1,21 +1,65 @@
-// All runs, and several of them side by side.
+// All runs: found, ordered and bundled; chosen ones are compared, tagged, or moved to the trash.
 
-import { ask, at, crumbs, fmt, h, link, num, percent, seconds, written } from "./dom.js";
-import { curves } from "./curves.js";
+import { bundles } from "./bands.js";
+import { heldOut } from "./compare.js";
+import { asked } from "./dialogs.js";
+import { ask, at, chooser, failure, h, hintOf, link, seconds, send, term, written } from "./dom.js";
 import { spark } from "./plot.js";
 import { statePill, verdictPill } from "./run.js";
 
+const TOGETHER = [["seeds", "seeds together"], ["folder", "by folder"], ["tag", "by tag"], ["none", "one by one"]];
+const ORDERS = [["new", "newest first"], ["held", "best held-out first"], ["name", "by name"]];
+
 export async function runList() {
-  const { root, runs } = await ask("runs");
-  const chosen = [];
-  const go = h("button", { type: "button", disabled: true, onclick: () => { location.hash = at("compare", ...chosen).slice(1); } }, "Compare");
-  const pick = (run, on) => {
-    if (on) chosen.push(run); else chosen.splice(chosen.indexOf(run), 1);
-    go.disabled = chosen.length < 2;
-  };
+  let found = await ask("runs");
+  const chosen = new Set();
+  const find = h("input", { type: "search", placeholder: "Name, model, method, tag", "aria-label": "Find runs" });
+  const by = chooser("Runs together", TOGETHER), order = chooser("Order of the runs", ORDERS);
+  const list = h("div", { class: "lists" }), count = h("span", { class: "muted", role: "status" }), told = h("div", { role: "status" });
+  const many = h("b"), compare = h("button", { type: "button", class: "primary", onclick: () => { location.hash = at("compare", ...chosen).slice(1); } }, "Compare");
+  const changes = [h("button", { type: "button", onclick: () => changed(tagRuns) }, "Tag"), h("button", { type: "button", onclick: () => changed(deleteRuns) }, "Delete")];
+  const actions = h("div", { class: "actions", hidden: true }, many, compare, found.writable ? changes : null, h("button", { type: "button", class: "plain", onclick: () => { chosen.clear(); draw(); } }, "Clear"));
+
+  function pick(names, on) {
+    for (const name of names) if (on) chosen.add(name); else chosen.delete(name);
+    for (const box of list.querySelectorAll("input[data-run]")) box.checked = chosen.has(box.dataset.run);
+    for (const box of list.querySelectorAll("input[data-runs]")) box.checked = JSON.parse(box.dataset.runs).every((name) => chosen.has(name));
+    actions.hidden = !chosen.size;
+    many.textContent = `${chosen.size} chosen`;
+    compare.disabled = chosen.size < 2;
+  }
+
+  function draw() {
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = found.runs.filter((run) => words.every((word) => textOfRun(run).includes(word))).sort(orderBy(order.value));
+    count.textContent = words.length ? `${shown.length} of ${found.runs.length}` : "";
+    list.replaceChildren(...parts(shown, by.value).map(([title, runs]) => h("section", {}, title ? h("h2", {}, written(title), h("span", { class: "count num" }, runs.length)) : null,
+      h("div", { class: "runs" }, by.value === "seeds" ? bundles(runs).map((b) => (b.runs.length > 1 ? bundleRow(b, pick, found.hints) : row(b.runs[0], pick, found.hints))) : runs.map((run) => row(run, pick, found.hints))))));
+    pick([], true);
+  }
+
+  async function changed(change) {
+    try {
+      const message = await change(found.runs.filter((run) => chosen.has(run.run)), found.runs, again);
+      if (message) { chosen.clear(); await again(message); }
+    } catch (error) {
+      await again(failure(error));
+    }
+  }
+
+  async function again(message) {
+    found = await ask("runs");
+    told.replaceChildren(message);
+    draw();
+  }
+
+  find.addEventListener("input", draw);
+  for (const choice of [by, order]) choice.addEventListener("change", draw);
+  const several = found.runs.length > 1;
   const node = h("div", {},
-    h("div", { class: "title" }, h("h1", {}, "Runs"), h("span", { class: "muted path" }, written(root)), h("span", { class: "space" }), runs.length > 1 ? go : null),
-    runs.length ? h("div", { class: "runs" }, runs.map((run) => row(run, pick))) : empty());
+    h("div", { class: "title" }, h("h1", {}, "Runs"), h("span", { class: "muted path" }, written(found.root))), told,
+    several ? h("p", { class: "choices" }, find, by, order, count) : null, actions, found.runs.length ? list : empty());
+  draw();
   return { title: "Runs", node };
 }
 
@@ -23,51 +67,76 @@ const empty = () => h("div", { class: "empty" }, h("h2", {}, "No run here yet"),
   h("p", {}, "A run appears here as soon as it begins. ", h("code", {}, "covey demo"), " makes one in a few minutes, without a download."),
   h("p", {}, link("#/lab", "Open the lab"), " to see what GRPO does with a group of completions."));
 
-function row(run, pick) {
-  const greedy = run.greedy ?? [];
-  const held = greedy.length ? [percent(greedy[0]), " → ", percent(greedy.at(-1))] : ["–"];
+const textOfRun = (run) => [run.run, run.model, run.method, run.algorithm, run.state, run.verdict?.word, ...run.tags].join(" ").toLowerCase();
+const lastHeld = (run) => run.greedy?.at(-1) ?? -1;
+const orderBy = (name) => ({ new: (a, b) => b.changed - a.changed, held: (a, b) => lastHeld(b) - lastHeld(a), name: (a, b) => a.run.localeCompare(b.run, "en", { numeric: true }) })[name];
+
+// Runs in parts with a title. A run with two tags is in both parts.
+function parts(runs, by) {
+  const keys = { folder: (run) => [run.run.split("/").slice(0, -1).join("/") || "."], tag: (run) => (run.tags.length ? run.tags : ["no tag"]) }[by];
+  if (!keys) return [["", runs]];
+  const found = new Map();
+  for (const run of runs) for (const key of keys(run)) found.set(key, [...(found.get(key) ?? []), run]);
+  return [...found];
+}
+
+const kindOf = (run) => written([run.algorithm || run.method, run.model.split("/").slice(-2).join("/")].join(" · "));
+const fact = (name, hint, value) => h("div", {}, h("dt", {}, term(name, hint)), h("dd", { class: "num" }, value));
+
+function row(run, pick, hints) {
   return h("article", { class: "run" },
-    h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Compare ${run.run}`, onchange: (e) => pick(run.run, e.target.checked) }),
-    h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)),
-      h("div", { class: "muted" }, run.error ? written(run.error) : written([run.algorithm || run.method, run.model.split("/").slice(-2).join("/")].join(" · ")))),
+    h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Choose ${run.run}`, onchange: (e) => pick([run.run], e.target.checked) }),
+    h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)), run.tags.map((tag) => h("span", { class: "tag" }, written(tag))),
+      h("div", { class: "muted" }, run.error ? written(run.error) : kindOf(run)), run.ended ? h("div", { class: "muted why" }, written(run.ended)) : null),
     h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), verdictPill(run.verdict)),
     spark(run.course ?? [], "The course of the reward, or of the loss"),
     h("dl", { class: "facts" },
-      fact("steps", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", held), fact("time", run.error ? "–" : seconds(run.seconds))));
+      fact("steps", "", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", hintOf(hints, "greedy"), heldOut([run])), fact("time", hintOf(hints, "elapsed"), run.error ? "–" : seconds(run.seconds))));
 }
 
-const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", { class: "num" }, value));
-
-// Of more than two runs the curves alone, each run in a colour of its own.
-async function curvesOf(names) {
-  const found = await Promise.all(names.map(async (name) => ({ name, ...(await ask("run", { run: name })) })));
-  const charts = curves({ compare: found });
-  const node = h("div", {}, crumbs(link("#/", "Runs"), "Compared"), h("h1", {}, `${names.length} runs`),
-    h("p", {}, names.map((name, i) => [i ? " · " : "", link(at("run", name), written(name))])), h("section", {}, h("h2", {}, "Curves"), charts.node));
-  return { title: "Compared", node, leave: charts.leave, shown: charts.draw };
+// Runs of several seeds as one row, which opens to a row for each.
+function bundleRow({ name, runs }, pick, hints) {
+  const names = runs.map((run) => run.run), words = [...new Set(runs.map((run) => run.verdict?.word))], states = [...new Set(runs.map((run) => run.state))];
+  const shortest = Math.min(...runs.map((run) => run.course?.length ?? 0)), at0 = (i) => runs.map((run) => run.course[i]).filter((v) => typeof v === "number");
+  const course = Array.from({ length: shortest }, (_, i) => (at0(i).length ? at0(i).reduce((sum, v) => sum + v, 0) / at0(i).length : null));
+  return h("details", { class: "bundle" },
+    h("summary", { class: "run" },
+      h("input", { type: "checkbox", "data-runs": JSON.stringify(names), "aria-label": `Choose all seeds of ${name}`, onchange: (e) => pick(names, e.target.checked) }),
+      h("div", { class: "who" }, h("b", { class: "opens" }, written(name)), h("div", { class: "muted" }, kindOf(runs[0]), ` · ${runs.length} seeds · `, link(at("compare", ...names), "curves"))),
+      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => verdictPill(runs.find((run) => run.verdict?.word === word)?.verdict))),
+      spark(course, "The course of the reward, or of the loss: the mean over the seeds"),
+      h("dl", { class: "facts" },
+        fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", `${hintOf(hints, "greedy")}\nMean over the seeds, with the lowest and the highest at the end.`, heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),
+    h("div", { class: "runs inside" }, runs.map((run) => row(run, pick, hints))));
 }
 
-export async function compare(a, b, ...others) {
-  if (others.length) return curvesOf([a, b, ...others]);
-  const found = await ask("compare", { a, b });
-  const charts = curves({ compare: [{ name: a, ...found.a }, { name: b, ...found.b }] });
-  const changed = found.settings.length
-    ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["setting or file", a, b].map((t) => h("th", {}, written(t))))),
-      h("tbody", {}, found.settings.map((s) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, s.setting)), h("td", {}, written(s.a ?? "default")), h("td", {}, written(s.b ?? "default")))))))
-    : h("p", { class: "muted" }, "Both have the same settings and have read the same files.");
-  const held = found.held_out;
-  const node = h("div", {},
-    crumbs(link("#/", "Runs"), "Compared"),
-    h("h1", {}, link(at("run", a), written(a)), " and ", link(at("run", b), written(b))),
-    h("section", {}, h("h2", {}, "The same held-out problems"),
-      held.length ? h("div", { class: "tiles" }, held.map((e) => h("div", { class: "tile" }, h("h3", {}, e.name), h("strong", { class: "num", "data-value": e.value }, e.share ? `${fmt(100 * e.value, 0, true)} points` : fmt(e.value, 3, true)),
-        h("span", { class: "muted num" }, e.share ? `95 %: ${fmt(100 * e.low, 0, true)} to ${fmt(100 * e.high, 0, true)}` : `95 %: ${fmt(e.low, 3, true)} to ${fmt(e.high, 3, true)}`)))) : null,
-      found.why_not ? h("p", { class: "muted" }, found.why_not) : null),
-    h("section", {}, h("h2", {}, "What differs"), changed),
-    h("section", {}, h("h2", {}, "Curves"), charts.node),
-    h("section", {}, h("h2", {}, "The same problems in both", h("span", { class: "count num" }, found.problems.length || "")), found.problems.length
-      ? h("div", { class: "wide scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["problem", `mean reward, ${a}`, `mean reward, ${b}`].map((t) => h("th", {}, written(t))))),
-        h("tbody", {}, found.problems.map((p) => h("tr", {}, h("th", { scope: "row" }, written(p.problem)), ["a", "b"].map((k) => h("td", {}, link(at("run", k === "a" ? a : b, "step", p[k].step, "group", p[k].group), num(p[k].mean)), h("span", { class: "muted" }, `  step ${p[k].step}`))))))))
-      : h("p", { class: "muted" }, "No problem was sampled in both.")));
-  return { title: "Compared", node, leave: charts.leave, shown: charts.draw };
+// Tags that all chosen runs have are edited together; each keeps its others.
+async function tagRuns(runs) {
+  const common = runs[0].tags.filter((tag) => runs.every((run) => run.tags.includes(tag)));
+  const input = h("input", { type: "text", value: common.join(", "), "aria-label": "Tags", autofocus: true });
+  if (!await asked(runs.length > 1 ? `Tags of ${runs.length} runs` : `Tags of ${runs[0].run}`, "Save", [h("p", { class: "muted" }, "Words with commas between them, written to tags.json of the run's folder."), input])) return null;
+  const wanted = input.value.split(",").map((tag) => tag.trim()).filter(Boolean);
+  for (const run of runs) await send("tag", { run: run.run, tags: [...run.tags.filter((tag) => !common.includes(tag)), ...wanted] });
+  return h("div");
+}
+
+// A stage goes with its whole pipeline, whose folder lies around those of its stages.
+const homeOf = (run) => (/^\d+-/.test(run.run.split("/").at(-1)) && run.run.includes("/") ? run.run.split("/").slice(0, -1).join("/") : run.run);
+
+async function deleteRuns(runs, all, again) {
+  const homes = [...new Set(runs.map(homeOf))], first = homes.map((home) => runs.find((run) => homeOf(run) === home));
+  const moved = all.filter((run) => homes.includes(homeOf(run)));
+  const body = [h("ul", {}, moved.map((run) => h("li", {}, written(run.run)))), h("p", { class: "muted" }, "Their folders move to .trash next to them, where you can remove them.")];
+  if (!await asked(`Delete ${moved.length === 1 ? "this run" : `these ${moved.length} runs`}?`, "Move to the trash", body, true)) return null;
+  const places = [];
+  for (const run of first) places.push((await send("trash", { run: run.run })).place);
+  const undo = async () => {
+    try {
+      for (const run of first) await send("restore", { run: run.run });
+      await again(h("div"));
+    } catch (error) {
+      await again(failure(error));
+    }
+  };
+  return h("div", { class: "note" }, "In the trash: ", places.map((place, i) => [i ? ", " : "", h("code", { class: "path" }, written(place))]), " ", h("button", { type: "button", class: "plain", onclick: undo }, "Undo"));
 }

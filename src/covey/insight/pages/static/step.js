@@ -1,6 +1,6 @@
 // A step as a grid of its groups, and a group as its completions side by side.
 
-import { ask, fmt, h, holds, isStatic, num, pageLink, prose, trail, written } from "./dom.js";
+import { ask, fmt, h, holds, isStatic, num, pageLink, prose, term, trail, written } from "./dom.js";
 import { bar } from "./plot.js";
 
 const tie = (g) => (g.rewards.every((r) => r === null) ? "nothing scored" : `all ${fmt(g.mean, 2)}`);
@@ -102,10 +102,10 @@ export function completion(run, step, g, c) {
   const components = Object.entries(c.components);
   return h("article", { class: "completion" },
     h("header", {}, pageLink({ run, step, group: g.group, sample: c.sample }, {}, `Completion ${c.sample}`),
-      h("span", { class: "muted num" }, `${c.tokens} tokens`), c.finish === "length" ? h("span", { class: "pill bad" }, "truncated") : null),
+      h("span", { class: "muted num" }, `${c.tokens} tokens`), c.finish === "length" ? h("span", { class: "pill bad" }, "truncated") : null, c.ended ? h("p", { class: "muted small end-of" }, "Ended by: ", written(c.ended)) : null),
     h("div", { class: "score" }, h("div", {}, h("span", { class: "label" }, "reward"), c.reward === null ? h("strong", {}, "not scored") : h("strong", {}, num(c.reward, 2))),
       h("div", {}, h("span", { class: "label" }, "advantage"), h("strong", {}, num(c.advantage, 3, true)), bar(c.advantage, largest))),
-    components.length ? h("table", { class: "parts" }, h("caption", { class: "sr" }, "Rewards by function"), h("tbody", {}, components.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, written(name)), h("td", {}, num(value, 2)),
+    components.length ? h("table", { class: "parts" }, h("caption", { class: "sr" }, "Rewards by function"), h("tbody", {}, components.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, term(written(name), g.hints?.[name])), h("td", {}, num(value, 2)),
       h("td", { class: "muted" }, g.weights[name] === undefined ? "" : ["× ", fmt(g.weights[name], 2)]),
       h("td", { class: "muted" }, written([c.status?.[name] && c.status[name] !== "ok" ? c.status[name] : "", c.extracted?.[name] ? `read ${c.extracted[name]}` : "", ...Object.entries(c.extra?.[name] ?? {}).map(([column, text]) => `${column} ${text}`)].filter(Boolean).join(", "))))))) : null,
     Object.entries(c.steps ?? {}).filter(([, steps]) => steps.length).map(([name, steps]) => h("p", { class: "steps" }, h("span", { class: "label" }, `steps, ${name}`), steps.map(([a, b, v]) => h("span", { class: "chip", title: `tokens ${a} to ${b - 1}` }, num(v, 2, true))))),

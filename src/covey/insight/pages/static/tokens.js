@@ -67,7 +67,7 @@ export async function tokenPage(run, step, group, sample, focus) {
   function tell() {
     text.setAttribute("aria-activedescendant", `t${current}`);
     spans.forEach((s, t) => s.classList.toggle("at", t === current));
-    const one = (name, value) => h("tr", { class: name === quantity ? "now" : "" }, h("th", { scope: "row" }, NAMES[name] ?? name), h("td", {}, typeof value === "number" || value === null ? num(value, near(value ?? 1), SIGNED.has(name)) : value));
+    const one = (name, value) => h("tr", { class: name === quantity ? "now" : "" }, h("th", { scope: "row", title: shown[name] }, NAMES[name] ?? name), h("td", {}, typeof value === "number" || value === null ? num(value, near(value ?? 1), SIGNED.has(name)) : value));
     panel.replaceChildren(h("h3", {}, `Token ${current}`, h("span", { class: "muted num" }, ` of ${ids.length}`)), h("p", { class: "piece" }, h("code", {}, pieces ? (pieces[current] === "" ? "part of a character" : written(JSON.stringify(pieces[current]))) : "no tokenizer at hand")),
       h("table", {}, h("tbody", {}, one("id", String(ids[current])), Object.keys(found.quantities).map((q) => one(q, values[q][current])), clip ? one("clip", inserted.has(current) ? "a tool said it: read, not trained" : STATES[clip[current]]) : null)));
   }
@@ -90,7 +90,7 @@ export async function tokenPage(run, step, group, sample, focus) {
   const node = h("div", {},
     trail({ run, step, group, sample }),
     h("div", { class: "title" }, h("h1", {}, `Completion ${sample}`), h("span", { class: "space" }), h("span", { class: "pager" }, go(sample - 1, "‹ sibling"), go(sample + 1, "sibling ›"))),
-    h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), `, ${row.tokens} tokens, ${row.finish === "length" ? "truncated" : "ended by itself"}.`),
+    h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), `, ${row.tokens} tokens. Ended by: `, written(row.ended), "."),
     h("details", {}, h("summary", {}, "Prompt"), prompt(found.prompt)),
     pieces ? null : h("p", { class: "note" }, "No tokenizer of this run is on this machine yet, so tokens are shown by number. A checkpoint brings one."),
     ids.length ? [choice({ label: "Colour by", value: quantity, options: Object.keys(shown).map((q) => [q, NAMES[q], shown[q]]), change: (q) => { quantity = q; paint(); tell(); } }), legend, drawing,

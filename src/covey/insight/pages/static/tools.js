@@ -244,7 +244,7 @@ const toy = simple("toy", [
   { key: "lr", label: "learning rate", value: "0.5", stops: () => ["0.05", "0.1", "0.2", "0.5", "1", "2"], show: String },
   { key: "updates", label: "Steps", value: "50", options: () => [["1", "one"], ["10", "ten"], ["50", "fifty"], ["200", "two hundred"]] },
   { key: "seed", label: "luck", value: "0", min: 0, max: 20, step: 1, show: String },
-], (a, state) => {
+], (a) => {
   const xs = a.course.map((_, i) => i), n = a.course[0].length, dead = a.dead.filter(Boolean).length;
   const series = Array.from({ length: n }, (_, k) => ({ name: k === 0 ? "the correct answer" : k === 1 ? "the others" : "", tone: k === 0 ? "a" : "faint", xs, ys: a.course.map((row) => row[k]) })).reverse();
   return [

@@ -1,0 +1,81 @@
+"""The table of metrics: docs/metrics.md by rows, which explain the names in a run's records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import covey
+
+ROW = re.compile(r"^\| `(?P<name>[\w/.@]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
+PLACEHOLDERS = {
+    "NAME": r"[\w.]+",
+    "STATUS": r"[a-z_]+",
+    "PART": r"\w+",
+    "PHASE": r"\w+",
+    "A_B": r"[\d.]+_[\d.]+",
+    "_N": r"_\d",
+    "@K": r"@\d+",
+}
+"""Placeholders in names of metrics, with the patterns that they match."""
+HELD_OUT = "held_out/"
+"""Prefix of a metric of preferences and reward models that is over the held-out pairs or answers."""
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+
+class MetricRow(NamedTuple):
+    """A row of the table: one metric, or a family of them such as `reward/NAME/mean`."""
+
+    name: str
+    meaning: str
+    healthy: str
+    pattern: re.Pattern[str]
+    """Matches the names of the family."""
+    placeholders: int
+    """Number of placeholders in the name."""
+
+
+def metrics_page() -> str:
+    """Return docs/metrics.md; an installed package has a copy of it."""
+    package = Path(covey.__file__).parent
+    brought = package / "metrics.md"
+    return (brought if brought.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
+
+
+@cache
+def metric_rows() -> tuple[MetricRow, ...]:
+    """Return all rows of the table."""
+    return tuple(_row(**found.groupdict()) for found in ROW.finditer(metrics_page()))
+
+
+def _row(name: str, meaning: str, healthy: str) -> MetricRow:
+    pattern = re.escape(name)
+    count = 0
+    for placeholder, allowed in PLACEHOLDERS.items():
+        count += pattern.count(placeholder)
+        pattern = pattern.replace(placeholder, allowed)
+    return MetricRow(name, meaning, healthy, re.compile(pattern), count)
+
+
+def hints(names: Iterable[str]) -> dict[str, str]:
+    """Return metric -> what it means and what is healthy, for those of the names that the table has.
+
+    >>> hints(["clip/low", "step"])
+    {'clip/low': 'fraction of tokens with A < 0 and a ratio below the lower bound. Healthy: 0 in the first \
+update, then below .05'}
+    """
+    return {name: text for name in sorted(names) if (text := _hint(name))}
+
+
+@lru_cache(maxsize=4096)
+def _hint(name: str) -> str:
+    metric = name.removeprefix(HELD_OUT)
+    rows = [row for row in metric_rows() if row.pattern.fullmatch(metric)]
+    fewest = min((row.placeholders for row in rows), default=0)
+    # `reward/NAME/mean` says more of a metric than `reward/NAME/PART`; families alike are both said.
+    said = (f"{row.meaning}. Healthy: {row.healthy}" for row in rows if row.placeholders == fewest)
+    where = "Over the held-out pairs or answers: " if rows and metric != name else ""
+    return where + LINK.sub(r"\1", "; or ".join(said)).replace("`", "")
