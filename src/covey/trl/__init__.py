@@ -18,7 +18,7 @@ from covey.trl.configs import (
 from covey.trl.offline import DPOTrainer, KTOTrainer, RewardTrainer, SFTTrainer
 from covey.trl.sampled import GRPOTrainer, RLOOTrainer
 from covey.trl.script import TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
-from covey.trl.trainer import TrainOutput
+from covey.trl.script_objects import TrainOutput
 
 __all__ = [
     "DPOConfig",
