@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covey.audit.recorder import BatchRecorder, RecordedCompletion, score_again, settings_of, tokens_of
+from covey.audit.recorder import (
+    BatchRecorder,
+    RecordedCompletion,
+    keep_tokenizer,
+    score_again,
+    settings_of,
+    tokens_of,
+)
 
 LOGPROBS = {
     "action_log_probs": "old_logprobs",
@@ -43,6 +50,7 @@ class _OpenRlhfWriter:
     ) -> None:
         words = {"settings": settings_of(trainer.args), "tokens": tokens_of(trainer.tokenizer)}
         self.file = BatchRecorder(path, framework="openrlhf", **words)
+        keep_tokenizer(trainer.tokenizer, path)
         self.trainer = trainer
         self.maker = trainer.experience_maker
         self.make = self.maker.make_experience_batch

@@ -25,6 +25,8 @@ PLAIN = (str, int, float, list, type(None))
 """Types of the settings that are recorded."""
 SECRET = ("key", "token", "secret", "password")
 """Last words of settings that are not."""
+TOKENIZER = ".tokenizer.json"
+"""Ending of the file next to a record with its tokenizer."""
 T = TypeVar("T")
 
 
@@ -216,6 +218,18 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
     names = {str(i): token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     ends = [tokenizer.eos_token_id]
     return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
+
+
+def keep_tokenizer(tokenizer: Any, record: Path) -> None:
+    """Save a tokenizer of the tokenizers library next to a record: by it, pages show the text of tokens."""
+    # A record is whole without it, so a failure, as of another kind of tokenizer, does not end the record.
+    with suppress(Exception):
+        tokenizer.backend_tokenizer.save(str(tokenizer_file(record)))
+
+
+def tokenizer_file(record: Path) -> Path:
+    """Return the path of the tokenizer of a record."""
+    return record.with_name(record.name.partition(".")[0] + TOKENIZER)
 
 
 def score_again(

@@ -15,6 +15,7 @@ from covey.audit.recorder import (
     BatchRecorder,
     RecordedCompletion,
     facts_of,
+    keep_tokenizer,
     score_again,
     settings_of,
     tokens_of,
@@ -54,6 +55,7 @@ class _VerlWriter:
         data = [_prompts(getattr(trainer, f"{part}_dataset", None)) for part in ("train", "val")]
         words = {"settings": settings_of(trainer.config), "tokens": tokens_of(trainer.tokenizer)}
         self.file = BatchRecorder(path, framework="verl", data=facts_of(*data), **words)
+        keep_tokenizer(trainer.tokenizer, path)
         self.trainer = trainer
         self.inner = getattr(trainer, UPDATE)
         self.batches = batches
