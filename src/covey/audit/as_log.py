@@ -25,7 +25,6 @@ PARTS = {
     "token ids": {"ids"},
     "texts": {"text"},
     "log-probs of tokens": {"sampler_logprobs", "old_logprobs", "logprobs", "model_logprobs"},
-    "log-probs of a reference": {"ref_logprobs"},
     "advantages": {"advantage"},
     "masks": {"mask"},
     "rewards": {"rewards", "reward"},

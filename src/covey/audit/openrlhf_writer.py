@@ -6,26 +6,49 @@ The actor's workers may cut it into several optimizer steps; here it is one upda
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from inspect import signature
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from covey.audit.recorder import (
     BatchRecorder,
+    LossRecorder,
     RecordedCompletion,
+    Recorder,
     keep_tokenizer,
     score_again,
     settings_of,
     tokens_of,
 )
 
-LOGPROBS = {
+VALUES = {
     "action_log_probs": "old_logprobs",
     "base_action_log_probs": "ref_logprobs",
     "rollout_log_probs": "sampler_logprobs",
+    "values": "values",
+    "returns": "returns",
+    "covey_reference": "ref_logprobs",
+    "covey_kl": "kl",
+    "covey_rewards": "token_rewards",
 }
-"""The name of an Experience -> the record's."""
+"""The name of an Experience -> the record's; those of covey are what its maker had and has not kept."""
+LOSSES = "openrlhf.models.loss"
+"""The module with the policy loss. A worker's process has it, and one that has it calls it."""
+SUMS = ("get_cumulative_returns", "get_advantages_and_returns")
+"""Methods of its experience maker that make returns of an Experience's rewards, one after another."""
+LOSS_VALUES = {
+    "log_probs": "logprobs",
+    "old_log_probs": "old_logprobs",
+    "advantages": "advantage",
+    "rollout_log_probs": "sampler_logprobs",
+}
+COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
 FORWARD, GATHER = "_dispatch_forward", "_flatten_results"
 """Methods of its experience maker."""
 
@@ -40,8 +63,46 @@ def record_run(
     `reward_func`; it is called three more times for each completion of the first batch.
     """
     writer = _OpenRlhfWriter(trainer, Path(path), batches, looks, score)
-    trainer.experience_maker.make_experience_batch = writer.make_experience_batch
+    maker = trainer.experience_maker
+    maker.make_experience_batch = writer.make_experience_batch
     trainer.ppo_train = writer.ppo_train
+    for name in (*SUMS, "make_experience", GATHER):
+        if hasattr(maker, name):
+            setattr(maker, name, partial(writer.noticed, name, getattr(maker, name)))
+    if LOSSES in sys.modules:
+        _watch(writer.file)
+
+
+def record_losses(path: str | Path) -> None:
+    """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
+    `run.jsonl`. Only the first process writes.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        import_module(LOSSES)
+        _watch(Recorder(Path(path), framework="openrlhf"))
+
+
+def _watch(file: Recorder) -> None:
+    kind = sys.modules[LOSSES].PolicyLoss
+    inner = kind.forward
+    calls = LossRecorder(file)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(self, *args, **kwargs)
+        given = signature(inner).bind(self, *args, **kwargs).arguments
+        file.attempt(_record_call, calls, self.policy_loss_type, result[0], given)
+        return result
+
+    kind.forward = forward
+
+
+def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
+    values = {own: given.get(theirs) for theirs, own in LOSS_VALUES.items()}
+    ranks = given.get("dp_size", 1)
+    counts = {own: given.get(theirs) for theirs, own in COUNTS.items()}
+    # Each rank multiplies by the number of ranks, over which gradients are averaged.
+    counts = {own: None if count is None else float(count) / ranks for own, count in counts.items()}
+    calls.write(name, given["action_mask"], values, loss, **counts)
 
 
 class _OpenRlhfWriter:
@@ -59,10 +120,36 @@ class _OpenRlhfWriter:
         self.looks = min(looks, batches)
         self.score = score
         self.experiences: list[Any] = []
+        self.noted: list[Any] = []
+        self.gathered: list[list[Any]] = []
 
     def make_experience_batch(self, *args: Any, **kwargs: Any) -> Any:
+        self.noted.clear()
         self.experiences = self.make(*args, **kwargs)
+        # The rewards of tokens were handed on in the order of the experiences.
+        for experience, rewards in zip(self.experiences, self.noted, strict=False):
+            experience.covey_rewards = rewards
         return self.experiences
+
+    def noticed(self, name: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the experience maker, and keep what it has and drops."""
+        result = inner(*args, **kwargs)
+        self.file.attempt(self._notice, name, inner, result, args, kwargs)
+        return result
+
+    def _notice(self, name: str, inner: Any, result: Any, args: Any, kwargs: Any) -> None:
+        given = signature(inner).bind(*args, **kwargs).arguments
+        if name in SUMS:
+            self.noted.append(given["rewards"].clone())
+        elif name == GATHER:
+            self.gathered.append(result)
+        else:
+            # The reference is asked last; without it every experience has None there.
+            references = self.gathered[-1] if getattr(self.maker, "initial_model_group", None) else []
+            for experience, reference in zip_longest(result, references):
+                experience.covey_kl = None if reference is None else experience.kl.clone()
+                experience.covey_reference = reference
+            self.gathered.clear()
 
     def ppo_train(self, step: int) -> Any:
         self.file.attempt(self._record_rollout, step)
@@ -118,7 +205,7 @@ def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Itera
                 "rewards": {"reward": float(e.info["reward"][n])},
                 "reward": float(e.rewards[n]),
             }
-            values = {name: getattr(e, own) for own, name in LOGPROBS.items()}
-            logprobs = {name: None if value is None else value[n] for name, value in values.items()}
+            found = {name: getattr(e, own, None) for own, name in VALUES.items()}
+            values = {name: None if value is None else value[n] for name, value in found.items()}
             # The value of token t is at t - 1.
-            yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], logprobs, len(prompt) - 1)
+            yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], values, len(prompt) - 1)

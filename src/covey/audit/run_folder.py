@@ -20,7 +20,7 @@ from covey.audit.check import apply
 from covey.audit.course import course_of
 from covey.audit.record import FORMAT, AuditRecord
 from covey.audit.recorder import tokenizer_file
-from covey.audit.sources import is_foreign, open_run
+from covey.audit.sources import LOSSES, is_foreign, open_run
 from covey.audit.table import CHECKS
 from covey.insight.findings.finding import Finding
 from covey.insight.pages.records import Runs
@@ -52,7 +52,9 @@ def _foreign_runs(path: Path) -> dict[str, Path]:
         return {path.name.partition(".")[0]: path}
     if not is_foreign(path) or Runs(path).folders():
         return {}
-    records = [file for file in sorted(path.glob("*.jsonl")) if _is_record(file)]
+    records = [
+        file for file in sorted(path.glob("*.jsonl")) if _is_record(file) and not file.name.endswith(LOSSES)
+    ]
     if records:
         return {file.name.partition(".")[0]: file for file in records}
     try:
@@ -117,9 +119,8 @@ def _findings(record: AuditRecord) -> Iterator[dict[str, Any]]:
         if found is not None:
             own["evidence"] |= found
         yield own
-    unjudged = [f"without {field}: {', '.join(names)}" for field, names in report.unjudged.items()]
     said = f"{report.judged} of {len(CHECKS)} checks apply"
-    said += f"; cannot be judged {'; '.join(unjudged)}" if unjudged else ""
+    said += f"; the others need {', '.join(report.unjudged)}" if report.unjudged else ""
     yield Finding("audit", 0, "note", said).record()
 
 
