@@ -486,7 +486,7 @@ def test_a_half_written_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         file.write('{"kind": "update", "st')
     record = read_record(path)
     assert len(record.updates) == 4
-    assert record.notes == [f"{path}:8: the last line is not complete and is left out"]
+    assert record.notes == [f"{path}:9: the last line is not complete and is left out"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from covey.audit.record import read_record
 from covey.audit.returns import returns_of
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
+from tests.audit import stand_ins
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
 from tests.audit.test_audit import Lines, found, rows, samples, sound, written
 
@@ -39,20 +40,26 @@ def vanilla(
     ratio = (log_prob - old_log_prob).exp()
     clipped = ratio.clamp(1 - config.low, 1 + config.high)
     losses = torch.maximum(-advantages * ratio, -advantages * clipped)
-    losses = torch.where(advantages < 0, torch.minimum(losses, -3 * advantages), losses)
+    losses = torch.where(advantages < 0, torch.minimum(losses, -config.dual * advantages), losses)
     losses = losses * (1 if rollout_is_weights is None else rollout_is_weights)
     if loss_agg_mode == "token-mean":
         return (losses * response_mask).sum() / response_mask.sum(), {}
     return ((losses * response_mask).sum(1) / response_mask.sum(1)).mean(), {}
 
 
-def ppo(self: Any, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, **given: Any) -> Any:
+def ppo(
+    self: Any,
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    rollout_log_probs: Tensor,
+) -> tuple[Tensor | None, ...]:
     """PPO's loss with the arguments of OpenRLHF's PolicyLoss, corrected for the sampler."""
-    mask, sampled = given["action_mask"], given["rollout_log_probs"]
-    weights = (self.way * (old_log_probs - sampled)).exp().clamp(0.5, 5.0)
+    weights = (self.way * (old_log_probs - rollout_log_probs)).exp().clamp(0.5, 5.0)
     mode = "token-mean" if self.token_level_loss else "sequences"
-    config = SimpleNamespace(low=self.clip_eps_low, high=self.clip_eps_high)
-    loss, _ = vanilla(old_log_probs, log_probs, advantages, mask, mode, config, weights)
+    config = SimpleNamespace(low=self.clip_eps_low, high=self.clip_eps_high, dual=1e9)
+    loss, _ = vanilla(old_log_probs, log_probs, advantages, action_mask, mode, config, weights)
     return loss, None, None, None
 
 
@@ -60,7 +67,7 @@ def tensors() -> dict[str, Tensor]:
     """Log-probs, advantages and masks of four completions, whose ratios reach beyond the bounds."""
     random = torch.Generator().manual_seed(3)
     old = -2 * torch.rand(4, 6, generator=random)
-    moved = old + 0.8 * torch.rand(4, 6, generator=random) - 0.4
+    moved = old + 1.6 * torch.rand(4, 6, generator=random) - 0.8
     sampled = old + 0.3 * torch.rand(4, 6, generator=random) - 0.1
     mask = (torch.arange(6) < torch.tensor([[6], [2], [5], [3]])).long()
     advantages = torch.tensor([[1.0], [-0.6], [0.4], [-1.2]]).expand(4, 6)
@@ -72,11 +79,12 @@ def verls(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "token-mean",
     core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla)
     monkeypatch.setitem(sys.modules, verl_writer.LOSSES, core)
     trainer = VerlTrainer()
-    trainer.config["actor_rollout_ref"]["actor"] |= BOUNDS
+    actor: Any = trainer.config["actor_rollout_ref"]
+    actor["actor"] |= BOUNDS
     verl_writer.record_run(trainer, path / "run.jsonl")
     trainer.fit(1)
     t = tensors()
-    config = SimpleNamespace(**{"low": 0.2, "high": 0.3, **given})
+    config = SimpleNamespace(**{"low": 0.2, "high": 0.3, "dual": 3.0, **given})
     for _ in range(2):
         core.vanilla(
             t["old"], t["now"], t["advantages"], response_mask=t["mask"], loss_agg_mode=mode, config=config
@@ -118,6 +126,84 @@ def test_openrlhfs_loss_is_computed_again_from_a_workers_file(
     t = tensors()
     loss.forward(t["now"], t["old"], t["advantages"], action_mask=t["mask"], rollout_log_probs=t["sampled"])
     assert [f.id for f in apply(CHECKS, open_run(tmp_path / "run.jsonl")).findings] == names
+
+
+class Maker(stand_ins.Maker):
+    """The experience maker with the methods in which it asks its models and makes returns."""
+
+    kl_ctl = SimpleNamespace(value=0.1)
+
+    def __init__(self, policy: stand_ins.Policy, reference: stand_ins.Policy) -> None:
+        super().__init__(policy)
+        self.initial_model_group = reference
+
+    def make_experience(self, samples: list[SimpleNamespace]) -> list[SimpleNamespace]:
+        asked = {"sequences": [e.sequences for e in samples]}
+        refs = [
+            self._dispatch_forward(group, True, **asked) for group in (self.policy, self.initial_model_group)
+        ]
+        values = [self._flatten_results(ref, 2) for ref in refs]
+        for e, own, reference in zip(samples, *values, strict=True):
+            e.kl = self.charged(own, reference)
+        return samples
+
+    def make_experience_batch(self, samples: tuple[Tensor, Tensor]) -> list[SimpleNamespace]:
+        (e,) = super().make_experience_batch(samples)
+        e.sequences = e.sequences.clone()
+        (e,) = self.make_experience([e])
+        ends = torch.nn.functional.one_hot(e.action_mask.cumsum(1).argmax(1), e.action_mask.shape[1])
+        rewards = ends * self.advantages(e.rewards)[:, None] - 0.1 * e.kl
+        e.returns = self.get_cumulative_returns(rewards, e.action_mask, self.gamma)
+        e.advantages = e.returns
+        return [e]
+
+    gamma = 1.0
+
+    def charged(self, own: Tensor, reference: Tensor) -> Tensor:
+        return own - reference
+
+    def get_cumulative_returns(self, rewards: Tensor, action_mask: Tensor, gamma: float) -> Tensor:
+        found, total = torch.zeros_like(rewards), torch.zeros(len(rewards))
+        for t in reversed(range(rewards.shape[1])):
+            total = rewards[:, t] * action_mask[:, t] + gamma * total
+            found[:, t] = total
+        return found
+
+
+def with_prompt(trainer: OpenRlhfTrainer) -> None:
+    mask = trainer.experience_maker.mask
+
+    def wide(response: Tensor) -> Tensor:
+        found = mask(response)
+        found[:, : stand_ins.PROMPT - 1] = 1
+        return found
+
+    trainer.experience_maker.mask = wide  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda _: None, []),
+        (lambda t: setattr(t.experience_maker, "charged", lambda own, ref: ref - own), ["kl_differs"]),
+        (lambda t: setattr(t.experience_maker, "gamma", 0.9), ["returns_differ"]),
+        (with_prompt, ["prompt_in_loss"]),
+    ],
+)
+def test_what_openrlhfs_maker_drops_is_recorded(
+    change: Callable[[OpenRlhfTrainer], None], names: list[str], tmp_path: Path
+) -> None:
+    trainer = OpenRlhfTrainer()
+    reference = stand_ins.Policy()
+    reference.logits = reference.logits.detach().roll(1, 1)
+    trainer.experience_maker = Maker(trainer.policy, reference)
+    change(trainer)
+    openrlhf_writer.record_run(trainer, tmp_path / "run.jsonl")
+    trainer.fit(2)
+    report = apply(CHECKS, read_record(tmp_path / "run.jsonl"))
+    assert [f.id for f in report.findings][:1] == names
+    unjudged = {name for checks in report.unjudged.values() for name in checks}
+    assert not unjudged & {"kl_differs", "returns_differ", "prompt_in_loss", "reward_on_padding"}
 
 
 # --- what is made of rewards ------------------------------------------------------------------------

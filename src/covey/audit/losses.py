@@ -34,6 +34,8 @@ CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
 APART = 0.01
 """Nats by which trainer and sampler have to differ at a token, so that the direction of a weight shows."""
+KEY = 8
+"""Number of log-probs by which a completion is recognized."""
 SMALLEST = 1e-30
 """A weight below counts as this, so that its logarithm is a number."""
 
@@ -52,6 +54,12 @@ class LossCase:
     """(N, T) log-ratio of trainer and sampler; None where the loss has no correction for that."""
     weigh: Callable[[Tensor], Tensor] = torch.exp
     """Mismatch -> the weight of each token's loss."""
+    precision: float = 5e-3
+    """Relative difference that rounding may make; a fiftieth of it, absolute."""
+
+    def is_that_of(self, other: LossCase) -> bool:
+        """Whether the loss that was found is the one that another case has by covey's formula."""
+        return _alike(self.found, float(other.value().total), self.precision)
 
     def value(self) -> Loss:
         """Return the loss by covey's own formula."""
@@ -67,7 +75,9 @@ class LossCase:
 def differing(record: AuditRecord) -> tuple[tuple[LossCase, Loss], ...]:
     """Return the losses that are not covey's, with covey's."""
     every = [(case, case.value()) for case in (*_of_updates(record), *_of_calls(record))]
-    return tuple((case, due) for case, due in every if not _alike(case.found, float(due.total)))
+    return tuple(
+        (case, due) for case, due in every if not _alike(case.found, float(due.total), case.precision)
+    )
 
 
 def _of_updates(record: AuditRecord) -> Iterator[LossCase]:
@@ -102,7 +112,9 @@ def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
         inputs = _inputs_of_call(call)
         if algorithm is None or inputs is None or call.name not in CLIPPED:
             continue
-        case = LossCase(0, f" (call {call.step} of {call.name})", call.loss, algorithm, inputs)
+        case = LossCase(
+            0, f" (call {call.step} of {call.name})", call.loss, algorithm, inputs, precision=1e-3
+        )
         weights = [row.corrections for row in call.rows if row.corrections is not None]
         sampler = [row.sampler_logprobs for row in call.rows if row.sampler_logprobs is not None]
         if len(weights) == len(call.rows):
@@ -183,8 +195,8 @@ def _padded(rows: list[Numbers] | list[list[float]], mask: Tensor | None = None)
     return result
 
 
-def _alike(found: float, due: float) -> bool:
-    return abs(found - due) <= 1e-4 + 5e-3 * abs(due)
+def _alike(found: float, due: float, precision: float) -> bool:
+    return abs(found - due) <= precision * (0.02 + abs(due))
 
 
 def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase, Loss], bool]) -> Trouble | None:
@@ -236,7 +248,7 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
 
     def fits(case: LossCase, _due: Loss) -> bool:
         other = variation(case)
-        return other is not None and _alike(case.found, float(other.value().total))
+        return other is not None and case.is_that_of(other)
 
     def check(record: AuditRecord) -> Trouble | None:
         return _explained(record, words, fits)
@@ -247,7 +259,7 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
 
 def correction_is_inverted(record: AuditRecord) -> Trouble | None:
     """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
-    loss is that of such weights.
+    loss is that of such weights, or gets the two log-probs in the other order.
     """
     clear = [own for use in record.uses for own in _corrected(use)]
     wrong = [own for own in clear if own.inverted]
@@ -255,10 +267,29 @@ def correction_is_inverted(record: AuditRecord) -> Trouble | None:
         use, token, weight, due = wrong[0][:4]
         said = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
         return Trouble(f"{said} where {due:.4g} is expected", use.update.step, place(use, token))
-    found = explained_by(
-        corrected_the_wrong_way, "the importance correction is the inverse of the right one", ""
-    )
-    return found(record)
+    exchanged = _exchanged(record)
+    if exchanged is not None:
+        said = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
+        return Trouble(f"{said} (call {exchanged.step} of {exchanged.name})")
+    said = "the importance correction is the inverse of the right one"
+    return explained_by(corrected_the_wrong_way, said, "")(record)
+
+
+def _exchanged(record: AuditRecord) -> LossCall | None:
+    """Return a call whose old log-probs are a recorded sampler's, and its sampler's are recorded old ones."""
+    old = {_key(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    sampled = {_key(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
+    for call in record.calls:
+        keys = [(_key(r.old_logprobs, r.mask), _key(r.sampler_logprobs, r.mask)) for r in call.rows]
+        known = [(a in sampled - old, b in old - sampled) for a, b in keys if a and b]
+        if known and all(all(pair) for pair in known):
+            return call
+    return None
+
+
+def _key(values: Numbers | None, mask: Sequence[bool] | None) -> tuple[float | None, ...]:
+    """Return the first trained values, which tell completions apart; () if there are none."""
+    return tuple(v for v, on in zip(values or (), mask or (), strict=False) if on)[:KEY]
 
 
 class Correction(NamedTuple):
@@ -301,7 +332,7 @@ def reduction_is_another(record: AuditRecord) -> Trouble | None:
         def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
             own = case.algorithm.reduce.function
             other = _with(case, reduce=bind(mean))
-            return own is not mean and _alike(case.found, float(other.value().total))
+            return own is not mean and case.is_that_of(other)
 
         own = {case.algorithm.reduce.function.__name__ for case, _ in differing(record)}
         said = f"the loss is a {mean.__name__} and not a {' or '.join(own)}"
@@ -315,7 +346,7 @@ def loss_is_negated(record: AuditRecord) -> Trouble | None:
     """The loss has the other sign than the one computed from its own numbers."""
 
     def negated(case: LossCase, due: Loss) -> bool:
-        return _alike(-case.found, float(due.total)) and abs(case.found) > 1e-3
+        return _alike(-case.found, float(due.total), case.precision) and abs(case.found) > 1e-3
 
     return _explained(record, "the loss has the wrong sign", negated)
 
@@ -331,7 +362,9 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
         return _kl_is_paid(record)
 
     def subtracted(case: LossCase, due: Loss) -> bool:
-        return float(due.kl) > 1e-4 and _alike(case.found, float(due.total) - 2 * coef * float(due.kl))
+        return float(due.kl) > 1e-4 and _alike(
+            case.found, float(due.total) - 2 * coef * float(due.kl), case.precision
+        )
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
 
@@ -363,7 +396,7 @@ def loss_is_scaled(record: AuditRecord) -> Trouble | None:
 
     def scaled(case: LossCase, due: Loss) -> bool:
         sides = (case.found / count, case.found * count)
-        return count > 1 and any(_alike(side, float(due.total)) for side in sides)
+        return count > 1 and any(_alike(side, float(due.total), case.precision) for side in sides)
 
     said = f"the loss is scaled by gradient_accumulation_steps={count:g}"
     return _explained(record, said, scaled)

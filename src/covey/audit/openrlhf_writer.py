@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,13 @@ VALUES = {
     "covey_reference": "ref_logprobs",
     "covey_kl": "kl",
     "covey_rewards": "token_rewards",
+    "covey_scores": "token_scores",
 }
 """The name of an Experience -> the record's; those of covey are what its maker had and has not kept."""
 LOSSES = "openrlhf.models.loss"
 """The module with the policy loss. A worker's process has it, and one that has it calls it."""
-SUMS = ("get_cumulative_returns", "get_advantages_and_returns")
-"""Methods of its experience maker that make returns of an Experience's rewards, one after another."""
+SUMS = {"get_cumulative_returns": 0, "get_advantages_and_returns": 1}
+"""Methods of its experience maker that make returns of the rewards of tokens -> which argument these are."""
 LOSS_VALUES = {
     "log_probs": "logprobs",
     "old_log_probs": "old_logprobs",
@@ -49,7 +49,7 @@ LOSS_VALUES = {
     "rollout_log_probs": "sampler_logprobs",
 }
 COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
-FORWARD, GATHER = "_dispatch_forward", "_flatten_results"
+FORWARD, GATHER, MAKE = "_dispatch_forward", "_flatten_results", "make_experience"
 """Methods of its experience maker."""
 
 
@@ -66,7 +66,7 @@ def record_run(
     maker = trainer.experience_maker
     maker.make_experience_batch = writer.make_experience_batch
     trainer.ppo_train = writer.ppo_train
-    for name in (*SUMS, "make_experience", GATHER):
+    for name in (*SUMS, FORWARD, GATHER, MAKE):
         if hasattr(maker, name):
             setattr(maker, name, partial(writer.noticed, name, getattr(maker, name)))
     if LOSSES in sys.modules:
@@ -120,36 +120,36 @@ class _OpenRlhfWriter:
         self.looks = min(looks, batches)
         self.score = score
         self.experiences: list[Any] = []
-        self.noted: list[Any] = []
-        self.gathered: list[list[Any]] = []
+        self.made: list[Any] = []
+        self.references: list[Any] = []
+        self.asked: Any = ()
 
     def make_experience_batch(self, *args: Any, **kwargs: Any) -> Any:
-        self.noted.clear()
         self.experiences = self.make(*args, **kwargs)
-        # The rewards of tokens were handed on in the order of the experiences.
-        for experience, rewards in zip(self.experiences, self.noted, strict=False):
-            experience.covey_rewards = rewards
         return self.experiences
 
     def noticed(self, name: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the experience maker, and keep what it has and drops."""
         result = inner(*args, **kwargs)
-        self.file.attempt(self._notice, name, inner, result, args, kwargs)
+        self.file.attempt(self._notice, name, [*args, *kwargs.values()], result)
         return result
 
-    def _notice(self, name: str, inner: Any, result: Any, args: Any, kwargs: Any) -> None:
-        given = signature(inner).bind(*args, **kwargs).arguments
-        if name in SUMS:
-            self.noted.append(given["rewards"].clone())
-        elif name == GATHER:
-            self.gathered.append(result)
-        else:
-            # The reference is asked last; without it every experience has None there.
-            references = self.gathered[-1] if getattr(self.maker, "initial_model_group", None) else []
-            for experience, reference in zip_longest(result, references):
-                experience.covey_kl = None if reference is None else experience.kl.clone()
-                experience.covey_reference = reference
-            self.gathered.clear()
+    def _notice(self, name: str, given: Sequence[Any], result: Any) -> None:
+        if name == FORWARD and given[0] is getattr(self.maker, "initial_model_group", None):
+            self.asked = result
+        elif name == GATHER and given[0] is self.asked:
+            self.references = list(result)
+        elif name == MAKE:
+            for experience, reference in zip(result, self.references, strict=False):
+                experience.covey_reference, experience.covey_kl = reference, experience.kl.clone()
+            self.references, self.made = [], list(result)
+        elif name in SUMS and self.made:
+            # Returns are made of one experience after the other.
+            experience, rewards = self.made.pop(0), given[SUMS[name]].clone()
+            charged = getattr(experience, "covey_kl", None)
+            coef = max(0.0, float(self.maker.kl_ctl.value))
+            experience.covey_rewards = rewards
+            experience.covey_scores = rewards if charged is None else rewards + coef * charged
 
     def ppo_train(self, step: int) -> Any:
         self.file.attempt(self._record_rollout, step)
@@ -205,7 +205,7 @@ def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Itera
                 "rewards": {"reward": float(e.info["reward"][n])},
                 "reward": float(e.rewards[n]),
             }
-            found = {name: getattr(e, own, None) for own, name in VALUES.items()}
-            values = {name: None if value is None else value[n] for name, value in found.items()}
+            found = [(name, getattr(e, own, None)) for own, name in VALUES.items()]
+            values = {name: value[n] for name, value in found if value is not None}
             # The value of token t is at t - 1.
             yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], values, len(prompt) - 1)

@@ -15,9 +15,11 @@ from covey.objective import penalties
 
 FEWEST = 4
 """Completions that must show a fault."""
-ESTIMATORS = {"k1": penalties.k1, "kl": penalties.k1, "k2": penalties.k2, "mse": penalties.k2}
-ESTIMATORS |= {"k3": penalties.k3, "low_var_kl": penalties.k3, "abs": penalties.absolute}
+ESTIMATORS = {"kl": penalties.k1, "mse": penalties.k2, "low_var_kl": penalties.k3, "abs": penalties.absolute}
+ESTIMATORS |= {"k1": penalties.k1, "k2": penalties.k2, "k3": penalties.k3}
 """Names of verl and OpenRLHF -> covey's estimator of a KL."""
+LEAST = 1e-4
+"""A smaller score is what is left of a KL that was added and subtracted."""
 BOUND = 10.0
 """Both frameworks clamp a token's KL at this."""
 SUMS = {
@@ -31,8 +33,8 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
     """A reward stands behind the last token of a completion."""
     shown = []
     for use in record.uses:
-        scores = use.row.token_scores or use.row.token_rewards or ()
-        behind = [n for n in range(len(use.sample.ids or ()), len(scores)) if scores[n]]
+        scores = use.row.token_scores or ()
+        behind = [n for n in range(len(use.sample.ids or ()), len(scores)) if abs(scores[n] or 0.0) > LEAST]
         shown += [(use, behind[0])] if behind and use.sample.ids else []
     if len(shown) < FEWEST:
         return None

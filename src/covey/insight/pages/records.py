@@ -298,7 +298,7 @@ def run_page(name: str, folder: Path) -> Record:
         "environment": [(key, written(value)) for key, value in flatten(environment or {})],
         "spent": dict(known.spent),
         "verdict": verdict,
-        "duration": duration(seconds),
+        "duration": duration(seconds) if seconds else "",
         "remarks": [vars(remark) for remark in remarks],
         "notes": list(dict.fromkeys(note for note in notes if note)),
         "at": positions,
