@@ -20,6 +20,8 @@ from covey.runs.rollouts import RolloutLog
 
 TITLE = 60
 """Characters of a prompt that name its problem."""
+ALWAYS = ("tokens", "sampled", "logprobs", "advantages")
+"""Arrays that every rollout log has."""
 PARTS = {
     "completions": {"ids", "text"},
     "token ids": {"ids"},
@@ -29,7 +31,7 @@ PARTS = {
     "masks": {"mask"},
     "rewards": {"rewards", "reward"},
 }
-"""What pages show of completions -> the fields of a record with any of which they can."""
+"""Parts of completions that pages show -> the fields of a record, of which one is enough for it."""
 
 
 def lacking(record: AuditRecord) -> str:
@@ -119,9 +121,6 @@ def arrays_of(record: AuditRecord, log: RolloutLog) -> dict[str, np.ndarray]:
         "ends": np.cumsum([len(s.ids or ()) for s in own]),
         **{n: v for n, v in found.items() if n in ALWAYS or not np.isnan(v).all()},
     }
-
-
-ALWAYS = ("tokens", "sampled", "logprobs", "advantages")
 
 
 def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:

@@ -19,6 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import convention_of, correction_of, loss_of_calls, same_loss
+from covey.audit.logprobs import old as old_logprobs
+from covey.audit.logprobs import pairs, sampler
 from covey.audit.record import AuditRecord, LossCall, Numbers, Update, Use
 from covey.audit.tokens import place
 from covey.objective import reductions, surrogates
@@ -305,19 +307,12 @@ class Correction(NamedTuple):
 
 
 def _corrected(use: Use) -> Iterator[Correction]:
-    row = use.row
-    values = (
-        row.corrections or (),
-        row.old_logprobs or (),
-        use.sample.sampler_logprobs or (),
-        row.mask or (),
-    )
-    each = enumerate(zip(*values, strict=False))
-    known = [
-        (n, w, old - sampled) for n, (w, old, sampled, on) in each if on and None not in (w, old, sampled)
-    ]
-    whole = sum(d for _, _, d in known)
-    for token, weight, own in known:
+    weights = use.row.corrections or ()
+    apart = [(token, old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)]
+    # A weight of a whole completion is the product of its tokens' ratios.
+    whole = sum(d for _, d in apart)
+    for token, own in apart:
+        weight = weights[token] if token < len(weights) else None
         if weight is None or weight <= 0 or abs(own) < APART:
             continue
         log = math.log(weight)
