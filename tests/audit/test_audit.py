@@ -27,7 +27,7 @@ from covey_verify.errors import DataError
 from tests.training.runs import start
 
 EOS, BOS = 2, 1
-HEAD = '{"format": "covey-audit", "version": 1}\n'
+HEAD = '{"format": "covey-audit", "version": 2}\n'
 ROLLOUT = '{"kind": "rollout", "number": 0, "step": 0, "completions": [%s]}\n'
 Lines = list[dict[str, Any]]
 Settings = dict[str, Any]
@@ -53,7 +53,7 @@ def sound() -> Lines:
     data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
     header = {
         "format": "covey-audit",
-        "version": 1,
+        "version": 2,
         "framework": "trl",
         "settings": settings,
         "tokens": tokens,
@@ -66,6 +66,8 @@ def sound() -> Lines:
         for update in range(2):
             lines.append(_update(step, number, samples, update))
             step += 1
+    call = {"mask": [1, 1], "logprobs": [-1.0, -1.0], "old_logprobs": [-1.0, -1.0], "advantage": [1.0, 1.0]}
+    lines.append({"kind": "loss", "step": 0, "name": "vanilla", "rows": [call], "loss": -1.0})
     return lines
 
 
@@ -114,6 +116,13 @@ def _update(step: int, number: int, samples: list[dict[str, Any]], again: int) -
                 "old_logprobs": before,
                 "ref_logprobs": reference,
                 "advantage": sample["advantage"],
+                "prompt_trained": 0,
+                "token_scores": [*[0.0] * (len(now) - 1), sample["rewards"]["right"]],
+                "token_rewards": [*[0.0] * (len(now) - 1), sample["rewards"]["right"]],
+                "kl": [0.02 * number] * len(now),
+                "values": [0.0] * len(now),
+                "returns": [sample["rewards"]["right"]] * len(now),
+                "corrections": [1.0] * len(now),
                 "after_logprobs": [p + (0.01 if sample["advantage"] > 0 else -0.01) for p in now],
             }
         )
@@ -442,8 +451,8 @@ def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_p
         ("\n", ":1: not JSON"),
         ('{"format": "covey', ":1: the header is not complete"),
         ('{"prompt": "a"}\n', ":1: not a record of a run"),
-        ('{"format": "covey-audit", "version": 2}\n', ":1: version 2 of the format; this covey reads 1"),
-        ('{"format": "covey-audit", "version": 1, "setting": {}}\n', ":1: setting: Extra inputs"),
+        ('{"format": "covey-audit", "version": 1}\n', ":1: version 1 of the format; this covey reads 2"),
+        ('{"format": "covey-audit", "version": 2, "setting": {}}\n', ":1: setting: Extra inputs"),
         (HEAD + "[1]\n", ":2: list where an object is expected"),
         (HEAD + '{"step": 0}\n', ":2: Unable to extract tag"),
         (HEAD + '{"kind": "update"}\n', ":2: step: Field required"),
@@ -477,7 +486,7 @@ def test_a_half_written_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         file.write('{"kind": "update", "st')
     record = read_record(path)
     assert len(record.updates) == 4
-    assert record.notes == [f"{path}:8: the last line is not complete and is left out"]
+    assert record.notes == [f"{path}:9: the last line is not complete and is left out"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

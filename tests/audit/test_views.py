@@ -35,7 +35,7 @@ def test_a_record_is_shown_as_a_run_is(verl: Path, capsys: pytest.CaptureFixture
     assert rewards == sorted(rewards, reverse=True) and len(group) == 4
     # Of four completions the best one is above its group, and has an advantage.
     assert group[0]["advantage"] > 0 > group[-1]["advantage"]
-    assert "with an end token; score" in shown(capsys, "show", verl, 2, 1)
+    assert "tokens, stop; score" in shown(capsys, "show", verl, 2, 1)
     assert "no completions of step 9; it has 0 to 3" in shown(capsys, "show", verl, 9, code=2)
     assert "step 2 has no group 9" in shown(capsys, "show", verl, 2, 9, code=2)
 

@@ -80,6 +80,7 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
     findings: list[Finding] = []
     unjudged: dict[str, list[str]] = {}
     silent = set[str]()
+    silences = {check.name: check.words.silences for check in checks}
     judged = 0
     for check in checks:
         lacking = check.lacking(record)
@@ -91,8 +92,20 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
         trouble = None if check.name in silent else check.predicate(record)
         if trouble is not None:
             findings.append(_finding(check, trouble, record.header.framework))
-            silent |= set(check.words.silences)
+            silent |= _consequences(check.name, silences)
     return Report(findings, unjudged, judged)
+
+
+def _consequences(name: str, silences: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the checks that a finding silences: those of its own row, and of theirs."""
+    found = set[str]()
+    left = [*silences[name]]
+    while left:
+        consequence = left.pop()
+        if consequence not in found:
+            found.add(consequence)
+            left += silences.get(consequence, ())
+    return found
 
 
 def _finding(check: Check, trouble: Trouble, framework: str) -> Finding:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+
+from torch import Tensor
 
 from covey.audit.frameworks import words_of
 from covey.audit.record import AuditRecord
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import LOSS
 from covey.config.trl_loss import algorithm_of
-from covey.objective.algorithms import Algorithm
+from covey.objective import corrections, reductions, surrogates
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.bound import bind
 from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
 
@@ -90,3 +96,42 @@ def same_loss(record: AuditRecord) -> bool:
     except ConfigError:
         return False
     return plain and not record.setting("sync_ref_model")
+
+
+DUAL_CLIP: Mapping[str, float] = {"verl": 3.0}
+"""Framework -> the bound of its dual clip where the settings say nothing."""
+MEANS: Mapping[str, Callable[..., Tensor]] = {
+    "token-mean": reductions.token_mean,
+    "token-sum": reductions.token_sum,
+    "seq-mean-token-sum": reductions.sequence_sum,
+    "seq-mean-token-mean": reductions.sequence_mean,
+}
+"""verl's loss_agg_mode -> covey's reduction."""
+
+
+def loss_of_calls(record: AuditRecord) -> Algorithm | None:
+    """Return the clipped loss that a run's settings ask for; None of another loss."""
+    mean = MEANS.get(str(record.setting("reduction", "token-mean")))
+    if mean is None or record.setting("loss_mode", "vanilla") not in ("vanilla", "ppo"):
+        return None
+    epsilon = record.number("epsilon", 0.2)
+    low = record.number("clip_low", epsilon)
+    high = record.number("algorithm.surrogate.clip_high", epsilon)
+    both = record.setting("clip_bounds")
+    if isinstance(both, list) and len(both) == 2:
+        low, high = map(float, both)
+    dual = record.number("dual_clip", DUAL_CLIP.get(record.header.framework, 0.0))
+    surrogate = bind(surrogates.clip, clip_low=low, clip_high=high, dual_clip=dual or None)
+    return PRESETS["grpo"].variant("", kl=None, surrogate=surrogate, reduce=bind(mean))
+
+
+def correction_of(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
+    """Return OpenRLHF's importance correction: mismatch -> weights; None without, or of another kind."""
+    if record.setting("algo.advantage.is_correction_enable") is not True:
+        return None
+    bounds = record.setting("algo.advantage.is_correction_threshold", [0.5, 5.0])
+    low, high = map(float, bounds) if isinstance(bounds, list) else (0.0, math.inf)
+    kind = record.setting("algo.advantage.is_correction_type", "tis")
+    if kind == "icepop":
+        return partial(corrections.masked, low=low, high=high)
+    return (lambda mismatch: mismatch.exp().clamp(low, high)) if kind == "tis" else None

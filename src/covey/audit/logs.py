@@ -69,7 +69,7 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
     header = Header(format=FORMAT, version=VERSION, framework=framework)
     lines = tuple(update for update in updates if update is not None)
     others = [f"{path}: {len(runs)} runs; {runs[-1]}, which logged last, is read"] if len(runs) > 1 else []
-    return AuditRecord(header, lines, None, [*others, f"{path}: metrics only, no completions"])
+    return AuditRecord(header, lines, notes=[*others, f"{path}: metrics only, no completions"])
 
 
 def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | None:

@@ -6,20 +6,50 @@ The actor's workers may cut it into several optimizer steps; here it is one upda
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from covey.audit.recorder import BatchRecorder, RecordedCompletion, score_again, settings_of, tokens_of
+from covey.audit.recorder import (
+    BatchRecorder,
+    LossRecorder,
+    RecordedCompletion,
+    Recorder,
+    keep_tokenizer,
+    score_again,
+    settings_of,
+    tokens_of,
+)
 
-LOGPROBS = {
+VALUES = {
     "action_log_probs": "old_logprobs",
     "base_action_log_probs": "ref_logprobs",
     "rollout_log_probs": "sampler_logprobs",
+    "values": "values",
+    "returns": "returns",
+    "covey_reference": "ref_logprobs",
+    "covey_kl": "kl",
+    "covey_rewards": "token_rewards",
+    "covey_scores": "token_scores",
 }
-"""The name of an Experience -> the record's."""
-FORWARD, GATHER = "_dispatch_forward", "_flatten_results"
+"""The name of an Experience -> the record's; those of covey are what its maker had and has not kept."""
+LOSSES = "openrlhf.models.loss"
+"""The module with the policy loss. A worker's process has it, and one that has it calls it."""
+SUMS = {"get_cumulative_returns": 0, "get_advantages_and_returns": 1}
+"""Methods of its experience maker that make returns of the rewards of tokens -> which argument these are."""
+LOSS_VALUES = {
+    "log_probs": "logprobs",
+    "old_log_probs": "old_logprobs",
+    "advantages": "advantage",
+    "rollout_log_probs": "sampler_logprobs",
+}
+COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
+FORWARD, GATHER, MAKE = "_dispatch_forward", "_flatten_results", "make_experience"
 """Methods of its experience maker."""
 
 
@@ -33,8 +63,46 @@ def record_run(
     `reward_func`; it is called three more times for each completion of the first batch.
     """
     writer = _OpenRlhfWriter(trainer, Path(path), batches, looks, score)
-    trainer.experience_maker.make_experience_batch = writer.make_experience_batch
+    maker = trainer.experience_maker
+    maker.make_experience_batch = writer.make_experience_batch
     trainer.ppo_train = writer.ppo_train
+    for name in (*SUMS, FORWARD, GATHER, MAKE):
+        if hasattr(maker, name):
+            setattr(maker, name, partial(writer.noticed, name, getattr(maker, name)))
+    if LOSSES in sys.modules:
+        _watch(writer.file)
+
+
+def record_losses(path: str | Path) -> None:
+    """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
+    `run.jsonl`. Only the first process writes.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        import_module(LOSSES)
+        _watch(Recorder(Path(path), framework="openrlhf"))
+
+
+def _watch(file: Recorder) -> None:
+    kind = sys.modules[LOSSES].PolicyLoss
+    inner = kind.forward
+    calls = LossRecorder(file)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(self, *args, **kwargs)
+        given = signature(inner).bind(self, *args, **kwargs).arguments
+        file.attempt(_record_call, calls, self.policy_loss_type, result[0], given)
+        return result
+
+    kind.forward = forward
+
+
+def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
+    values = {own: given.get(theirs) for theirs, own in LOSS_VALUES.items()}
+    ranks = given.get("dp_size", 1)
+    counts = {own: given.get(theirs) for theirs, own in COUNTS.items()}
+    # Each rank multiplies by the number of ranks, over which gradients are averaged.
+    counts = {own: None if count is None else float(count) / ranks for own, count in counts.items()}
+    calls.write(name, given["action_mask"], values, loss, **counts)
 
 
 class _OpenRlhfWriter:
@@ -43,6 +111,7 @@ class _OpenRlhfWriter:
     ) -> None:
         words = {"settings": settings_of(trainer.args), "tokens": tokens_of(trainer.tokenizer)}
         self.file = BatchRecorder(path, framework="openrlhf", **words)
+        keep_tokenizer(trainer.tokenizer, path)
         self.trainer = trainer
         self.maker = trainer.experience_maker
         self.make = self.maker.make_experience_batch
@@ -51,10 +120,36 @@ class _OpenRlhfWriter:
         self.looks = min(looks, batches)
         self.score = score
         self.experiences: list[Any] = []
+        self.made: list[Any] = []
+        self.references: list[Any] = []
+        self.asked: Any = ()
 
     def make_experience_batch(self, *args: Any, **kwargs: Any) -> Any:
         self.experiences = self.make(*args, **kwargs)
         return self.experiences
+
+    def noticed(self, name: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the experience maker, and keep what it has and drops."""
+        result = inner(*args, **kwargs)
+        self.file.attempt(self._notice, name, [*args, *kwargs.values()], result)
+        return result
+
+    def _notice(self, name: str, given: Sequence[Any], result: Any) -> None:
+        if name == FORWARD and given[0] is getattr(self.maker, "initial_model_group", None):
+            self.asked = result
+        elif name == GATHER and given[0] is self.asked:
+            self.references = list(result)
+        elif name == MAKE:
+            for experience, reference in zip(result, self.references, strict=False):
+                experience.covey_reference, experience.covey_kl = reference, experience.kl.clone()
+            self.references, self.made = [], list(result)
+        elif name in SUMS and self.made:
+            # Returns are made of one experience after the other.
+            experience, rewards = self.made.pop(0), given[SUMS[name]].clone()
+            charged = getattr(experience, "covey_kl", None)
+            coef = max(0.0, float(self.maker.kl_ctl.value))
+            experience.covey_rewards = rewards
+            experience.covey_scores = rewards if charged is None else rewards + coef * charged
 
     def ppo_train(self, step: int) -> Any:
         self.file.attempt(self._record_rollout, step)
@@ -110,7 +205,7 @@ def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Itera
                 "rewards": {"reward": float(e.info["reward"][n])},
                 "reward": float(e.rewards[n]),
             }
-            values = {name: getattr(e, own) for own, name in LOGPROBS.items()}
-            logprobs = {name: None if value is None else value[n] for name, value in values.items()}
+            found = [(name, getattr(e, own, None)) for own, name in VALUES.items()]
+            values = {name: value[n] for name, value in found if value is not None}
             # The value of token t is at t - 1.
-            yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], logprobs, len(prompt) - 1)
+            yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], values, len(prompt) - 1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from covey.objective.algorithms import Algorithm
 
 FORMAT: Final = "covey-audit"
-VERSION: Final = 1
+VERSION: Final = 2
 MOTION = 0.01
 """Fraction of changed weights from which an update counts as one that moved the policy."""
 
@@ -63,7 +63,7 @@ class Header(_Part):
     """The first line: the framework and its settings, in its own words."""
 
     format: Literal["covey-audit"]
-    version: Literal[1]
+    version: Literal[2]
     framework: str = ""
     framework_version: str = ""
     settings: dict[str, object] = {}
@@ -126,6 +126,20 @@ class Row(_Part):
     advantage: float | Numbers | None = None
     after_logprobs: Numbers | None = None
     """(T,) after the update, as ``model_logprobs``."""
+    prompt_trained: int | None = None
+    """Number of the prompt's tokens in the loss."""
+    token_rewards: Numbers | None = None
+    """(T,) or longer: what advantages are made of, a KL in the reward included."""
+    token_scores: Numbers | None = None
+    """(T,) or longer: the same without a KL."""
+    kl: Numbers | None = None
+    """(T,) the KL to the reference that is charged, without its coefficient."""
+    values: Numbers | None = None
+    """(T,) the critic's."""
+    returns: Numbers | None = None
+    """(T,) sums of the rewards from a token on, or what the critic learns."""
+    corrections: Numbers | None = None
+    """(T,) weights in the loss for the sampler's log-probs."""
 
 
 class Rollout(_Part):
@@ -153,8 +167,35 @@ class Update(_Part):
     metrics: dict[str, float | None] = {}
 
 
-Line = Annotated[Rollout | Update, Field(discriminator="kind")]
-READ_LINE: TypeAdapter[Rollout | Update] = TypeAdapter(Line)
+class LossRow(_Part):
+    """A completion as a loss function gets it. All values are (T,), those with mask 0 included."""
+
+    mask: list[Bit]
+    logprobs: Numbers
+    old_logprobs: Numbers
+    advantage: Numbers
+    sampler_logprobs: Numbers | None = None
+    corrections: Numbers | None = None
+
+
+class LossCall(_Part):
+    """A line: a call of the trainer's loss function, for a micro-batch, and what it returned."""
+
+    kind: Literal["loss"]
+    step: int
+    """Number of the call, from 0."""
+    name: str
+    """The function's name."""
+    rows: list[LossRow]
+    loss: float
+    tokens: float | None = None
+    """Number of tokens that it divides by, where the caller says; else those of the mask."""
+    completions: float | None = None
+    """The same for completions."""
+
+
+Line = Annotated[Rollout | Update | LossCall, Field(discriminator="kind")]
+READ_LINE: TypeAdapter[Rollout | Update | LossCall] = TypeAdapter(Line)
 
 
 @dataclass(frozen=True)
@@ -179,6 +220,8 @@ class AuditRecord:
     header: Header
     lines: tuple[Rollout | Update, ...]
     """In the order in which they happened."""
+    calls: tuple[LossCall, ...] = ()
+    """Of the loss function."""
     algorithm: Algorithm | None = None
     """The run's own, where its reader knows it."""
     notes: list[str] = field(default_factory=list)
@@ -262,7 +305,7 @@ class AuditRecord:
                 found |= _given(row)
         for _, _, sample in self.samples:
             found |= _given(sample)
-        return frozenset(found)
+        return frozenset(found | {"losses"} if self.calls else found)
 
 
 def _given(part: _Part) -> set[str]:
@@ -286,9 +329,11 @@ def read_record(path: Path) -> AuditRecord:
     if not lines:
         raise DataError(f"{path}:1: the header is not complete: {half[:60].decode(errors='replace')!r}")
     header = _header(path, lines[0])
-    found = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
+    every = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
+    calls = tuple(line for _, line in every if isinstance(line, LossCall))
+    found = [(n, line) for n, line in every if not isinstance(line, LossCall)]
     _check_order(path, found)
-    return AuditRecord(header, tuple(line for _, line in found), notes=notes)
+    return AuditRecord(header, tuple(line for _, line in found), calls, notes=notes)
 
 
 def _is_json(text: bytes) -> bool:
@@ -326,7 +371,7 @@ def _header(path: Path, text: bytes) -> Header:
         raise DataError(f"{path}:1: {_reason(error)}") from None
 
 
-def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update]:
+def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update | LossCall]:
     value = _object(path, number, text)
     try:
         line = READ_LINE.validate_python(value)
@@ -367,6 +412,6 @@ def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
 
 def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update"))
+    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update", "loss"))
     shown = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
     return f"{place + ': ' if place else ''}{first['msg']}{shown}"

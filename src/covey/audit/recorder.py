@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 4096
 """Most weights of each of a model's tensors that are compared before and after an update."""
-PLAIN = (str, int, float, list, type(None))
+PLAIN = (str, int, float, list, tuple, type(None))
 """Types of the settings that are recorded."""
+REWARDS = ("token_rewards", "token_scores")
+"""Fields of a row that may lie behind a completion's end."""
+CALLS = 16
+"""Most calls of a loss function that are recorded; a quarter of them may have ratios of 1."""
 SECRET = ("key", "token", "secret", "password")
 """Last words of settings that are not."""
+TOKENIZER = ".tokenizer.json"
+"""Ending of the file next to a record with its tokenizer."""
 T = TypeVar("T")
 
 
@@ -80,8 +86,8 @@ class RecordedCompletion(NamedTuple):
     """Fields of the line of the rollout, with `ids`."""
     mask: Tensor
     advantage: Tensor
-    logprobs: Mapping[str, Tensor | None]
-    """Log-probs of an update's row, and `sampler_logprobs`."""
+    values: Mapping[str, Tensor | None]
+    """Fields of an update's row that have a number for each token, and `sampler_logprobs`."""
     start: int = 0
 
 
@@ -106,14 +112,15 @@ class BatchRecorder(Recorder):
         """
         self._step, self._starts = step, [c.start for c in completions]
         self._rows = []
-        for place, (sample, mask, advantage, logprobs, start) in enumerate(completions):
-            known = {name: v[start:] for name, v in logprobs.items() if v is not None}
+        for place, (sample, mask, advantage, values, start) in enumerate(completions):
+            known = {name: v[start:] for name, v in values.items() if v is not None}
             length = len(sample["ids"])
             if "sampler_logprobs" in known:
                 sample["sampler_logprobs"] = numbers(known.pop("sampler_logprobs")[:length])
             if now is not None:
                 known["logprobs"] = now[place][start:]
-            self._rows.append(row_of((self.count, place), length, mask[start:], advantage[start:], known))
+            row = row_of((self.count, place), length, mask[start:], advantage[start:], known)
+            self._rows.append({**row, "prompt_trained": int(mask[:start].sum())})
         samples = [completion.sample for completion in completions]
         if samples:
             self.write(kind="rollout", number=self.count, step=step, completions=samples)
@@ -132,6 +139,46 @@ class BatchRecorder(Recorder):
         own = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": known}
         self.write(kind="update", step=self._step, rows=self._rows, **own)
         self.count += 1
+
+
+class LossRecorder:
+    """The calls of a loss function that are written into a record: the first ones, and those with ratios."""
+
+    def __init__(self, file: Recorder) -> None:
+        self.file = file
+        self.count = self.kept = 0
+
+    def write(
+        self,
+        name: str,
+        mask: Tensor,
+        values: Mapping[str, Tensor | None],
+        loss: Tensor,
+        **counts: SupportsFloat | None,
+    ) -> None:
+        """Write a call.
+
+        ``values``: those of a `LossRow`, (N, T). ``counts``: `tokens`, `completions` that it divides by.
+        """
+        self.count += 1
+        moved = (values["logprobs"] - values["old_logprobs"]).detach().abs()  # type: ignore[operator]
+        if self.kept >= CALLS or (self.kept >= CALLS // 4 and not (moved * mask).max() > 1e-3):
+            return
+        known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
+        rows = []
+        for n, own in enumerate(mask.int().tolist()):
+            end = max((t + 1 for t, on in enumerate(own) if on), default=0)
+            rows.append({"mask": own[:end], **{name: numbers(v[n, :end]) for name, v in known.items()}})
+        given = {name: float(count) for name, count in counts.items() if count is not None}
+        line = {
+            "kind": "loss",
+            "step": self.count - 1,
+            "name": name,
+            "rows": rows,
+            "loss": float(loss.detach()),
+        }
+        self.file.write(**line, **given)
+        self.kept += 1
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -178,17 +225,20 @@ def row_of(
     length: int,
     mask: Tensor,
     advantage: Tensor,
-    logprobs: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
 ) -> dict[str, Any]:
     """Return a row of an update: a completion of ``length`` tokens, at a (rollout, completion).
 
-    ``mask`` and ``logprobs`` have a value for each token and may be longer: behind the last token that was
-    sampled or is trained they are left out. ``advantage`` is one number, or one for each token.
+    ``mask`` and ``values`` have a value for each token and may be longer: behind the last token that was
+    sampled or is trained they are left out, but rewards are not. ``advantage`` is one number, or one for each
+    token.
     """
     trained = [n for n, on in enumerate(mask.tolist()) if on]
     end = max(length, *(n + 1 for n in trained[-1:]), 0)
     row = {"rollout": place[0], "completion": place[1], "mask": mask[:end].int().tolist()}
-    row |= {name: numbers(v[:end].detach()) for name, v in logprobs.items()}
+    for name, value in values.items():
+        paid = [n + 1 for n in value.nonzero()[-1:, 0].tolist()] if name in REWARDS else []
+        row[name] = numbers(value[: max(end, *paid, 0)].detach())
     each = [float(value) for value in advantage.reshape(-1)[:end].tolist()]
     used = {each[n] for n in trained if len(each) > 1} or set(each[:1])
     return {**row, "advantage": used.pop() if len(used) == 1 else each}
@@ -216,6 +266,18 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
     names = {str(i): token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     ends = [tokenizer.eos_token_id]
     return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
+
+
+def keep_tokenizer(tokenizer: Any, record: Path) -> None:
+    """Save a tokenizer of the tokenizers library next to a record: by it, pages show the text of tokens."""
+    # A record is whole without it, so a failure, as of another kind of tokenizer, does not end the record.
+    with suppress(Exception):
+        tokenizer.backend_tokenizer.save(str(tokenizer_file(record)))
+
+
+def tokenizer_file(record: Path) -> Path:
+    """Return the path of the tokenizer of a record."""
+    return record.with_name(record.name.partition(".")[0] + TOKENIZER)
 
 
 def score_again(

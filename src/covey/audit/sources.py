@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from covey_verify.errors import ConfigError, DataError
 
 MOST_STEPS = 20
 """Steps of a covey run whose completions are read: the last of these and the first."""
+LOSSES = ".losses.jsonl"
+"""Ending of the file next to a record with calls of the loss function."""
 STATE = "trainer_state.json"
 
 
@@ -42,7 +45,16 @@ def open_run(path: Path) -> AuditRecord:
     first = read_regular(path, stream_bytes()).partition(b"\n")[0]
     if _has(first, "input", "output", "score"):
         return verl_dumps([path])
-    return read_log(path) if _has(first, "step") or _has(first, "_step") else read_record(path)
+    return read_log(path) if _has(first, "step") or _has(first, "_step") else _with_losses(path)
+
+
+def _with_losses(path: Path) -> AuditRecord:
+    """Read a record, with the calls of the loss function that its workers have written next to it."""
+    record = read_record(path)
+    losses = path.with_suffix(LOSSES)
+    if not losses.is_file():
+        return record
+    return replace(record, calls=(*record.calls, *read_record(losses).calls))
 
 
 def is_foreign(path: Path) -> bool:
@@ -86,7 +98,9 @@ def covey_run(folder: Path) -> AuditRecord:
             lines.append(_covey_rollout(logs[step], step))
         if step in metrics:
             lines.append(_covey_update(logs.get(step), metrics[step], step))
-    return AuditRecord(_header("covey", _covey_settings(loaded)), tuple(lines), loaded.algorithm, notes)
+    return AuditRecord(
+        _header("covey", _covey_settings(loaded)), tuple(lines), algorithm=loaded.algorithm, notes=notes
+    )
 
 
 def _header(framework: str, settings: dict[str, object] | None = None) -> Header:
@@ -170,7 +184,7 @@ def trl_state(path: Path) -> AuditRecord:
         raise DataError(
             f"{path}: its history has no step with a loss; set logging_steps below the steps done"
         )
-    return AuditRecord(_header("trl"), tuple(lines), None, [f"{path}: metrics only, no completions"])
+    return AuditRecord(_header("trl"), tuple(lines), notes=[f"{path}: metrics only, no completions"])
 
 
 def _logged(entry: Mapping[str, Any]) -> Update:
@@ -215,4 +229,4 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
         # verl counts its steps from 1.
         step = int(path.stem) - 1 if path.stem.isdecimal() else number
         lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
-    return AuditRecord(_header("verl"), tuple(lines), None, ["a dump of verl: texts and scores, no tokens"])
+    return AuditRecord(_header("verl"), tuple(lines), notes=["a dump of verl: texts and scores, no tokens"])

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from covey.audit import advantages, logprobs, rewards, tokens, updates
+from covey.audit import advantages, logprobs, losses, returns, rewards, tokens, updates
 from covey.audit.check import Check, Predicate, Report, Words, apply
 from covey.audit.course import course_of
 from covey.audit.record import AuditRecord
@@ -22,6 +22,8 @@ PREDICATES: Mapping[str, Predicate] = {
     **logprobs.CHECKS,
     **advantages.CHECKS,
     **rewards.CHECKS,
+    **returns.CHECKS,
+    **losses.CHECKS,
     **updates.CHECKS,
 }
 

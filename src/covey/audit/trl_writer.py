@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.audit.probes import probe
-from covey.audit.recorder import PLAIN, Recorder, T, facts_of, numbers, plain_logprobs, row_of, tokens_of
+from covey.audit.recorder import (
+    PLAIN,
+    Recorder,
+    T,
+    facts_of,
+    keep_tokenizer,
+    numbers,
+    plain_logprobs,
+    row_of,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +73,7 @@ class _TrlRecorder:
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
         settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN)}
+        settings["model"] = trainer.model.config.name_or_path
         settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         self.file = Recorder(
             path,
@@ -72,6 +83,7 @@ class _TrlRecorder:
             tokens=tokens,
             data=facts_of(*prompts),
         )
+        keep_tokenizer(tokenizer, path)
         self.trainer = trainer
         self.looks = looks
         self.probes = probes

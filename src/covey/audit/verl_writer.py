@@ -6,29 +6,50 @@ before it goes to the actor's workers. These may cut it into several optimizer s
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from covey.audit.recorder import (
     BatchRecorder,
+    LossRecorder,
     RecordedCompletion,
+    Recorder,
     facts_of,
+    keep_tokenizer,
     score_again,
     settings_of,
     tokens_of,
 )
 
-LOGPROBS = {
+VALUES = {
     "old_log_probs": "old_logprobs",
     "ref_log_prob": "ref_logprobs",
     "rollout_log_probs": "sampler_logprobs",
+    "rollout_is_weights": "corrections",
+    "token_level_rewards": "token_rewards",
+    "token_level_scores": "token_scores",
+    "returns": "returns",
+    "values": "values",
 }
 """verl's name -> the record's."""
-OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advantages", *LOGPROBS)
+OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advantages", *VALUES)
 OF_REWARDS = ("token_level_rewards", "token_level_scores", "rm_scores")
 """The first that a batch has is what advantages are made of, the last one before any KL."""
+LOSSES = "verl.trainer.ppo.core_algos"
+"""The module with the policy losses. A worker's process has it, and one that has it calls them."""
+LOSS_VALUES = {
+    "log_prob": "logprobs",
+    "old_log_prob": "old_logprobs",
+    "advantages": "advantage",
+    "rollout_is_weights": "corrections",
+}
+COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
 UPDATE, FORWARD = "_update_actor", "_compute_old_log_prob"
 """The trainer's methods."""
 OF_ROWS = ("uid", "score", "data_source", "reward_model", "extra_info")
@@ -44,7 +65,46 @@ def record_run(
     ``score``: the function of `custom_reward_function`; it is called three more times for each completion
     of the first batch.
     """
-    setattr(trainer, UPDATE, _VerlWriter(trainer, Path(path), batches, looks, score).update_actor)
+    writer = _VerlWriter(trainer, Path(path), batches, looks, score)
+    setattr(trainer, UPDATE, writer.update_actor)
+    if LOSSES in sys.modules:
+        _watch(writer.file)
+
+
+def record_losses(path: str | Path) -> None:
+    """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
+    `run.jsonl`. Only the first process writes.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        import_module(LOSSES)
+        _watch(Recorder(Path(path), framework="verl"))
+
+
+def _watch(file: Recorder) -> None:
+    core = sys.modules[LOSSES]
+    calls = LossRecorder(file)
+    for name, loss in list(core.POLICY_LOSS_REGISTRY.items()):
+        watched = wraps(loss)(partial(_watched, calls, name, loss))
+        core.POLICY_LOSS_REGISTRY[name] = watched
+        own = str(getattr(loss, "__name__", ""))
+        if getattr(core, own, None) is loss:
+            setattr(core, own, watched)
+
+
+def _watched(calls: LossRecorder, name: str, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = loss(*args, **kwargs)
+    calls.file.attempt(_record_call, calls, name, result[0], signature(loss).bind(*args, **kwargs).arguments)
+    return result
+
+
+def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
+    values = {own: given.get(verls) for verls, own in LOSS_VALUES.items()}
+    totals = getattr(given.get("config"), "global_batch_info", None) or {}
+    ranks = totals.get("dp_size") or 1
+    counts = {own: totals.get(verls) for verls, own in COUNTS.items()}
+    # Each rank multiplies by the number of ranks, over which gradients are averaged.
+    counts = {own: None if count is None else float(count) / ranks for own, count in counts.items()}
+    calls.write(name, given["response_mask"], values, loss, **counts)
 
 
 class _VerlWriter:
@@ -54,6 +114,7 @@ class _VerlWriter:
         data = [_prompts(getattr(trainer, f"{part}_dataset", None)) for part in ("train", "val")]
         words = {"settings": settings_of(trainer.config), "tokens": tokens_of(trainer.tokenizer)}
         self.file = BatchRecorder(path, framework="verl", data=facts_of(*data), **words)
+        keep_tokenizer(trainer.tokenizer, path)
         self.trainer = trainer
         self.inner = getattr(trainer, UPDATE)
         self.batches = batches
@@ -94,13 +155,14 @@ def _columns(batch: Any) -> dict[str, Any]:
     if hasattr(batch, "non_tensor_batch"):
         return {**dict(batch.batch.items()), **batch.non_tensor_batch}
     get = import_module("transfer_queue").kv_batch_get
-    names = [*OF_TOKENS, *OF_REWARDS, *OF_ROWS]
+    names = [*dict.fromkeys((*OF_TOKENS, *OF_REWARDS, *OF_ROWS))]
     data = get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     return dict(data.items())
 
 
 def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[RecordedCompletion]:
-    tensors = {name: columns[name] for name in (*OF_TOKENS, *OF_REWARDS) if columns.get(name) is not None}
+    names = dict.fromkeys((*OF_TOKENS, *OF_REWARDS))
+    tensors = {name: columns[name] for name in names if columns.get(name) is not None}
     others = {name: columns[name].tolist() for name in OF_ROWS if columns.get(name) is not None}
     groups = {uid: n for n, uid in enumerate(dict.fromkeys(others["uid"]))}
     for n, uid in enumerate(others["uid"]):
@@ -124,8 +186,8 @@ def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Recorde
             "rewards": {"score": float(row.get("score", scores[-1]))},
             "reward": scores[0],
         }
-        logprobs = {name: own.get(verls) for verls, name in LOGPROBS.items()}
-        yield RecordedCompletion(sample, own["response_mask"], own["advantages"], logprobs)
+        values = {name: own.get(verls) for verls, name in VALUES.items()}
+        yield RecordedCompletion(sample, own["response_mask"], own["advantages"], values)
 
 
 def _prompts(dataset: Any) -> list[Any]:

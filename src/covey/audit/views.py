@@ -1,35 +1,37 @@
-"""`covey show` and `covey diff` of another framework's run, by the views of covey's own runs."""
+"""`covey show`, `diff` and `rescore` of another framework's run, by the views of covey's own runs."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from covey.audit.advantages import groups_of, totals
-from covey.audit.course import translated
-from covey.audit.frameworks import words_of
-from covey.audit.record import AuditRecord, Rollout
+from covey.audit.as_log import by_step, lacking, log_of, metrics_of
+from covey.audit.record import AuditRecord
+from covey.audit.rewards import ANSWERS
 from covey.audit.sources import open_run
 from covey.insight.difference import paired_curves, shared_gain, signed
+from covey.insight.rescore import RescoredGroup, rescored_step
 from covey.insight.show import ShownRecord, course_lines, group_view, spoken_prompt, step_view
 from covey.insight.verdict import ends
-from covey.runs.rollouts import RolloutLog
-from covey_verify.errors import ConfigError
+from covey.models.wording import MEANING
+from covey.rewards.audit import check_columns
+from covey.rewards.scorer import Rewards, completion_of
+from covey.system.text import Say
+from covey.types import Problem
+from covey_verify.errors import ConfigError, DataError
 
 
 def show_record(path: Path, step: int | None, group: int | None) -> tuple[ShownRecord, list[str]]:
     """Show a run's course, the groups of a step, or a group with its completions. Raises ConfigError."""
     record = open_run(path)
-    logs = _by_step(record)
+    logs = by_step(record)
     if step is None:
-        metrics = _metrics(record)
+        metrics = metrics_of(record)
         shown = {"run": str(path), "framework": record.header.framework, "metrics": metrics[-1:]}
         head = f"{path} ({record.header.framework}): {len(record.updates)} updates"
         lines = course_lines(metrics, []) if metrics else ["no metrics that covey knows"]
@@ -38,69 +40,8 @@ def show_record(path: Path, step: int | None, group: int | None) -> tuple[ShownR
     if step not in logs:
         known = f"it has {min(logs)} to {max(logs)}" if logs else "it has none"
         raise ConfigError(f"{path}: no completions of step {step}; {known}")
-    log = _log(path, record, logs[step])
+    log = log_of(path, record, logs[step])
     return step_view(path, step, log) if group is None else group_view(path, step, group, log)
-
-
-def _by_step(record: AuditRecord) -> dict[int, list[Rollout]]:
-    """Return the rollouts before each update: there may be one for each of its micro-batches."""
-    found: dict[int, list[Rollout]] = defaultdict(list)
-    for rollout in record.rollouts:
-        found[rollout.step].append(rollout)
-    return found
-
-
-def _log(path: Path, record: AuditRecord, rollouts: Sequence[Rollout]) -> RolloutLog:
-    """Return a step's rollouts in the form of covey's log; their groups are numbered one after another."""
-    used = {(use.row.rollout, use.row.completion): use.row.advantage for use in reversed(record.uses)}
-    rows: list[dict[str, Any]] = []
-    for rollout in rollouts:
-        samples = rollout.completions
-        rewards = totals(record, samples)[0].tolist()
-        first = 1 + max((row["group"] for row in rows), default=-1)
-        groups = groups_of(samples)
-        for place, (sample, group) in enumerate(zip(samples, groups, strict=True)):
-            advantage = used.get((rollout.number, place), sample.advantage)
-            ended = not set(sample.ids[-1:] if sample.ids else ()).isdisjoint(record.header.tokens.eos)
-            rows.append(
-                {
-                    "group": first + group,
-                    "sample": groups[:place].count(group),
-                    "problem": f"of rollout {rollout.number}",
-                    "prompt": sample.prompt if sample.prompt is not None else str(sample.prompt_ids),
-                    "completion": sample.text if sample.text is not None else str(sample.ids),
-                    "reward": None if math.isnan(rewards[place]) else rewards[place],
-                    "advantage": advantage if isinstance(advantage, float) else math.nan,
-                    "tokens": len(sample.ids) if sample.ids is not None else math.nan,
-                    "finish": "with an end token" if ended else "without an end token",
-                    "components": sample.rewards,
-                    "status": {},
-                    "extracted": {},
-                    "trained": True,
-                }
-            )
-    return RolloutLog(path, tuple(rows))
-
-
-def _metrics(record: AuditRecord) -> list[dict[str, float]]:
-    """Return the metrics of each step by covey's names, those of completions counted if there are any."""
-    words = words_of(record.header.framework)
-    steps: dict[int, dict[str, float]] = {}
-    for update in record.updates:
-        steps.setdefault(update.step, {}).update(translated(words, update.metrics))
-        if update.loss is not None:
-            steps[update.step].setdefault("loss", update.loss)
-    for step, rollouts in _by_step(record).items():
-        log = _log(Path(), record, rollouts)
-        groups = [[log.rows[n]["reward"] for n in places] for places in log.groups.values()]
-        counted = {
-            "reward/mean": [row["reward"] for row in log.rows if row["reward"] is not None],
-            "length/mean": [row["tokens"] for row in log.rows if not math.isnan(row["tokens"])],
-            "groups/dead": [float(len(set(rewards)) == 1) for rewards in groups if len(rewards) > 1],
-        }
-        found = {name: fmean(values) for name, values in counted.items() if values}
-        steps[step] = {**found, **steps.get(step, {})}
-    return [{"step": float(step), **steps[step]} for step in sorted(steps)]
 
 
 def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
@@ -115,17 +56,47 @@ def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[
     ]
     same = records[0].header.framework == records[1].header.framework
     lines += ["", "what differs", *(f"  {n}: {x} -> {y}" for n, (x, y) in changed.items())] if same else []
-    lines += ["", *paired_curves([_metrics(record) for record in records], ([], [])), ""]
+    lines += ["", *paired_curves([metrics_of(record) for record in records], ([], [])), ""]
     if gain is not None:
         lines.append(f"training reward of {shared} problems that both met, B - A: {signed(gain)}")
     training = {"problems": shared, **ends(gain)} if gain is not None else None
     return {"a": str(a), "b": str(b), "settings": changed, "training": training}, lines
 
 
+def rescore_record(path: Path, rewards: Rewards, steps: int, say: Say) -> list[RescoredGroup]:
+    """Score the completions of a run's last ``steps`` rollouts again, by the columns of its rows.
+
+    A column named like an answer is also the column `answer`. ``say`` is told that thoughts are read by their
+    usual tags. Raises DataError without completions, texts or columns.
+    """
+    record = open_run(path)
+    if "text" not in record.fields:
+        raise DataError(f"{path}: {lacking(record) or 'no texts'} Rewards read texts")
+    say(f"the model's template is not known: {MEANING}")
+    groups = list[RescoredGroup]()
+    for step, rollouts in sorted(by_step(record).items())[-steps:]:
+        log = log_of(path, record, rollouts)
+        first = [log.rows[places[0]] for places in log.groups.values()]
+        problems = [
+            Problem(f"{path}, step {step}: {row['problem']}", row["prompt"], _columns(row)) for row in first
+        ]
+        check_columns(problems, rewards)
+        completions = [completion_of(row["completion"]) for row in log.rows]
+        groups += rescored_step(log, step, problems, completions, rewards)
+    return groups
+
+
+def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a completion's row, its answer also by the name that rewards usually ask for."""
+    own = dict(row["columns"])
+    named = next((own[name] for name in ANSWERS if name in own), None)
+    return own if named is None else {"answer": named, **own}
+
+
 def _rewards(record: AuditRecord) -> dict[str, float]:
     """Return the text of each prompt -> the mean reward of its completions."""
     found: dict[str, list[float]] = defaultdict(list)
-    for row in _log(Path(), record, record.rollouts).rows:
+    for row in log_of(Path(), record, record.rollouts).rows:
         if row["reward"] is not None:
             found[spoken_prompt(row["prompt"])].append(row["reward"])
     return {prompt: float(np.mean(rewards)) for prompt, rewards in found.items()}

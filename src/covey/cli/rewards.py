@@ -66,16 +66,24 @@ def command_rescore(
 ) -> int:
     """Apply other rewards to the completions of a run, and show which groups change sign, die or come alive.
 
-    :param run: Folder of the run; its data give the columns.
+    :param run: Folder of the run, whose data give the columns; or whatever `covey audit` reads, if it has
+        texts and columns.
     :param steps: Number of last steps to score.
     """
     if steps < 1:
         raise ConfigError(f"--steps {steps} must be at least 1")
+    from covey.audit.sources import is_foreign
     from covey.commands.scoring import named_rewards
     from covey.insight import rescore
 
     notes = list[str]()
-    found = rescore.rescore(run, named_rewards(rewards, trust), steps, notes.append)
+    named = named_rewards(rewards, trust)
+    if is_foreign(run):
+        from covey.audit.views import rescore_record
+
+        found = rescore_record(run, named, steps, notes.append)
+    else:
+        found = rescore.rescore(run, named, steps, notes.append)
     said = [f"note: {note}" for note in notes]
     print_result(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
     return 0

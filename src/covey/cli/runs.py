@@ -212,12 +212,14 @@ def command_report(
 ) -> int:
     """Write a run into one HTML file, which loads nothing: verdict, curves, findings, completions, settings.
 
-    :param run: Folder of a run or a pipeline.
+    :param run: Folder of a run or a pipeline, or whatever `covey audit` reads.
     :param output: The file to write.
     """
+    from covey.audit.run_folder import readable
     from covey.insight.pages.report import write_report
 
-    write_report(run, output)
+    with readable(run) as folder:
+        write_report(folder, output)
     print_result(as_json, {"report": str(output)}, [f"report  {output}"])
     return 0
 
@@ -233,11 +235,15 @@ def command_ui(
 ) -> int:
     """Look at runs in a browser: live curves, groups, completions token by token.
 
-    :param runs: The folder of a run, or one with runs in it.
+    :param runs: The folder of a run, or one with runs in it; or whatever `covey audit` reads, and a folder of
+        its records, as they are when the command begins.
     :param port: On 127.0.0.1; 0 takes any that is free.
     :param read_only: No run can be tagged or deleted from the pages.
     """
+    from covey.audit.run_folder import readable
     from covey.insight.pages.server import serve_pages
 
-    serve_pages(runs, port, open_browser, "#/", as_json, read_only)
+    with readable(runs) as folder:
+        # A record of another framework is shown from a copy, which nobody keeps.
+        serve_pages(folder, port, open_browser, "#/", as_json, read_only or folder != runs)
     return 0

@@ -23,10 +23,9 @@ from covey.runs.estimates import (
 )
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.inventory import changes
-from covey.runs.reader import last_stage, read_environment, recorded_settings
+from covey.runs.reader import last_stage, read_environment, recorded_yaml
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.system.plot import Curve, span
-from covey_verify.errors import ConfigError
 
 LATE = 0.25
 """Fraction of the logged steps that count as late."""
@@ -69,11 +68,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
 
 def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
     """Return the settings in which two runs differ, except their output folder."""
-    flat = []
-    for stage in (first, second):
-        if (settings := recorded_settings(stage)) is None:
-            raise ConfigError(f"{stage}: no run in this folder")
-        flat.append(dict(flatten(settings)))
+    flat = [dict(flatten(recorded_yaml(stage))) for stage in (first, second)]
     names = [n for n in {**flat[0], **flat[1]} if n != "output"]
     pairs = ((name, (flat[0].get(name), flat[1].get(name))) for name in names)
     return {name: pair for name, pair in pairs if pair[0] != pair[1]}

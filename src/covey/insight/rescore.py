@@ -19,7 +19,7 @@ from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.text import Say, finite
 from covey.tasks.source import load_problems
-from covey.types import Problem
+from covey.types import Completion, Problem
 from covey_verify.errors import DataError
 
 GROUPS_SHOWN = 12
@@ -95,19 +95,29 @@ def rescore(
             source.train[own].id: replace(source.train[own], columns=source.train[other].columns)
             for own, other in pairs
         }
-    groups = []
+    groups = list[RescoredGroup]()
     for step in logged:
         log = read_rollouts(stage, step)
-        scorer = Scorer(rewards, step)
-        # All groups of a step are submitted first, then awaited: rewards run in parallel.
-        pending = [
-            _submit(scorer, log, number, _problem_of(log, number, problems, wording, f"{stage}, step {step}"))
-            for number in log.groups
-        ]
-        groups += [
-            _result(log, step, number, group) for number, group in zip(log.groups, pending, strict=True)
-        ]
+        own = [_problem_of(log, n, problems, wording, f"{stage}, step {step}") for n in log.groups]
+        groups += rescored_step(log, step, own, list(map(log.completion, range(len(log.rows)))), rewards)
     return groups
+
+
+def rescored_step(
+    log: RolloutLog,
+    step: int,
+    problems: Sequence[Problem],
+    completions: Sequence[Completion],
+    rewards: Rewards,
+) -> list[RescoredGroup]:
+    """Score the groups of one step again: a problem for each group, a completion for each row of the log."""
+    scorer = Scorer(rewards, step)
+    # All groups are submitted first, then awaited: rewards run in parallel.
+    pending = [
+        _submit(scorer, problem, [completions[place] for place in places])
+        for problem, places in zip(problems, log.groups.values(), strict=True)
+    ]
+    return [_result(log, step, number, group) for number, group in zip(log.groups, pending, strict=True)]
 
 
 def _problem_of(
@@ -126,13 +136,12 @@ def _problem_of(
     return replace(problem, thoughts=logged.thoughts)
 
 
-def _submit(scorer: Scorer, log: RolloutLog, number: int, problem: Problem) -> GroupScoring:
+def _submit(scorer: Scorer, problem: Problem, completions: Sequence[Completion]) -> GroupScoring:
     """Submit the completions of a group to the rewards."""
-    places = log.groups[number]
     # Rewards do not see prompt tokens, so none are given.
-    group = scorer.begin_group(problem, np.zeros(0, np.int64), len(places))
-    for sample, place in enumerate(places):
-        group.add(sample, log.completion(place))
+    group = scorer.begin_group(problem, np.zeros(0, np.int64), len(completions))
+    for sample, completion in enumerate(completions):
+        group.add(sample, completion)
     return group
 
 

@@ -308,6 +308,11 @@ def read_ending(stage: Path) -> str:
         return str(error)
 
 
+def read_remark(stage: Path) -> str:
+    """Return what the writer of a run folder that no run of covey has made says of it; mostly empty."""
+    return str(_end(stage).get("remark", ""))
+
+
 def resumable(stage: Path) -> bool:
     """Whether a run may continue as it is. After a guard stopped it, it needs another setting first."""
     return not read_ending(stage).startswith("stopped by a guard")

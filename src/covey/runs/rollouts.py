@@ -36,7 +36,8 @@ class _Row(BaseModel, strict=True):
     prompt: str | list[dict[str, object]]
     completion: str
     finish: str
-    tokens: int
+    tokens: float
+    """NaN in a run of another trainer that did not record them."""
     reward: float | None
     advantage: float
     components: dict[str, float | None]
@@ -282,7 +283,7 @@ def rollout_arrays(
     kept = SamplingMask.join(masks)
     lags = any(c.provenance.versions is not None for c in completions)
     all_drawn = all(c.sampled is None for c in completions)
-    return _npz(
+    return packed(
         prompt_tokens=np.concatenate([g.prompt for g in groups]),
         prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
         tokens=np.concatenate([c.tokens for c in completions]),
@@ -355,7 +356,8 @@ def _steps(own: StepRewards) -> list[list[float]]:
     return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
 
 
-def _npz(**arrays: np.ndarray) -> bytes:
+def packed(**arrays: np.ndarray) -> bytes:
+    """Return arrays as the bytes of an npz file, the same for the same arrays."""
     # numpy stamps the time into its archives; a fixed one keeps reruns identical byte for byte.
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

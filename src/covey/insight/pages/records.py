@@ -22,7 +22,15 @@ from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import RESULT, ended_otherwise, stream_record
 from covey.runs.healing import Attempt, read_attempts
-from covey.runs.reader import read_ending, read_environment, recorded_yaml, resumable, seconds_of, stages_in
+from covey.runs.reader import (
+    read_ending,
+    read_environment,
+    read_remark,
+    recorded_yaml,
+    resumable,
+    seconds_of,
+    stages_in,
+)
 from covey.runs.rollouts import recorded_steps, rollout_file
 from covey.runs.tags import read_tags
 from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
@@ -300,6 +308,7 @@ def run_page(name: str, folder: Path) -> Record:
     state = run_state(folder)
     if state in ("stopped", "interrupted"):
         notes.append(read_ending(folder))
+    notes.append(_unless_damaged(notes, "", read_remark, folder))
     positions = {kind: tail.at for kind, tail in known.tails.items()}
     remarks: list[Finding] = []
     if not records["findings"]:
@@ -312,7 +321,7 @@ def run_page(name: str, folder: Path) -> Record:
         "environment": [(key, written(value)) for key, value in flatten(environment or {})],
         "spent": dict(known.spent),
         "verdict": verdict,
-        "duration": duration(seconds),
+        "duration": duration(seconds) if seconds else "",
         "remarks": [vars(remark) for remark in remarks],
         "notes": list(dict.fromkeys(note for note in notes if note)),
         "at": positions,

@@ -16,7 +16,7 @@ from covey.insight.pages.tokens import logged_completion
 from covey.runs.atomic import write_file
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, recorded_settings, stages_in
+from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.system.text import finite
 from covey.types import VERSION
@@ -56,7 +56,7 @@ def write_report(run: Path, output: Path) -> None:
 
 def _refuse_damage(stage: Path) -> None:
     """Raise CheckpointError for a damaged record; the page of a run shows what is left of it instead."""
-    recorded_settings(stage)
+    recorded_yaml(stage)
     for name in ("metrics.jsonl", "timings.jsonl"):
         read_numbers(stage, name)
     for record in read_stream(stage, "evals.jsonl"):

@@ -81,7 +81,7 @@ def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
     }
 
 
-def shown_row(row: Record, rollout: Mapping[str, Any]) -> Record:
+def shown_row(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> Record:
     """Return a row of the log for its page, with the reason of its end and without the group's own fields."""
     shown = {name: value for name, value in row.items() if name not in ("prompt", "weights")}
     return shown | {"ended": end_reason(row, rollout)}

@@ -56,8 +56,8 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
     drawn = arrays.get("sampled", np.ones(len(ids), bool))
     values = {
         "applied": arrays.get("applied"),
-        "advantage": arrays["advantages"],
-        "logprob": arrays["logprobs"],
+        "advantage": _known(arrays["advantages"]),
+        "logprob": _known(arrays["logprobs"]),
         "ratio": arrays.get("ratios"),
         "kl": None
         if "ref_log_ratios" not in arrays
@@ -76,6 +76,11 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
         "values": {k: np.where(drawn, v, np.nan) for k, v in values.items() if v is not None},
         "inserted": np.flatnonzero(~drawn).tolist(),
     }
+
+
+def _known(values: np.ndarray) -> np.ndarray | None:
+    """Return values unless all are NaN, as where a run of another trainer did not record them."""
+    return None if np.isnan(values).all() else values
 
 
 def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

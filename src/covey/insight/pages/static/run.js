@@ -105,7 +105,7 @@ function facts(run) {
   });
   return [
     part(`Settings that differ from the defaults (${differing.length})`, table("settings that differ", [], differing.map((s) => pair(s.setting, s.value, s.says)))),
-    part(`All other settings, which are as by default or by the preset (${others.length})`, table("other settings", [], others.map((s) => pair(s.setting, s.value, "", s.says)), "scroll")),
+    part(`All other settings (${others.length})`, table("other settings", [], others.map((s) => pair(s.setting, s.value, "", s.says)), "scroll")),
     spent.length ? part("Time and memory", table("time by phase", ["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(most), 0)} MiB at most.`)) : null,
     run.environment.length ? part("Environment: versions, machine, files", table("environment", [], run.environment.map(([key, value]) => pair(key, value)), "scroll")) : null,
   ];

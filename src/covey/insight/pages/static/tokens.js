@@ -1,6 +1,6 @@
 // One completion, token by token: each coloured by a quantity, every number at hand by mouse and by keyboard.
 
-import { ask, choice, fmt, h, num, pageLink, trail, written } from "./dom.js";
+import { ask, choice, fmt, h, num, pageLink, prose, trail, written } from "./dom.js";
 import { lines } from "./plot.js";
 import { prompt } from "./step.js";
 
@@ -19,7 +19,7 @@ export async function tokenPage(run, step, group, sample, focus) {
   const { ids, pieces, values, row } = found;
   const clip = clipStates(values);
   const shown = { ...found.quantities, ...(clip ? { clip: "what the clip rule, a mask or a token weight did" } : {}) };
-  let quantity = ["applied", "advantage"].find((q) => values[q]?.some((v) => v)) ?? "logprob";
+  let quantity = ["applied", "advantage"].find((q) => values[q]?.some((v) => v)) ?? (values.logprob ? "logprob" : Object.keys(shown)[0]);
   let current = Math.min(Number(focus) || 0, Math.max(ids.length - 1, 0));
   const inserted = new Set(found.inserted);
   const starts = new Set(Object.values(row.steps ?? {}).flat().map(([a]) => a));
@@ -90,11 +90,12 @@ export async function tokenPage(run, step, group, sample, focus) {
   const node = h("div", {},
     trail({ run, step, group, sample }),
     h("div", { class: "title" }, h("h1", {}, `Completion ${sample}`), h("span", { class: "space" }), h("span", { class: "pager" }, go(sample - 1, "‹ sibling"), go(sample + 1, "sibling ›"))),
-    h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), `, ${row.tokens} tokens. Ended by: `, written(row.ended), "."),
+    h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), row.tokens === null ? "." : `, ${row.tokens} tokens.`, row.ended ? [" Ended by: ", written(row.ended), "."] : ""),
     h("details", {}, h("summary", {}, "Prompt"), prompt(found.prompt)),
-    pieces ? null : h("p", { class: "note" }, "No tokenizer of this run is on this machine yet, so tokens are shown by number. A checkpoint brings one."),
-    ids.length ? [choice({ label: "Colour by", value: quantity, options: Object.keys(shown).map((q) => [q, NAMES[q], shown[q]]), change: (q) => { quantity = q; paint(); tell(); } }), legend, drawing,
-      h("div", { class: "reading" }, text, panel)] : h("p", { class: "note" }, "This completion is empty."));
-  if (ids.length) { paint(); tell(); }
+    pieces || !ids.length ? null : h("p", { class: "note" }, "No tokenizer of this run is on this machine yet, so tokens are shown by number. A checkpoint brings one."),
+    row.lacks ? h("p", { class: "note" }, written(row.lacks)) : null,
+    ids.length && quantity ? [choice({ label: "Colour by", value: quantity, options: Object.keys(shown).map((q) => [q, NAMES[q], shown[q]]), change: (q) => { quantity = q; paint(); tell(); } }), legend, drawing,
+      h("div", { class: "reading" }, text, panel)] : row.lacks ? prose(row.completion, { class: "text" }) : h("p", { class: "note" }, "This completion is empty."));
+  if (ids.length && quantity) { paint(); tell(); }
   return { title: `${run}, step ${step}, completion ${sample}`, node, shown: () => { if (focus !== undefined && ids.length) spans[current].scrollIntoView({ block: "center" }); } };
 }

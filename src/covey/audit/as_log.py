@@ -1,0 +1,176 @@
+"""The completions and metrics of another framework's run, in the form of covey's rollout log and streams."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from covey.audit.advantages import groups_of, totals, weights_of
+from covey.audit.course import translated
+from covey.audit.frameworks import words_of
+from covey.audit.record import AuditRecord, Numbers, Rollout, Row, Sample, Use
+from covey.insight.show import spoken_prompt
+from covey.runs.rollouts import RolloutLog
+
+TITLE = 60
+"""Characters of a prompt that name its problem."""
+ALWAYS = ("tokens", "sampled", "logprobs", "advantages")
+"""Arrays that every rollout log has."""
+PARTS = {
+    "completions": {"ids", "text"},
+    "token ids": {"ids"},
+    "texts": {"text"},
+    "log-probs of tokens": {"sampler_logprobs", "old_logprobs", "logprobs", "model_logprobs"},
+    "advantages": {"advantage"},
+    "masks": {"mask"},
+    "rewards": {"rewards", "reward"},
+}
+"""Parts of completions that pages show -> the fields of a record, of which one is enough for it."""
+
+
+def lacking(record: AuditRecord) -> str:
+    """Return a sentence that names what the pages could show and the record lacks; empty if nothing."""
+    absent = [words for words, fields in PARTS.items() if not record.fields & fields]
+    absent = absent[:1] if absent[:1] == ["completions"] else absent
+    said = " and ".join(part for part in (", ".join(absent[:-1]), *absent[-1:]) if part)
+    return f"This record has no {said}." if absent else ""
+
+
+def by_step(record: AuditRecord) -> dict[int, list[Rollout]]:
+    """Return the rollouts before each update: there may be one for each of its micro-batches."""
+    found: dict[int, list[Rollout]] = defaultdict(list)
+    for rollout in record.rollouts:
+        found[rollout.step].append(rollout)
+    return found
+
+
+def log_of(path: Path, record: AuditRecord, rollouts: Sequence[Rollout]) -> RolloutLog:
+    """Return a step's rollouts as a log. Their groups are numbered one after another, and each group's
+    completions follow one another.
+    """
+    used = {(use.row.rollout, use.row.completion): use.row.advantage for use in reversed(record.uses)}
+    rows: list[dict[str, Any]] = []
+    for rollout in rollouts:
+        samples = rollout.completions
+        rewards = totals(record, samples)[0].tolist()
+        numbers = groups_of(samples)
+        for group in dict.fromkeys(numbers):
+            first = 1 + max((row["group"] for row in rows), default=-1)
+            places = [n for n, own in enumerate(numbers) if own == group]
+            for n, place in enumerate(places):
+                advantage = used.get((rollout.number, place), samples[place].advantage)
+                own = {"group": first, "sample": n, "rollout": rollout.number, "place": place}
+                rows.append(own | _row(record, samples[place], rewards[place], advantage))
+    return RolloutLog(path, tuple(rows))
+
+
+def _row(
+    record: AuditRecord, sample: Sample, reward: float, advantage: float | Numbers | None
+) -> dict[str, Any]:
+    ids = sample.ids
+    prompt = sample.prompt if sample.prompt is not None else str(sample.prompt_ids)
+    spoken = [line for line in spoken_prompt(prompt).splitlines() if line.strip()]
+    names = list(sample.rewards)
+    return {
+        "problem": (spoken or [""])[-1].strip()[:TITLE],
+        "prompt": prompt,
+        "completion": sample.text if sample.text is not None else str(ids),
+        "reward": None if math.isnan(reward) else reward,
+        "advantage": advantage if isinstance(advantage, float) else math.nan,
+        "tokens": len(ids) if ids is not None else math.nan,
+        "finish": _finish(record, sample),
+        "components": sample.rewards,
+        "weights": dict(zip(names, weights_of(record, names), strict=True)),
+        "columns": sample.row,
+        "status": {},
+        "extracted": {},
+        "trained": True,
+    }
+
+
+def _finish(record: AuditRecord, sample: Sample) -> str:
+    """Return `stop`, or `length` of a completion that reached the limit; '' if it is not known."""
+    if not sample.ids:
+        return ""
+    limit = record.number("max_completion_length", math.inf)
+    ended = sample.ids[-1] in record.header.tokens.eos
+    return "length" if not ended and len(sample.ids) >= limit else "stop" if ended else ""
+
+
+def arrays_of(record: AuditRecord, log: RolloutLog) -> dict[str, np.ndarray]:
+    """Return the arrays of a log's completions as `rollouts.npz` has them; NaN for what is not known."""
+    samples = {(r.number, n): s for r in record.rollouts for n, s in enumerate(r.completions)}
+    own = [samples[row["rollout"], row["place"]] for row in log.rows]
+    uses: dict[tuple[int, int], list[Use]] = defaultdict(list)
+    for use in record.uses:
+        uses[use.row.rollout, use.row.completion].append(use)
+    used = [uses[row["rollout"], row["place"]] for row in log.rows]
+    firsts = [own[places[0]] for places in log.groups.values()]
+    prompts = [np.array(s.prompt_ids or (), np.int64) for s in firsts]
+    values = [_token_values(*pair) for pair in zip(own, used, strict=True)]
+    found = {name: np.concatenate([part[name] for part in values]) for name in values[0]}
+    return {
+        "prompt_tokens": np.concatenate(prompts),
+        "prompt_ends": np.cumsum([len(ids) for ids in prompts]),
+        "ends": np.cumsum([len(s.ids or ()) for s in own]),
+        **{n: v for n, v in found.items() if n in ALWAYS or not np.isnan(v).all()},
+    }
+
+
+def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
+    ids = np.array(sample.ids or (), np.int64)
+    first = uses[0].row if uses else Row(rollout=0, completion=0)
+    last = uses[-1].row if uses else first
+    known = (sample.sampler_logprobs, first.old_logprobs, first.logprobs, sample.model_logprobs)
+    given = sample.advantage if first.advantage is None else first.advantage
+    size = len(ids)
+    advantages = np.full(size, given, np.float64) if isinstance(given, float) else _fitted(given, size)
+    # The page shows a token without a number as one that no update saw.
+    mask = np.ones(size, bool) if first.mask is None else _fitted(first.mask, size) == 1
+    now = _fitted(last.logprobs, size)
+    inserted = _fitted(sample.inserted, size) == 1
+    return {
+        "tokens": ids,
+        "sampled": ~inserted,
+        "logprobs": _fitted(next((v for v in known if v), None), size).astype(np.float32),
+        "advantages": np.where(mask, advantages, np.nan).astype(np.float32),
+        "ratios": np.exp(now - _fitted(last.old_logprobs, size)).astype(np.float32),
+        "ref_log_ratios": (now - _fitted(last.ref_logprobs, size)).astype(np.float32),
+    }
+
+
+def _fitted(values: Sequence[float | None] | None, size: int) -> np.ndarray:
+    """Return (size,) float64: the first values, NaN for those that are missing."""
+    found = np.full(size, np.nan)
+    part = np.array((values or ())[:size], dtype=np.float64)
+    found[: len(part)] = part
+    return found
+
+
+def metrics_of(record: AuditRecord) -> list[dict[str, float]]:
+    """Return the metrics of each step by covey's names, those of completions counted if there are any."""
+    words = words_of(record.header.framework)
+    steps: dict[int, dict[str, float]] = {}
+    for update in record.updates:
+        steps.setdefault(update.step, {}).update(translated(words, update.metrics))
+        if update.loss is not None:
+            steps[update.step].setdefault("loss", update.loss)
+        if update.grad_norm is not None:
+            steps[update.step].setdefault("optimizer/grad_norm", update.grad_norm)
+    for step, rollouts in by_step(record).items():
+        log = log_of(Path(), record, rollouts)
+        groups = [[log.rows[n]["reward"] for n in places] for places in log.groups.values()]
+        counted = {
+            "reward/mean": [row["reward"] for row in log.rows if row["reward"] is not None],
+            "length/mean": [row["tokens"] for row in log.rows if not math.isnan(row["tokens"])],
+            "groups/dead": [float(len(set(rewards)) == 1) for rewards in groups if len(rewards) > 1],
+        }
+        found = {name: fmean(values) for name, values in counted.items() if values}
+        steps[step] = {**found, **steps.get(step, {})}
+    return [{"step": float(step), **steps[step]} for step in sorted(steps)]

@@ -1,0 +1,425 @@
+"""Checks of losses: each is computed again from what the loss function was given, under the run's settings.
+
+An update of TRL is one case, and so is each recorded call of verl's and OpenRLHF's loss functions. A mistake
+is a variation of the algorithm: the one under which all losses are as they were found is the cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from covey.audit.advantages import groups_of
+from covey.audit.check import Trouble
+from covey.audit.conventions import convention_of, correction_of, loss_of_calls, same_loss
+from covey.audit.logprobs import old as old_logprobs
+from covey.audit.logprobs import pairs, sampler
+from covey.audit.record import AuditRecord, LossCall, Numbers, Update, Use
+from covey.audit.tokens import place
+from covey.objective import reductions, surrogates
+from covey.objective.algorithms import Algorithm
+from covey.objective.bound import Bound, bind
+from covey.objective.data import LossInputs
+from covey.objective.loss import Loss, policy_loss, policy_values
+from covey.objective.reductions import Totals, token_mean
+
+MEANS = (reductions.token_mean, reductions.sequence_mean, reductions.sequence_sum, reductions.token_sum)
+"""Reductions that are tried as the cause of another loss."""
+CLIPPED = ("vanilla", "ppo")
+"""Loss functions of verl and OpenRLHF with PPO's clip."""
+APART = 0.01
+"""Nats by which trainer and sampler have to differ at a token, so that the direction of a weight shows."""
+KEY = 8
+"""Number of log-probs by which a completion is recognized."""
+SMALLEST = 1e-30
+"""A weight below counts as this, so that its logarithm is a number."""
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """A loss that a run computed, with what it was computed from."""
+
+    step: int
+    place: str
+    """Which loss it is, in words."""
+    found: float
+    algorithm: Algorithm
+    inputs: LossInputs
+    mismatch: Tensor | None = None
+    """(N, T) log-ratio of trainer and sampler; None where the loss has no correction for that."""
+    weigh: Callable[[Tensor], Tensor] = torch.exp
+    """Mismatch -> the weight of each token's loss."""
+    precision: float = 5e-3
+    """Relative difference that rounding may make; a fiftieth of it, absolute."""
+
+    def is_that_of(self, other: LossCase) -> bool:
+        """Whether the loss that was found is the one that another case has by covey's formula."""
+        return _alike(self.found, float(other.value().total), self.precision)
+
+    def value(self) -> Loss:
+        """Return the loss by covey's own formula."""
+        if self.mismatch is None:
+            return policy_loss(self.algorithm, self.inputs)
+        inputs = replace(self.inputs, ratio=self.algorithm.ratio(self.inputs))
+        weight = self.algorithm.reduce(inputs)[:, None] * inputs.mask * self.weigh(self.mismatch)
+        total = (policy_values(self.algorithm, inputs) * weight).sum()
+        return Loss(total, total, total * 0, total * 0)
+
+
+@lru_cache(maxsize=8)
+def differing(record: AuditRecord) -> tuple[tuple[LossCase, Loss], ...]:
+    """Return the losses that are not covey's, with covey's."""
+    every = [(case, case.value()) for case in (*_of_updates(record), *_of_calls(record))]
+    return tuple(
+        (case, due) for case, due in every if not _alike(case.found, float(due.total), case.precision)
+    )
+
+
+def _of_updates(record: AuditRecord) -> Iterator[LossCase]:
+    """Yield the losses of whole updates, where covey has the framework's loss to the last term."""
+    algorithm = convention_of(record) if same_loss(record) else None
+    for update in record.updates if algorithm is not None else ():
+        uses = record.uses_of(update)
+        if update.loss is not None and algorithm is not None and _is_whole(record, algorithm, update, uses):
+            inputs = _inputs(record, uses, algorithm.kl is not None)
+            yield LossCase(update.step, "", update.loss, algorithm, inputs)
+
+
+def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
+    """Whether a record has all that an update's loss is made of."""
+    rows = [use.row for use in uses]
+    known = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
+    if not rows or not known or len(rows) < len(update.rows):
+        return False
+    if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
+        return False
+    # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
+    used = {r.rollout for r in rows}
+    whole = len(used) == 1 and len(rows) == _sampled(record, used)
+    return whole or algorithm.reduce.function is not token_mean
+
+
+def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
+    """Yield the recorded calls of a loss function whose settings are known."""
+    algorithm = loss_of_calls(record)
+    weigh = correction_of(record)
+    for call in record.calls:
+        inputs = _inputs_of_call(call)
+        if algorithm is None or inputs is None or call.name not in CLIPPED:
+            continue
+        case = LossCase(
+            0, f" (call {call.step} of {call.name})", call.loss, algorithm, inputs, precision=1e-3
+        )
+        weights = [row.corrections for row in call.rows if row.corrections is not None]
+        sampler = [row.sampler_logprobs for row in call.rows if row.sampler_logprobs is not None]
+        if len(weights) == len(call.rows):
+            logs = [[math.log(max(w or 0.0, SMALLEST)) for w in row] for row in weights]
+            case = replace(case, mismatch=_padded(logs, inputs.mask))
+        elif weigh is not None and len(sampler) == len(call.rows):
+            mismatch = inputs.old_logprobs - _padded(sampler, inputs.mask)
+            case = replace(case, mismatch=mismatch, weigh=weigh)
+        yield case
+
+
+def _count(given: float | None, counted: int) -> int | None:
+    """Return the number that a loss function divides by; None if it is no whole one."""
+    if given is None:
+        return counted
+    return round(given) if math.isclose(given, round(given), abs_tol=1e-3) else None
+
+
+def _inputs_of_call(call: LossCall) -> LossInputs | None:
+    mask = _padded([[float(m) for m in row.mask] for row in call.rows]).bool()
+    trained = int(mask.any(-1).sum())
+    tokens, completions = _count(call.tokens, int(mask.sum())), _count(call.completions, trained)
+    if tokens is None or completions is None:
+        return None
+    totals = Totals(
+        tokens=tokens,
+        completions=completions,
+        prompts=1,
+        max_tokens=mask.shape[1],
+        rows=len(call.rows),
+    )
+    return LossInputs(
+        logprobs=_padded([row.logprobs for row in call.rows], mask),
+        mask=mask,
+        advantages=_padded([row.advantage for row in call.rows], mask),
+        old_logprobs=_padded([row.old_logprobs for row in call.rows], mask),
+        totals=totals,
+        group_tokens=mask.sum(-1),
+    )
+
+
+def _inputs(record: AuditRecord, uses: Sequence[Use], reference: bool) -> LossInputs:
+    """Return what a loss is made of. ``reference``: its log-probs are among it."""
+    rows = [use.row for use in uses]
+    mask = _padded([[float(m) for m in r.mask or ()] for r in rows]).bool()
+    totals = Totals(
+        tokens=int(mask.sum()),
+        completions=int(mask.any(-1).sum()),
+        prompts=len(set(groups_of([u.sample for u in uses]))),
+        max_tokens=int(record.number("max_completion_length", 0)),
+        rows=len(rows),
+    )
+    advantages = torch.tensor([r.advantage for r in rows], dtype=torch.float64)
+    return LossInputs(
+        logprobs=_padded([r.logprobs or [] for r in rows], mask),
+        mask=mask,
+        advantages=advantages[:, None].expand(mask.shape),
+        old_logprobs=_padded([r.old_logprobs or r.logprobs or [] for r in rows], mask),
+        totals=totals,
+        group_tokens=mask.sum(-1),
+        ref_logprobs=_padded([r.ref_logprobs or [] for r in rows], mask) if reference else None,
+    )
+
+
+def _sampled(record: AuditRecord, numbers: set[int]) -> int:
+    return sum(len(r.completions) for r in record.rollouts if r.number in numbers)
+
+
+def _padded(rows: list[Numbers] | list[list[float]], mask: Tensor | None = None) -> Tensor:
+    """Return rows of numbers as (N, T) float64, 0 behind their ends and where unknown."""
+    values = [torch.tensor([0.0 if v is None else v for v in row], dtype=torch.float64) for row in rows]
+    padded = pad_sequence(values, batch_first=True)
+    if mask is None:
+        return padded
+    result = torch.zeros(mask.shape, dtype=torch.float64)
+    width = min(mask.shape[1], padded.shape[1])
+    result[:, :width] = padded[:, :width]
+    return result
+
+
+def _alike(found: float, due: float, precision: float) -> bool:
+    return abs(found - due) <= precision * (0.02 + abs(due))
+
+
+def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase, Loss], bool]) -> Trouble | None:
+    off = differing(record)
+    if not off or not all(explains(case, due) for case, due in off):
+        return None
+    case, due = max(off, key=lambda o: abs(o[0].found - float(o[1].total)))
+    numbers = f"{case.found:.4g} where {float(due.total):.4g} is expected"
+    return Trouble(f"{words}: {numbers}{case.place}", case.step)
+
+
+# --- variations of the algorithm ------------------------------------------------------------------
+
+Variation = Callable[[LossCase], LossCase | None]
+"""A case as a mistake would make it; None where it would make no difference."""
+
+
+def bounds_exchanged(case: LossCase) -> LossCase | None:
+    """Return the case with the lower clip bound as the upper one, and the reverse."""
+    settings = dict(case.algorithm.surrogate.settings)
+    low, high = settings.get("clip_low"), settings.get("clip_high")
+    if low is None or low == high:
+        return None
+    return _with(case, surrogate=Bound(surrogates.clip, {**settings, "clip_low": high, "clip_high": low}))
+
+
+def not_clipped(case: LossCase) -> LossCase | None:
+    """Return the case without a clip."""
+    clipped = case.algorithm.surrogate.function is surrogates.clip
+    return _with(case, surrogate=bind(surrogates.unclipped)) if clipped else None
+
+
+def not_corrected(case: LossCase) -> LossCase | None:
+    """Return the case without its importance correction."""
+    return None if case.mismatch is None else replace(case, mismatch=None)
+
+
+def corrected_the_wrong_way(case: LossCase) -> LossCase | None:
+    """Return the case with the sampler over the trainer in its correction."""
+    return None if case.mismatch is None else replace(case, mismatch=-case.mismatch)
+
+
+def _with(case: LossCase, **axes: object) -> LossCase:
+    return replace(case, algorithm=case.algorithm.variant(case.algorithm.paper, **axes))
+
+
+def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Trouble | None]:
+    """Return the check that speaks if all losses that differ are those of a variation."""
+
+    def fits(case: LossCase, _due: Loss) -> bool:
+        other = variation(case)
+        return other is not None and case.is_that_of(other)
+
+    def check(record: AuditRecord) -> Trouble | None:
+        return _explained(record, words, fits)
+
+    check.__doc__ = condition
+    return check
+
+
+def correction_is_inverted(record: AuditRecord) -> Trouble | None:
+    """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
+    loss is that of such weights, or gets the two log-probs in the other order.
+    """
+    clear = [own for use in record.uses for own in _corrected(use)]
+    wrong = [own for own in clear if own.inverted]
+    if len(wrong) >= 4 and len(wrong) > 0.5 * len(clear):
+        use, token, weight, due = wrong[0][:4]
+        said = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
+        return Trouble(f"{said} where {due:.4g} is expected", use.update.step, place(use, token))
+    exchanged = _exchanged(record)
+    if exchanged is not None:
+        said = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
+        return Trouble(f"{said} (call {exchanged.step} of {exchanged.name})")
+    said = "the importance correction is the inverse of the right one"
+    return explained_by(corrected_the_wrong_way, said, "")(record)
+
+
+def _exchanged(record: AuditRecord) -> LossCall | None:
+    """Return a call whose old log-probs are a recorded sampler's, and its sampler's are recorded old ones."""
+    old = {_key(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    sampled = {_key(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
+    for call in record.calls:
+        keys = [(_key(r.old_logprobs, r.mask), _key(r.sampler_logprobs, r.mask)) for r in call.rows]
+        known = [(a in sampled - old, b in old - sampled) for a, b in keys if a and b]
+        if known and all(all(pair) for pair in known):
+            return call
+    return None
+
+
+def _key(values: Numbers | None, mask: Sequence[bool] | None) -> tuple[float | None, ...]:
+    """Return the first trained values, which tell completions apart; () if there are none."""
+    return tuple(v for v, on in zip(values or (), mask or (), strict=False) if on)[:KEY]
+
+
+class Correction(NamedTuple):
+    """The importance weight of a token at which trainer and sampler clearly differ."""
+
+    use: Use
+    token: int
+    weight: float
+    due: float
+    """Trainer over sampler, of the token, or of the completion where the weight is of that."""
+    inverted: bool
+    """Whether the weight is sampler over trainer."""
+
+
+def _corrected(use: Use) -> Iterator[Correction]:
+    weights = use.row.corrections or ()
+    apart = [(token, old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)]
+    # A weight of a whole completion is the product of its tokens' ratios.
+    whole = sum(d for _, d in apart)
+    for token, own in apart:
+        weight = weights[token] if token < len(weights) else None
+        if weight is None or weight <= 0 or abs(own) < APART:
+            continue
+        log = math.log(weight)
+        d = own if abs(abs(log) - abs(own)) < abs(abs(log) - abs(whole)) else whole
+        yield Correction(use, token, weight, math.exp(d), math.isclose(log, -d, rel_tol=0.05))
+
+
+def reduction_is_another(record: AuditRecord) -> Trouble | None:
+    """The loss is that of another mean: over tokens, over completions, or a sum."""
+    for mean in MEANS:
+
+        def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
+            own = case.algorithm.reduce.function
+            other = _with(case, reduce=bind(mean))
+            return own is not mean and case.is_that_of(other)
+
+        own = {case.algorithm.reduce.function.__name__ for case, _ in differing(record)}
+        said = f"the loss is a {mean.__name__} and not a {' or '.join(own)}"
+        found = _explained(record, said.replace("_", " "), fits)
+        if found is not None:
+            return found
+    return None
+
+
+def loss_is_negated(record: AuditRecord) -> Trouble | None:
+    """The loss has the other sign than the one computed from its own numbers."""
+
+    def negated(case: LossCase, due: Loss) -> bool:
+        return _alike(-case.found, float(due.total), case.precision) and abs(case.found) > 1e-3
+
+    return _explained(record, "the loss has the wrong sign", negated)
+
+
+def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+    """The coefficient of the KL is negative; or the loss is the expected one with the KL subtracted."""
+    name = "beta" if record.setting("beta") is not None else "kl_coef"
+    coef = record.number(name, 0.0)
+    if coef < 0:
+        return Trouble(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
+
+    if record.setting("algorithm.use_kl_in_reward") is True:
+        return _kl_is_paid(record)
+
+    def subtracted(case: LossCase, due: Loss) -> bool:
+        return float(due.kl) > 1e-4 and _alike(
+            case.found, float(due.total) - 2 * coef * float(due.kl), case.precision
+        )
+
+    return _explained(record, "the KL is subtracted from the loss", subtracted)
+
+
+def _kl_is_paid(record: AuditRecord) -> Trouble | None:
+    """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
+    coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
+    paid = fined = 0
+    for use in record.uses:
+        row, sample = use.row, use.sample
+        scores = [score for score in sample.rewards.values() if score is not None]
+        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
+        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
+            continue
+        change = sample.reward - sum(scores)
+        paid += math.isclose(change, coef * kl, rel_tol=0.02)
+        fined += math.isclose(change, -coef * kl, rel_tol=0.02)
+    if paid < 4 or fined:
+        return None
+    return Trouble(
+        f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
+    )
+
+
+def loss_is_scaled(record: AuditRecord) -> Trouble | None:
+    """The loss is the expected one times the number of accumulated micro-batches, or over it."""
+    count = record.number("gradient_accumulation_steps", 1)
+
+    def scaled(case: LossCase, due: Loss) -> bool:
+        sides = (case.found / count, case.found * count)
+        return count > 1 and any(_alike(side, float(due.total), case.precision) for side in sides)
+
+    said = f"the loss is scaled by gradient_accumulation_steps={count:g}"
+    return _explained(record, said, scaled)
+
+
+def loss_differs(record: AuditRecord) -> Trouble | None:
+    """The loss differs from the one that covey computes from its log-probs, masks and advantages."""
+    return _explained(record, "the loss is not the one of its settings", lambda _case, _due: True)
+
+
+CHECKS = {
+    "kl_sign": kl_has_the_wrong_sign,
+    "loss_negated": loss_is_negated,
+    "loss_scaled": loss_is_scaled,
+    "clip_swapped": explained_by(
+        bounds_exchanged,
+        "the clip bounds are exchanged, the lower one is the upper one",
+        "The loss is that of the clip bounds exchanged: the lower one is the upper one.",
+    ),
+    "clip_missing": explained_by(
+        not_clipped, "no ratio is clipped", "The loss is that without a clip, where the settings have one."
+    ),
+    "correction_missing": explained_by(
+        not_corrected,
+        "the importance correction is left out of the loss",
+        "The loss is that without the importance correction of the settings.",
+    ),
+    "correction_inverted": correction_is_inverted,
+    "reduction_differs": reduction_is_another,
+    "loss_differs": loss_differs,
+}

@@ -1,0 +1,170 @@
+"""Checks of what is made of rewards before an update: their places, the KL in them, their sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from covey.audit.check import Trouble
+from covey.audit.record import AuditRecord, Use
+from covey.audit.tokens import place
+from covey.objective import penalties
+
+FEWEST = 4
+"""Completions that must show a fault."""
+ESTIMATORS = {"kl": penalties.k1, "mse": penalties.k2, "low_var_kl": penalties.k3, "abs": penalties.absolute}
+ESTIMATORS |= {"k1": penalties.k1, "k2": penalties.k2, "k3": penalties.k3}
+"""Names of verl and OpenRLHF -> covey's estimator of a KL."""
+LEAST = 1e-4
+"""A smaller score is what is left of a KL that was added and subtracted."""
+BOUND = 10.0
+"""Both frameworks clamp a token's KL at this."""
+SUMS = {
+    "verl": ("gae", "reinforce_plus_plus"),
+    "openrlhf": ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"),
+}
+"""Framework -> its estimators whose returns are sums of the rewards of later tokens."""
+
+
+def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
+    """A reward stands behind the last token of a completion."""
+    shown = []
+    for use in record.uses:
+        scores = use.row.token_scores or ()
+        behind = [n for n in range(len(use.sample.ids or ()), len(scores)) if abs(scores[n] or 0.0) > LEAST]
+        shown += [(use, behind[0])] if behind and use.sample.ids else []
+    if len(shown) < FEWEST:
+        return None
+    use, token = shown[0]
+    said = f"the reward of {len(shown)} completions stands behind their last token, on padding"
+    return Trouble(said, use.update.step, place(use, token))
+
+
+def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
+    """The mask of the loss is 1 at tokens of the prompt."""
+    shown = [use for use in record.uses if use.row.prompt_trained]
+    if not shown:
+        return None
+    use = shown[0]
+    said = (
+        f"{use.row.prompt_trained} tokens of the prompt are in the loss, and so in {len(shown)} completions"
+    )
+    return Trouble(said, use.update.step, place(use))
+
+
+# --- the KL -----------------------------------------------------------------------------------------
+
+
+def _charged(record: AuditRecord) -> Iterator[tuple[Use, Tensor, Tensor]]:
+    """Yield each completion with the KL that was charged and its log-ratio to the reference, (T,) each."""
+    coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
+    fixed = record.setting("algorithm.kl_ctrl.type", "fixed") == "fixed"
+    for use in record.uses:
+        row = use.row
+        kl = row.kl
+        if kl is None and coef and fixed and row.token_scores and row.token_rewards:
+            pairs = zip(row.token_scores, row.token_rewards, strict=False)
+            kl = [None if a is None or b is None else (a - b) / coef for a, b in pairs]
+        values = (kl or (), row.old_logprobs or (), row.ref_logprobs or (), row.mask or ())
+        known = [v for v in zip(*values, strict=False) if v[3] and None not in v]
+        if known:
+            charged, old, reference, _ = torch.tensor(known, dtype=torch.float64).T
+            yield use, charged, old - reference
+
+
+def _fits(found: Tensor, due: Tensor) -> bool:
+    return bool((found - due.clamp(-BOUND, BOUND)).abs().max() <= 1e-3 + 0.02 * float(due.abs().max()))
+
+
+def kl_is_another(record: AuditRecord) -> Trouble | None:
+    """The KL that is charged is not that of the settings' estimator: it has its arguments exchanged, or is
+    another estimator's. It is computed again from the log-probs of the policy and the reference.
+    """
+    estimator = ESTIMATORS.get(str(record.setting("kl_estimator", "k1")))
+    if estimator is None:
+        return None
+    off = [(use, kl, d) for use, kl, d in _charged(record) if not _fits(kl, estimator(d))]
+    if len(off) < FEWEST:
+        return None
+    said = "the KL is not that of its estimator"
+    if all(_fits(kl, estimator(-d)) for _, kl, d in off):
+        said = "the KL has its arguments exchanged: it is that of the reference to the policy"
+    for name, other in ESTIMATORS.items():
+        if other is not estimator and all(_fits(kl, other(d)) for _, kl, d in off):
+            said = f"the KL is {name}, which the settings do not ask for"
+    use, kl, d = max(off, key=lambda o: float((o[1] - estimator(o[2])).abs().max()))
+    token = int((kl - estimator(d)).abs().argmax())
+    numbers = f"{float(kl[token]):.4g} where {float(estimator(d)[token]):.4g} is expected"
+    return Trouble(f"{said}: {numbers}", use.update.step, place(use))
+
+
+# --- returns ----------------------------------------------------------------------------------------
+
+
+def returns_of(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> Tensor:
+    """A_t + V_t with A_t = r_t + gamma V_t+1 - V_t + gamma lam A_t+1: the returns of GAE. (T,) -> (T,).
+
+    Without a critic, V = 0 and lam = 1, they are sums of discounted rewards. Schulman 2015, arXiv 1506.02438.
+    """
+    found = torch.zeros(len(rewards), dtype=torch.float64)
+    advantage = following = 0.0
+    for t in reversed(range(len(rewards))):
+        advantage = rewards[t] + gamma * following - values[t] + gamma * lam * advantage
+        following = values[t]
+        found[t] = advantage + following
+    return found
+
+
+def _summed(record: AuditRecord) -> Iterator[tuple[Use, list[float], list[float], Tensor]]:
+    """Yield (completion, rewards, values, returns), (T,) each, of trained tokens without gaps."""
+    for use in record.uses:
+        row = use.row
+        size = sum(row.mask or ())
+        zeros = [0.0] * size
+        values = zeros if row.values is None else [v or 0.0 for v in row.values[:size]]
+        known = row.returns is not None and row.token_rewards is not None
+        if known and size and all((row.mask or [])[:size]):
+            rewards = [r or 0.0 for r in (row.token_rewards or [])[:size]]
+            returns = torch.tensor([r or 0.0 for r in (row.returns or [])[:size]], dtype=torch.float64)
+            yield use, (rewards + zeros)[:size], (values + zeros)[:size], returns
+
+
+def returns_are_others(record: AuditRecord) -> Trouble | None:
+    """The returns are not the sums of rewards, and of the critic's values if there is one, that gamma and
+    lambda of the settings give.
+    """
+    if record.setting("estimator") not in SUMS.get(record.header.framework, ()):
+        return None
+    gamma, lam = record.number("gamma", 1.0), record.number("lam", 1.0)
+    every = [o for o in _summed(record) if len(o[3])]
+    critic = any(use.row.values for use, *_ in every)
+    due = (gamma, lam if critic else 1.0)
+
+    def off(settings: tuple[float, float]) -> list[tuple[Use, list[float], list[float], Tensor]]:
+        return [o for o in every if not torch.allclose(returns_of(o[1], o[2], *settings), o[3], 1e-2, 1e-3)]
+
+    wrong = off(due)
+    if len(wrong) < FEWEST:
+        return None
+    others = [(lam, gamma), (gamma, gamma), (lam, lam), (1.0, lam), (gamma, 1.0), (1.0, 1.0)]
+    same = next(
+        (pair for pair in others if not math.isclose(math.dist(pair, due), 0) and not off(pair)), None
+    )
+    use, rewards, values, returns = wrong[0]
+    token = int((returns_of(rewards, values, *due) - returns).abs().argmax())
+    right = float(returns_of(rewards, values, *due)[token])
+    numbers = f"{float(returns[token]):.4g} where {right:.4g} is expected"
+    said = f"returns are not those of gamma {due[0]:g} and lambda {due[1]:g}"
+    said += "" if same is None else f" but of gamma {same[0]:g} and lambda {same[1]:g}"
+    return Trouble(f"{said}: {numbers}", use.update.step, place(use, token))
+
+
+CHECKS = {
+    "prompt_in_loss": prompt_is_in_the_mask,
+    "reward_on_padding": rewards_are_on_padding,
+    "kl_differs": kl_is_another,
+    "returns_differ": returns_are_others,
+}

@@ -1,0 +1,279 @@
+"""Losses computed again from recorded calls, and what is made of rewards: mistakes of verl and OpenRLHF."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.audit import openrlhf_writer, verl_writer
+from covey.audit.check import apply
+from covey.audit.record import read_record
+from covey.audit.returns import returns_of
+from covey.audit.sources import open_run
+from covey.audit.table import CHECKS
+from tests.audit import stand_ins
+from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
+from tests.audit.test_audit import Lines, found, rows, samples, sound, written
+
+BOUNDS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
+
+
+def vanilla(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """PPO's loss with the arguments of verl's function."""
+    ratio = (log_prob - old_log_prob).exp()
+    clipped = ratio.clamp(1 - config.low, 1 + config.high)
+    losses = torch.maximum(-advantages * ratio, -advantages * clipped)
+    losses = torch.where(advantages < 0, torch.minimum(losses, -config.dual * advantages), losses)
+    losses = losses * (1 if rollout_is_weights is None else rollout_is_weights)
+    if loss_agg_mode == "token-mean":
+        return (losses * response_mask).sum() / response_mask.sum(), {}
+    return ((losses * response_mask).sum(1) / response_mask.sum(1)).mean(), {}
+
+
+def ppo(
+    self: Any,
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    rollout_log_probs: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """PPO's loss with the arguments of OpenRLHF's PolicyLoss, corrected for the sampler."""
+    weights = (self.way * (old_log_probs - rollout_log_probs)).exp().clamp(0.5, 5.0)
+    mode = "token-mean" if self.token_level_loss else "sequences"
+    config = SimpleNamespace(low=self.clip_eps_low, high=self.clip_eps_high, dual=1e9)
+    loss, _ = vanilla(old_log_probs, log_probs, advantages, action_mask, mode, config, weights)
+    return loss, None, None, None
+
+
+def tensors() -> dict[str, Tensor]:
+    """Log-probs, advantages and masks of four completions, whose ratios reach beyond the bounds."""
+    random = torch.Generator().manual_seed(3)
+    old = -2 * torch.rand(4, 6, generator=random)
+    moved = old + 1.6 * torch.rand(4, 6, generator=random) - 0.8
+    sampled = old + 0.3 * torch.rand(4, 6, generator=random) - 0.1
+    mask = (torch.arange(6) < torch.tensor([[6], [2], [5], [3]])).long()
+    advantages = torch.tensor([[1.0], [-0.6], [0.4], [-1.2]]).expand(4, 6)
+    return {"old": old, "now": moved, "sampled": sampled, "mask": mask, "advantages": advantages}
+
+
+def verls(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "token-mean", **given: Any) -> list[str]:
+    """Findings on calls of verl's loss in a process that has it."""
+    core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla)
+    monkeypatch.setitem(sys.modules, verl_writer.LOSSES, core)
+    trainer = VerlTrainer()
+    actor: Any = trainer.config["actor_rollout_ref"]
+    actor["actor"] |= BOUNDS
+    verl_writer.record_run(trainer, path / "run.jsonl")
+    trainer.fit(1)
+    t = tensors()
+    config = SimpleNamespace(**{"low": 0.2, "high": 0.3, "dual": 3.0, **given})
+    for _ in range(2):
+        core.vanilla(
+            t["old"], t["now"], t["advantages"], response_mask=t["mask"], loss_agg_mode=mode, config=config
+        )
+    return [f.id for f in apply(CHECKS, open_run(path / "run.jsonl")).findings]
+
+
+def test_verls_loss_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verls(tmp_path, monkeypatch) == []
+    assert verls(tmp_path, monkeypatch, low=0.3, high=0.2) == ["clip_swapped"]
+    assert verls(tmp_path, monkeypatch, low=9.0, high=9.0) == ["clip_missing"]
+    assert verls(tmp_path, monkeypatch, mode="seq-mean-token-mean") == ["reduction_differs"]
+    assert verls(tmp_path, monkeypatch, low=0.1, high=0.1) == ["loss_differs"]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, []),
+        ({"clip_eps_low": 0.3, "clip_eps_high": 0.2}, ["clip_swapped"]),
+        ({"token_level_loss": False}, ["reduction_differs"]),
+        ({"way": -1}, ["correction_inverted"]),
+        ({"way": 0}, ["correction_missing"]),
+    ],
+)
+def test_openrlhfs_loss_is_computed_again_from_a_workers_file(
+    given: dict[str, Any], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type("PolicyLoss", (SimpleNamespace,), {"forward": ppo})
+    trainer = OpenRlhfTrainer()
+    trainer.args.actor = SimpleNamespace(eps_clip_low_high=(0.2, 0.3))
+    trainer.args.algo.advantage.is_correction_enable = True
+    openrlhf_writer.record_run(trainer, tmp_path / "run.jsonl")
+    trainer.fit(1)
+    monkeypatch.setitem(sys.modules, openrlhf_writer.LOSSES, SimpleNamespace(PolicyLoss=kind))
+    openrlhf_writer.record_losses(tmp_path / "run.losses.jsonl")
+    usual = {"policy_loss_type": "ppo", "clip_eps_low": 0.2, "clip_eps_high": 0.3}
+    loss = kind(**{**usual, "token_level_loss": True, "way": 1, **given})
+    t = tensors()
+    loss.forward(t["now"], t["old"], t["advantages"], action_mask=t["mask"], rollout_log_probs=t["sampled"])
+    assert [f.id for f in apply(CHECKS, open_run(tmp_path / "run.jsonl")).findings] == names
+
+
+class Maker(stand_ins.Maker):
+    """The experience maker with the methods in which it asks its models and makes returns."""
+
+    kl_ctl = SimpleNamespace(value=0.1)
+
+    def __init__(self, policy: stand_ins.Policy, reference: stand_ins.Policy) -> None:
+        super().__init__(policy)
+        self.initial_model_group = reference
+
+    def make_experience(self, samples: list[SimpleNamespace]) -> list[SimpleNamespace]:
+        asked = {"sequences": [e.sequences for e in samples]}
+        refs = [
+            self._dispatch_forward(group, True, **asked) for group in (self.policy, self.initial_model_group)
+        ]
+        values = [self._flatten_results(ref, 2) for ref in refs]
+        for e, own, reference in zip(samples, *values, strict=True):
+            e.kl = self.charged(own, reference)
+        return samples
+
+    def make_experience_batch(self, samples: tuple[Tensor, Tensor]) -> list[SimpleNamespace]:
+        (e,) = super().make_experience_batch(samples)
+        e.sequences = e.sequences.clone()
+        (e,) = self.make_experience([e])
+        ends = torch.nn.functional.one_hot(e.action_mask.cumsum(1).argmax(1), e.action_mask.shape[1])
+        rewards = ends * self.advantages(e.rewards)[:, None] - 0.1 * e.kl
+        e.returns = self.get_cumulative_returns(rewards, e.action_mask, self.gamma)
+        e.advantages = e.returns
+        return [e]
+
+    gamma = 1.0
+
+    def charged(self, own: Tensor, reference: Tensor) -> Tensor:
+        return own - reference
+
+    def get_cumulative_returns(self, rewards: Tensor, action_mask: Tensor, gamma: float) -> Tensor:
+        found, total = torch.zeros_like(rewards), torch.zeros(len(rewards))
+        for t in reversed(range(rewards.shape[1])):
+            total = rewards[:, t] * action_mask[:, t] + gamma * total
+            found[:, t] = total
+        return found
+
+
+def with_prompt(trainer: OpenRlhfTrainer) -> None:
+    mask = trainer.experience_maker.mask
+
+    def wide(response: Tensor) -> Tensor:
+        found = mask(response)
+        found[:, : stand_ins.PROMPT - 1] = 1
+        return found
+
+    trainer.experience_maker.mask = wide  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda _: None, []),
+        (lambda t: setattr(t.experience_maker, "charged", lambda own, ref: ref - own), ["kl_differs"]),
+        (lambda t: setattr(t.experience_maker, "gamma", 0.9), ["returns_differ"]),
+        (with_prompt, ["prompt_in_loss"]),
+    ],
+)
+def test_what_openrlhfs_maker_drops_is_recorded(
+    change: Callable[[OpenRlhfTrainer], None], names: list[str], tmp_path: Path
+) -> None:
+    trainer = OpenRlhfTrainer()
+    reference = stand_ins.Policy()
+    reference.logits = reference.logits.detach().roll(1, 1)
+    trainer.experience_maker = Maker(trainer.policy, reference)
+    change(trainer)
+    openrlhf_writer.record_run(trainer, tmp_path / "run.jsonl")
+    trainer.fit(2)
+    report = apply(CHECKS, read_record(tmp_path / "run.jsonl"))
+    assert [f.id for f in report.findings][:1] == names
+    unjudged = {name for checks in report.unjudged.values() for name in checks}
+    assert not unjudged & {"kl_differs", "returns_differ", "prompt_in_loss", "reward_on_padding"}
+
+
+# --- what is made of rewards ------------------------------------------------------------------------
+
+
+def of(framework: str, lines: Lines, **settings: Any) -> Lines:
+    """The record as another framework's that trains without a critic."""
+    lines[0] |= {"framework": framework, "settings": settings}
+    for sample in samples(lines):
+        sample["reward"] = sample["rewards"]["right"]
+    return lines
+
+
+def test_a_reward_behind_the_end_is_on_padding(tmp_path: Path) -> None:
+    lines = of("verl", sound(), **{"algorithm.adv_estimator": "grpo"})
+    assert found(lines, tmp_path / "run.jsonl") == []
+    for row in rows(lines):
+        row["token_scores"] = row["token_rewards"] = [*[0.0] * len(row["mask"]), 0.0, 1.0]
+    assert found(lines, tmp_path / "run.jsonl")[:1] == ["reward_on_padding"]
+
+
+def test_tokens_of_the_prompt_are_not_in_the_loss(tmp_path: Path) -> None:
+    lines = sound()
+    rows(lines)[0]["prompt_trained"] = 2
+    assert found(lines, tmp_path / "run.jsonl")[:1] == ["prompt_in_loss"]
+
+
+@pytest.mark.parametrize(
+    ("kl", "says"),
+    [
+        (lambda d: d, ""),
+        (lambda d: -d, "arguments exchanged"),
+        (lambda d: d * d / 2, "the KL is k2"),
+        (lambda d: 3 * d, "not that of its estimator"),
+    ],
+)
+def test_the_kl_is_that_of_policy_and_reference(
+    kl: Callable[[float], float], says: str, tmp_path: Path
+) -> None:
+    lines = of("openrlhf", sound(), **{"algo.advantage.estimator": "x", "algo.kl.estimator": "k1"})
+    for n, row in enumerate(rows(lines)):
+        far = [0.1 * (n + t % 3 + 1) for t in range(len(row["mask"]))]
+        row["ref_logprobs"] = [old - d for old, d in zip(row["old_logprobs"], far, strict=True)]
+        row["kl"] = [kl(d) for d in far]
+    report = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl")))
+    assert [f.id for f in report.findings] == (["kl_differs"] if says else [])
+    assert says in str(report.findings)
+
+
+def test_returns_are_those_of_gamma_and_lambda(tmp_path: Path) -> None:
+    right = {"algorithm.adv_estimator": "gae", "algorithm.gamma": 0.99, "algorithm.lam": 0.8}
+
+    def said(gamma: float, lam: float) -> str:
+        lines = of("verl", copy.deepcopy(sound()), **right)
+        for row in rows(lines):
+            row["values"] = [0.3 + 0.1 * math.sin(t) for t in range(len(row["mask"]))]
+            row["returns"] = returns_of(row["token_rewards"], row["values"], gamma, lam).tolist()
+        report = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl")))
+        return str([f for f in report.findings if f.id == "returns_differ"])
+
+    assert said(0.99, 0.8) == "[]"
+    assert "but of gamma 0.8 and lambda 0.99" in said(0.8, 0.99)
+    assert "but of gamma 0.99 and lambda 0.99" in said(0.99, 0.99)
+
+
+def test_importance_weights_are_trainer_over_sampler(tmp_path: Path) -> None:
+    for sign, names in ((1, []), (-1, ["correction_inverted"])):
+        lines = of("verl", copy.deepcopy(sound()), **{"algorithm.rollout_correction.rollout_is": "token"})
+        for sample in samples(lines):
+            sample["sampler_logprobs"] = [p - 0.05 for p in sample["sampler_logprobs"]]
+        for row in rows(lines):
+            row["corrections"] = [math.exp(sign * 0.05)] * len(row["mask"])
+        assert found(lines, tmp_path / "run.jsonl") == names
