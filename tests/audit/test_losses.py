@@ -21,8 +21,8 @@ from covey.audit.returns import returns_of
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit import stand_ins
+from tests.audit.lines import Lines, found, rows, samples, sound, written
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
-from tests.audit.test_audit import Lines, found, rows, samples, sound, written
 
 BOUNDS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
 

@@ -16,9 +16,9 @@ from covey.insight.pages.compare import compared
 from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.tokens import token_page
+from tests.audit.lines import sound, written
+from tests.audit.recorded import MISTAKES, run
 from tests.audit.stand_ins import WORDS, OpenRlhfTrainer, VerlTrainer
-from tests.audit.test_audit import sound, written
-from tests.audit.test_writers import MISTAKES, run
 
 REWARD = """
 def brief(completions, **columns):
@@ -86,7 +86,7 @@ def test_what_a_record_lacks_is_said_on_its_pages(verl: Path, tmp_path: Path) ->
 def test_a_folder_of_records_is_a_list_of_runs_that_are_compared(verl: Path, tmp_path: Path) -> None:
     run(OpenRlhfTrainer(), tmp_path)
     with readable(tmp_path) as folder:
-        assert sorted(row["run"] for row in listed_runs(Runs(folder))) == ["run", "verl"]
+        assert sorted(row["run"] for row in listed_runs(Runs(folder))["runs"]) == ["run", "verl"]
         found = compared(folder / "run", folder / "verl")
         assert found["problems"] and "actor_rollout_ref.rollout.n" in str(found["settings"])
     (tmp_path / "empty").mkdir()

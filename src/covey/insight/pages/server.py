@@ -49,7 +49,7 @@ ASKED_WITH = "x-covey-token"
 HEADERS_WITHIN = 10.0
 """Seconds within which a connection must send its first request."""
 CHANGES = ("/api/tag", "/api/trash", "/api/restore")
-"""What can be changed, by POST."""
+"""Paths of the changes, which are POSTed."""
 CHANGE_BYTES = 10_000
 LOOK = 0.5
 """Seconds between checks of the files of a live run."""
