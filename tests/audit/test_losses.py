@@ -277,3 +277,12 @@ def test_importance_weights_are_trainer_over_sampler(tmp_path: Path) -> None:
         for row in rows(lines):
             row["corrections"] = [math.exp(sign * 0.05)] * len(row["mask"])
         assert found(lines, tmp_path / "run.jsonl") == names
+
+
+def test_numbers_passed_as_a_mask_are_a_loss_that_differs(tmp_path: Path) -> None:
+    """As verl did for a while, whose actor gave the advantages where the mask belongs."""
+    lines = sound()
+    call = next(line for line in lines if line.get("kind") == "loss")
+    call["rows"][0]["mask"] = [-1, 0.5]
+    call["loss"] = 3.0  # sum / sum of such a mask
+    assert found(lines, tmp_path / "run.jsonl")[0] == "loss_differs"

@@ -28,6 +28,8 @@ MOTION = 0.01
 
 Bit = Annotated[bool, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]
 """1 or true; 0 or false."""
+Counted = Annotated[bool, BeforeValidator(lambda value: value != 0)]
+"""Whether a loss counts a token: a trainer may pass other numbers as a mask, by mistake."""
 Numbers = list[float | None]
 """A number for each token of a completion; null where it is unknown."""
 Scores = dict[str, float | None]
@@ -170,7 +172,7 @@ class Update(_Part):
 class LossRow(_Part):
     """A completion as a loss function gets it. All values are (T,), those with mask 0 included."""
 
-    mask: list[Bit]
+    mask: list[Counted]
     logprobs: Numbers
     old_logprobs: Numbers
     advantage: Numbers
