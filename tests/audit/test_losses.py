@@ -74,7 +74,13 @@ def tensors() -> dict[str, Tensor]:
     return {"old": old, "now": moved, "sampled": sampled, "mask": mask, "advantages": advantages}
 
 
-def verls(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "token-mean", **given: Any) -> list[str]:
+def verls(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str = "token-mean",
+    masked_by: float | Tensor = 1,
+    **given: Any,
+) -> list[str]:
     """Findings on calls of verl's loss in a process that has it."""
     core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla)
     monkeypatch.setitem(sys.modules, verl_writer.LOSSES, core)
@@ -84,6 +90,7 @@ def verls(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "token-mean",
     verl_writer.record_run(trainer, path / "run.jsonl")
     trainer.fit(1)
     t = tensors()
+    t["mask"] = t["mask"] * masked_by
     config = SimpleNamespace(**{"low": 0.2, "high": 0.3, "dual": 3.0, **given})
     for _ in range(2):
         core.vanilla(
@@ -98,6 +105,7 @@ def test_verls_loss_is_computed_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert verls(tmp_path, monkeypatch, low=9.0, high=9.0) == ["clip_missing"]
     assert verls(tmp_path, monkeypatch, mode="seq-mean-token-mean") == ["reduction_differs"]
     assert verls(tmp_path, monkeypatch, low=0.1, high=0.1) == ["loss_differs"]
+    assert verls(tmp_path, monkeypatch, masked_by=tensors()["advantages"]) == ["loss_differs"]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +153,7 @@ class Maker(stand_ins.Maker):
         values = [self._flatten_results(ref, 2) for ref in refs]
         for e, own, reference in zip(samples, *values, strict=True):
             e.kl = self.charged(own, reference)
+            e.base_action_log_probs = reference if self.in_loss else None
         return samples
 
     def make_experience_batch(self, samples: tuple[Tensor, Tensor]) -> list[SimpleNamespace]:
@@ -158,6 +167,7 @@ class Maker(stand_ins.Maker):
         return [e]
 
     gamma = 1.0
+    in_loss = False
 
     def charged(self, own: Tensor, reference: Tensor) -> Tensor:
         return own - reference
@@ -181,12 +191,20 @@ def with_prompt(trainer: OpenRlhfTrainer) -> None:
     trainer.experience_maker.mask = wide  # type: ignore[method-assign]
 
 
+def in_the_loss(trainer: OpenRlhfTrainer) -> None:
+    """The workers charge the KL, so the maker has 0 of it."""
+    maker: Any = trainer.experience_maker
+    maker.in_loss = True
+    maker.charged = lambda own, _: torch.zeros_like(own)
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
         (lambda _: None, []),
         (lambda t: setattr(t.experience_maker, "charged", lambda own, ref: ref - own), ["kl_differs"]),
         (lambda t: setattr(t.experience_maker, "gamma", 0.9), ["returns_differ"]),
+        (in_the_loss, []),
         (with_prompt, ["prompt_in_loss"]),
     ],
 )
@@ -251,6 +269,16 @@ def test_the_kl_is_that_of_policy_and_reference(
     report = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl")))
     assert [f.id for f in report.findings] == (["kl_differs"] if says else [])
     assert says in str(report.findings)
+
+
+def test_a_coefficient_of_a_kl_that_no_reward_has_is_none(tmp_path: Path) -> None:
+    lines = of("verl", sound(), **{"algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.adv_estimator": "x"})
+    for row in rows(lines):
+        del row["kl"]
+        row["ref_logprobs"] = [p - 0.5 for p in row["old_logprobs"]]
+    assert found(lines, tmp_path / "run.jsonl") == []
+    lines[0]["settings"]["algorithm.use_kl_in_reward"] = True
+    assert found(lines, tmp_path / "run.jsonl")[:1] == ["kl_differs"]
 
 
 def test_returns_are_those_of_gamma_and_lambda(tmp_path: Path) -> None:

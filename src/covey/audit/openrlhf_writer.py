@@ -141,7 +141,10 @@ class _OpenRlhfWriter:
             self.references = list(result)
         elif name == MAKE:
             for experience, reference in zip(result, self.references, strict=False):
-                experience.covey_reference, experience.covey_kl = reference, experience.kl.clone()
+                experience.covey_reference = reference
+                # A KL in the loss is the workers', who get the reference for it; here it is 0.
+                if experience.base_action_log_probs is None:
+                    experience.covey_kl = experience.kl.clone()
             self.references, self.made = [], list(result)
         elif name in SUMS and self.made:
             # Returns are made of one experience after the other.

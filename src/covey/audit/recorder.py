@@ -166,7 +166,7 @@ class LossRecorder:
             return
         known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
         rows = []
-        for n, own in enumerate(mask.int().tolist()):
+        for n, own in enumerate((mask != 0).int().tolist()):
             end = max((t + 1 for t, on in enumerate(own) if on), default=0)
             rows.append({"mask": own[:end], **{name: numbers(v[n, :end]) for name, v in known.items()}})
         given = {name: float(count) for name, count in counts.items() if count is not None}

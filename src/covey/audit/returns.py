@@ -62,10 +62,12 @@ def _charged(record: AuditRecord) -> Iterator[tuple[Use, Tensor, Tensor]]:
     """Yield each completion with the KL that was charged and its log-ratio to the reference, (T,) each."""
     coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
     fixed = record.setting("algorithm.kl_ctrl.type", "fixed") == "fixed"
+    # verl keeps the difference of two rewards; its coefficient is set where no KL is in the reward, too.
+    derived = record.setting("algorithm.use_kl_in_reward") is True and fixed and coef > 0
     for use in record.uses:
         row = use.row
         kl = row.kl
-        if kl is None and coef and fixed and row.token_scores and row.token_rewards:
+        if kl is None and derived and row.token_scores and row.token_rewards:
             pairs = zip(row.token_scores, row.token_rewards, strict=False)
             kl = [None if a is None or b is None else (a - b) / coef for a, b in pairs]
         values = (kl or (), row.old_logprobs or (), row.ref_logprobs or (), row.mask or ())
