@@ -32,11 +32,7 @@ def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) 
         expected = naive(policy, prompts[r], key(7, 0, r, s), params)
         assert completion.tokens.tolist() == expected.tokens.tolist()
         assert completion.finish == expected.finish
-        apart = np.abs(completion.logprobs - expected.logprobs)
-        # By rounding, a token on the border of the nucleus may be in it or not; then one log-prob differs by
-        # its mass. With experts this happens on processors with AVX2.
-        borders = int(params.top_p < 1)
-        assert (apart > 2e-4).sum() <= borders and apart.max() < 0.02
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=2e-4)
 
 
 def test_a_completion_keeps_its_own_limit_when_it_moves_into_the_slot_of_another() -> None:
