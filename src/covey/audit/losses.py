@@ -18,20 +18,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
-from covey.audit.conventions import convention_of, correction_of, loss_of_calls, same_loss
+from covey.audit.conventions import MEANS, convention_of, correction_of, loss_of_calls, same_loss
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.logprobs import pairs, sampler
 from covey.audit.record import AuditRecord, LossCall, Numbers, Update, Use
 from covey.audit.tokens import place
-from covey.objective import reductions, surrogates
+from covey.objective import surrogates
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound, bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import Loss, policy_loss, policy_values
 from covey.objective.reductions import Totals, token_mean
 
-MEANS = (reductions.token_mean, reductions.sequence_mean, reductions.sequence_sum, reductions.token_sum)
-"""Reductions that are tried as the cause of another loss."""
 CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
 APART = 0.01
@@ -322,7 +320,7 @@ def _corrected(use: Use) -> Iterator[Correction]:
 
 def reduction_is_another(record: AuditRecord) -> Trouble | None:
     """The loss is that of another mean: over tokens, over completions, or a sum."""
-    for mean in MEANS:
+    for mean in MEANS.values():
 
         def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
             own = case.algorithm.reduce.function

@@ -6,11 +6,9 @@ The actor's workers may cut it into several optimizer steps; here it is one upda
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from covey.audit.recorder import (
     RecordedCompletion,
     Recorder,
     keep_tokenizer,
+    record_worker,
     score_again,
     settings_of,
     tokens_of,
@@ -77,9 +76,7 @@ def record_losses(path: str | Path) -> None:
     """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
     `run.jsonl`. Only the first process writes.
     """
-    if os.environ.get("RANK", "0") == "0":
-        import_module(LOSSES)
-        _watch(Recorder(Path(path), framework="openrlhf"))
+    record_worker(path, "openrlhf", LOSSES, _watch)
 
 
 def _watch(file: Recorder) -> None:
@@ -98,11 +95,8 @@ def _watch(file: Recorder) -> None:
 
 def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
     values = {own: given.get(theirs) for theirs, own in LOSS_VALUES.items()}
-    ranks = given.get("dp_size", 1)
     counts = {own: given.get(theirs) for theirs, own in COUNTS.items()}
-    # Each rank multiplies by the number of ranks, over which gradients are averaged.
-    counts = {own: None if count is None else float(count) / ranks for own, count in counts.items()}
-    calls.write(name, given["action_mask"], values, loss, **counts)
+    calls.write(name, given["action_mask"], values, loss, given.get("dp_size", 1), counts)
 
 
 class _OpenRlhfWriter:

@@ -6,8 +6,10 @@ torch is imported late: a writer can be imported without it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
@@ -154,22 +156,24 @@ class LossRecorder:
         mask: Tensor,
         values: Mapping[str, Tensor | None],
         loss: Tensor,
-        **counts: SupportsFloat | None,
+        ranks: float,
+        counts: Mapping[str, SupportsFloat | None],
     ) -> None:
         """Write a call.
 
-        ``values``: those of a `LossRow`, (N, T). ``counts``: `tokens`, `completions` that it divides by.
+        ``values``: those of a `LossRow`, (N, T). ``counts``: the `tokens` and `completions` that it divides
+        by, and then multiplies by ``ranks``, over which gradients are averaged.
         """
         self.count += 1
-        moved = (values["logprobs"] - values["old_logprobs"]).detach().abs()  # type: ignore[operator]
+        known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
+        moved = (known["logprobs"] - known["old_logprobs"]).abs()
         if self.kept >= CALLS or (self.kept >= CALLS // 4 and not (moved * mask).max() > 1e-3):
             return
-        known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
         rows = []
         for n, own in enumerate((mask != 0).int().tolist()):
             end = max((t + 1 for t, on in enumerate(own) if on), default=0)
             rows.append({"mask": own[:end], **{name: numbers(v[n, :end]) for name, v in known.items()}})
-        given = {name: float(count) for name, count in counts.items() if count is not None}
+        given = {name: float(count) / ranks for name, count in counts.items() if count is not None}
         line = {
             "kind": "loss",
             "step": self.count - 1,
@@ -179,6 +183,13 @@ class LossRecorder:
         }
         self.file.write(**line, **given)
         self.kept += 1
+
+
+def record_worker(path: str | Path, framework: str, module: str, watch: Callable[[Recorder], None]) -> None:
+    """Let ``watch`` record the losses of a worker's process, which ``module`` computes; only of rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        import_module(module)
+        watch(Recorder(Path(path), framework=framework))
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from itertools import product, starmap
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from covey.audit.check import Trouble
-from covey.audit.record import AuditRecord, Use
+from covey.audit.record import AuditRecord, Numbers, Use
 from covey.audit.tokens import place
 from covey.objective import penalties
 
@@ -120,18 +121,46 @@ def returns_of(rewards: Sequence[float], values: Sequence[float], gamma: float, 
     return found
 
 
-def _summed(record: AuditRecord) -> Iterator[tuple[Use, list[float], list[float], Tensor]]:
-    """Yield (completion, rewards, values, returns), (T,) each, of trained tokens without gaps."""
+class Discounts(NamedTuple):
+    """The two settings of GAE."""
+
+    gamma: float
+    lam: float
+
+
+class Summed(NamedTuple):
+    """The returns of a completion, with what they are summed from, (T,) each."""
+
+    use: Use
+    rewards: list[float]
+    values: list[float]
+    returns: Tensor
+
+    def due(self, by: Discounts) -> Tensor:
+        """Return the returns that some settings give."""
+        return returns_of(self.rewards, self.values, by.gamma, by.lam)
+
+    def follows(self, by: Discounts) -> bool:
+        """Whether the recorded returns are those of some settings."""
+        return torch.allclose(self.due(by), self.returns, 1e-2, 1e-3)
+
+
+def _summed(record: AuditRecord) -> Iterator[Summed]:
+    """Yield the returns of completions whose trained tokens have no gaps."""
     for use in record.uses:
         row = use.row
-        size = sum(row.mask or ())
-        zeros = [0.0] * size
-        values = zeros if row.values is None else [v or 0.0 for v in row.values[:size]]
-        known = row.returns is not None and row.token_rewards is not None
-        if known and size and all((row.mask or [])[:size]):
-            rewards = [r or 0.0 for r in (row.token_rewards or [])[:size]]
-            returns = torch.tensor([r or 0.0 for r in (row.returns or [])[:size]], dtype=torch.float64)
-            yield use, (rewards + zeros)[:size], (values + zeros)[:size], returns
+        mask = row.mask or []
+        size = sum(mask)
+        if size and all(mask[:size]) and row.returns and row.token_rewards is not None:
+            rewards = _first(row.token_rewards, size)
+            returns = torch.tensor(_first(row.returns, size), dtype=torch.float64)
+            yield Summed(use, rewards, _first(row.values or [], size), returns)
+
+
+def _first(values: Numbers, size: int) -> list[float]:
+    """Return the first values, 0 for those that are missing."""
+    known = [value or 0.0 for value in values[:size]]
+    return known + [0.0] * (size - len(known))
 
 
 def returns_are_others(record: AuditRecord) -> Trouble | None:
@@ -140,28 +169,25 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
     """
     if record.setting("estimator") not in SUMS.get(record.header.framework, ()):
         return None
-    gamma, lam = record.number("gamma", 1.0), record.number("lam", 1.0)
-    every = [o for o in _summed(record) if len(o[3])]
-    critic = any(use.row.values for use, *_ in every)
-    due = (gamma, lam if critic else 1.0)
-
-    def off(settings: tuple[float, float]) -> list[tuple[Use, list[float], list[float], Tensor]]:
-        return [o for o in every if not torch.allclose(returns_of(o[1], o[2], *settings), o[3], 1e-2, 1e-3)]
-
-    wrong = off(due)
+    gamma = record.number("gamma", 1.0)
+    lam = record.number("lam", 1.0)
+    every = list(_summed(record))
+    critic = any(one.use.row.values for one in every)
+    asked = Discounts(gamma, lam if critic else 1.0)
+    wrong = [one for one in every if not one.follows(asked)]
     if len(wrong) < FEWEST:
         return None
-    others = [(lam, gamma), (gamma, gamma), (lam, lam), (1.0, lam), (gamma, 1.0), (1.0, 1.0)]
-    same = next(
-        (pair for pair in others if not math.isclose(math.dist(pair, due), 0) and not off(pair)), None
-    )
-    use, rewards, values, returns = wrong[0]
-    token = int((returns_of(rewards, values, *due) - returns).abs().argmax())
-    right = float(returns_of(rewards, values, *due)[token])
-    numbers = f"{float(returns[token]):.4g} where {right:.4g} is expected"
-    said = f"returns are not those of gamma {due[0]:g} and lambda {due[1]:g}"
-    said += "" if same is None else f" but of gamma {same[0]:g} and lambda {same[1]:g}"
-    return Trouble(f"{said}: {numbers}", use.update.step, place(use, token))
+    said = f"returns are not those of gamma {asked.gamma:g} and lambda {asked.lam:g}"
+    # One setting in the place of the other, or left out.
+    for other in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
+        if other != asked and all(one.follows(other) for one in every):
+            said += f" but of gamma {other.gamma:g} and lambda {other.lam:g}"
+            break
+    first = wrong[0]
+    due = first.due(asked)
+    token = int((due - first.returns).abs().argmax())
+    numbers = f"{float(first.returns[token]):.4g} where {float(due[token]):.4g} is expected"
+    return Trouble(f"{said}: {numbers}", first.use.update.step, place(first.use, token))
 
 
 CHECKS = {

@@ -6,14 +6,13 @@ before it goes to the actor's workers. These may cut it into several optimizer s
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covey.audit.recorder import (
     BatchRecorder,
@@ -22,10 +21,14 @@ from covey.audit.recorder import (
     Recorder,
     facts_of,
     keep_tokenizer,
+    record_worker,
     score_again,
     settings_of,
     tokens_of,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VALUES = {
     "old_log_probs": "old_logprobs",
@@ -75,9 +78,7 @@ def record_losses(path: str | Path) -> None:
     """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
     `run.jsonl`. Only the first process writes.
     """
-    if os.environ.get("RANK", "0") == "0":
-        import_module(LOSSES)
-        _watch(Recorder(Path(path), framework="verl"))
+    record_worker(path, "verl", LOSSES, _watch)
 
 
 def _watch(file: Recorder) -> None:
@@ -100,11 +101,8 @@ def _watched(calls: LossRecorder, name: str, loss: Callable[..., Any], *args: An
 def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
     values = {own: given.get(verls) for verls, own in LOSS_VALUES.items()}
     totals = getattr(given.get("config"), "global_batch_info", None) or {}
-    ranks = totals.get("dp_size") or 1
     counts = {own: totals.get(verls) for verls, own in COUNTS.items()}
-    # Each rank multiplies by the number of ranks, over which gradients are averaged.
-    counts = {own: None if count is None else float(count) / ranks for own, count in counts.items()}
-    calls.write(name, given["response_mask"], values, loss, **counts)
+    calls.write(name, given["response_mask"], values, loss, totals.get("dp_size") or 1, counts)
 
 
 class _VerlWriter:
@@ -168,12 +166,7 @@ def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Recorde
     for n, uid in enumerate(others["uid"]):
         own = {name: column[n] for name, column in tensors.items()}
         row = {name: column[n] for name, column in others.items()}
-        prompt, response = own["prompts"], own["responses"]
-        if "attention_mask" in own:
-            # Prompts are padded on the left, responses on the right.
-            present = own["attention_mask"].bool()
-            prompt = prompt[present[: -len(response)]]
-            response = response[: int(present[-len(response) :].sum())]
+        prompt, response = _without_padding(own)
         scores = [float(own[name].sum()) for name in OF_REWARDS if name in own]
         known = {name: row.get(name) for name in ("data_source", "extra_info")}
         sample = {
@@ -188,6 +181,16 @@ def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Recorde
         }
         values = {name: own.get(verls) for verls, name in VALUES.items()}
         yield RecordedCompletion(sample, own["response_mask"], own["advantages"], values)
+
+
+def _without_padding(own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the ids of a prompt, padded on the left, and of its response, padded on the right."""
+    prompt = own["prompts"]
+    response = own["responses"]
+    if "attention_mask" not in own:
+        return prompt, response
+    present = own["attention_mask"].bool()
+    return prompt[present[: -len(response)]], response[: int(present[-len(response) :].sum())]
 
 
 def _prompts(dataset: Any) -> list[Any]:
