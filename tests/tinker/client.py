@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 
 from covey.models.policy import Policy
 from covey.tinker.adapters import Base
 from covey.tinker.app import Tinker
 from covey.tinker.checkpoints import Store
 from covey.tinker.wire import PROTOBUF, _field, read_fields
+from tests.serving import served
 
 DATUM = Mapping[str, Any]
 
@@ -28,17 +26,9 @@ DATUM = Mapping[str, Any]
 @contextmanager
 def serving(policy: Policy, folder: Path, token: str = "", tokens: int = 4096) -> Iterator[str]:
     """The address of a local Tinker of this model."""
-    listener = socket.create_server(("127.0.0.1", 0))
     app = Tinker(Base(policy, "tiny", "tiny", tokens), Store(folder), token).app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
+    with served(app, lifespan="off") as address:
+        yield address
 
 
 def call(url: str, path: str, body: object = None, method: str = "", key: str = "tml-x") -> Any:

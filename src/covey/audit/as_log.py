@@ -37,9 +37,13 @@ PARTS = {
 def lacking(record: AuditRecord) -> str:
     """Return a sentence that names what the pages could show and the record lacks; empty if nothing."""
     absent = [words for words, fields in PARTS.items() if not record.fields & fields]
-    absent = absent[:1] if absent[:1] == ["completions"] else absent
-    said = " and ".join(part for part in (", ".join(absent[:-1]), *absent[-1:]) if part)
-    return f"This record has no {said}." if absent else ""
+    if not absent:
+        return ""
+    if absent[0] == "completions":
+        return "This record has no completions."
+    *first, last = absent
+    said = f"{', '.join(first)} and {last}" if first else last
+    return f"This record has no {said}."
 
 
 def by_step(record: AuditRecord) -> dict[int, list[Rollout]]:
@@ -99,8 +103,9 @@ def _finish(record: AuditRecord, sample: Sample) -> str:
     if not sample.ids:
         return ""
     limit = record.number("max_completion_length", math.inf)
-    ended = sample.ids[-1] in record.header.tokens.eos
-    return "length" if not ended and len(sample.ids) >= limit else "stop" if ended else ""
+    if sample.ids[-1] in record.header.tokens.eos:
+        return "stop"
+    return "length" if len(sample.ids) >= limit else ""
 
 
 def arrays_of(record: AuditRecord, log: RolloutLog) -> dict[str, np.ndarray]:

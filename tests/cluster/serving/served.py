@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,29 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
 from covey.models.policy import Policy
+from tests.serving import served
 
 
 @contextmanager
 def serving(policy: Policy, weights: Path | None = None, token: str = "", port: int = 0) -> Iterator[str]:
     """The address of a server with this model."""
     shared = SharedModel(policy, 64)
-    listener = socket.create_server(("127.0.0.1", port))
-    app = Service(shared, "policy", token, weights).app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with served(Service(shared, "policy", token, weights).app(), port) as address:
+            yield address
     finally:
-        server.should_exit = True
-        thread.join(10)
         shared.close()
-        listener.close()
 
 
 def refused(url: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, str]:
