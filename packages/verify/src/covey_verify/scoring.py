@@ -137,15 +137,10 @@ def score_file(
     if not rows:
         raise DataError(f"{file}: the file has no rows")
     for row, completion, given in rows:
+        place = file.parent / row.id
         if not _is_completion(completion) or "completion" not in given:
-            raise DataError(
-                f"{file.parent / row.id}: 'completion' must be text, or messages {{role, content}}"
-            )
-        for function in functions:
-            if complaint := check(function, list(row.columns)):
-                kind = DataError if "column" in complaint else ConfigError
-                has = ", ".join(map(repr, row.columns)) or "no columns"
-                raise kind(f"{file.parent / row.id}: reward {function.name} {complaint}; the row has {has}")
+            raise DataError(f"{place}: 'completion' must be text, or messages {{role, content}}")
+        _check_columns(place, row, functions)
     plain = (f for f in functions if not (f.options.concurrent or f.is_async))
     alone = {function.name: threading.Lock() for function in plain}
 
@@ -166,6 +161,16 @@ def score_file(
                 told = time.monotonic()
                 say(f"{len(found)} of {len(rows)} rows")
     return found
+
+
+def _check_columns(place: Path, row: Row, functions: Sequence[RewardFunction]) -> None:
+    """Raise DataError or ConfigError if a function cannot be called with the columns of a row."""
+    for function in functions:
+        complaint = check(function, list(row.columns))
+        if complaint:
+            kind = DataError if "column" in complaint else ConfigError
+            has = ", ".join(map(repr, row.columns)) or "no columns"
+            raise kind(f"{place}: reward {function.name} {complaint}; the row has {has}")
 
 
 def record(row: Mapping[str, object], scores: Mapping[str, Score]) -> dict[str, Any]:

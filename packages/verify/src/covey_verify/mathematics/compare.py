@@ -169,19 +169,24 @@ class Comparison:
             theirs = Node("quantity", theirs.parts, "pound", ours.value)
         if all(units) and units[0] != units[1]:
             return self.no(f"the unit is {units[1]}, not {units[0]}")
-        amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
         if not all(units):
-            # `8 h` without anything that says it is a unit may be a product.
-            soft = ours if units[0] else theirs
-            other = theirs if units[0] else ours
-            if len(soft.parts) == 2 and any(n.kind == "name" for n in other.walk()):
-                return self.compare(*(n.parts[1] if n is soft else n for n in (ours, theirs)))
-            if "degree" in units:
-                angles = [in_radians(n) for n in (ours, theirs)]
-                return either(self.compare(*amounts), self.compare(*angles))
-        elif ours.value != theirs.value:
-            amounts = [product(number(n.value or 1), n.parts[0]) for n in (ours, theirs)]
-        return self.compare(amounts[0], amounts[1])
+            return self._one_unit(ours, theirs, units)
+        if ours.value == theirs.value:
+            return self.compare(ours.parts[0], theirs.parts[0])
+        return self.compare(*(product(number(n.value or 1), n.parts[0]) for n in (ours, theirs)))
+
+    def _one_unit(self, ours: Node, theirs: Node, units: Sequence[str]) -> bool | None:
+        """Compare two amounts of which one has a unit, or neither."""
+        # `8 h` without anything that says it is a unit may be a product.
+        soft = ours if units[0] else theirs
+        other = theirs if units[0] else ours
+        if len(soft.parts) == 2 and any(n.kind == "name" for n in other.walk()):
+            return self.compare(*(n.parts[1] if n is soft else n for n in (ours, theirs)))
+        amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
+        if "degree" not in units:
+            return self.compare(amounts[0], amounts[1])
+        angles = [in_radians(n) for n in (ours, theirs)]
+        return either(self.compare(*amounts), self.compare(*angles))
 
     def _percentages(self, ours: Node, theirs: Node, units: Sequence[str]) -> bool | None:
         amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
