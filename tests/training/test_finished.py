@@ -15,13 +15,12 @@ import yaml
 from tests.training.runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
-from covey.config.load import load_config
 from covey.errors import CheckpointError
 from covey.insight.pages.records import run_page
 from covey.insight.pages.report import write_report
 from covey.insight.show import show_run
 from covey.runs.estimates import Evaluation
-from covey.training.run import Run, RunOptions
+from covey.training.run import RunOptions
 from covey_verify.errors import ConfigError
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
@@ -213,27 +212,15 @@ def test_a_stage_that_stops_at_a_bar_is_measured_again_on_problems_that_did_not_
     assert "others" not in whole.verdict.sentence
 
 
-@pytest.mark.parametrize(("bar", "problems", "ends"), [(0.6, 8, True), (0.6, 16, False), (0.3, 16, True)])
-def test_without_other_problems_the_lower_end_has_to_reach_the_bar(
-    tmp_path: Path, bar: float, problems: int, ends: bool
+@pytest.mark.parametrize(
+    ("bar", "second", "ends"), [(0.6, True, True), (0.6, False, False), (0.3, False, True)]
+)
+def test_without_a_second_measurement_the_lower_end_has_to_reach_the_bar(
+    bar: float, second: bool, ends: bool
 ) -> None:
     """Sampled accuracy is 5 in 8 of 16 problems; greedy accuracy is another thing."""
-    run = Reaching(tmp_path, problems)
     right = np.arange(16) % 8 < 5
     found = Evaluation(~right, right.astype(int), right, right.astype(float), 1, "answer")
-    assert run.reaches(bar, found) == ends
+    assert found.reaches(bar, second) == ends
     nothing = Evaluation(right, np.zeros(16, int), right, right.astype(float), 1, "answer")
-    assert not run.reaches(0.1, nothing), "it is sampled accuracy that reaches a bar"
-
-
-class Reaching:
-    """A run, as far as it is asked whether it has reached its bar."""
-
-    def __init__(self, folder: Path, problems: int) -> None:
-        self.loaded = load_config(values={"model": "tiny", "output": folder, "eval": {"problems": problems}})
-        self.test_set = [None] * 16
-
-    spare = Run.spare_problems
-
-    def reaches(self, bar: float, evaluation: Evaluation) -> bool:
-        return Run._reaches(self, bar, evaluation)  # type: ignore[arg-type]
+    assert not nothing.reaches(0.1, second), "it is sampled accuracy that reaches a bar"

@@ -84,6 +84,15 @@ class Evaluation:
         found["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
         return found
 
+    def reaches(self, bar: float, second_measurement: bool) -> bool:
+        """Whether sampled accuracy has reached a bar.
+
+        The first evaluation above a bar is partly luck. A second measurement, on other problems, corrects for
+        it; without one the lower end of the interval has to reach the bar, or all problems have to be solved.
+        """
+        rate = self.summary()["pass@1"]
+        return (rate.value if second_measurement else rate.low) >= bar or rate.value == 1
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows: each estimate with its interval."""
         return result_html([f"{name}: {estimate}" for name, estimate in self.summary().items()])

@@ -305,16 +305,6 @@ class Run:
         count = self.loaded.config.eval.problems
         return self.test_set[count : 2 * count]
 
-    def _reaches(self, bar: float, evaluation: Evaluation) -> bool:
-        """Whether an evaluation's sampled accuracy ends the stage.
-
-        The first evaluation above a bar is partly luck. With spare problems a second measurement corrects for
-        it; without, the lower end of the interval has to reach the bar, or all problems have to be solved.
-        """
-        rate = evaluation.summary()["pass@1"]
-        # ``value`` is the estimate, ``low`` the lower end of its confidence interval.
-        return (rate.value if self.spare_problems else rate.low) >= bar or rate.value == 1
-
     def evaluate(self) -> Evaluation:
         """Measure held-out accuracy now and log it for the present step."""
         result = self.evaluate_on(self.test_set[: self.loaded.config.eval.problems])
@@ -363,7 +353,8 @@ class Run:
         done = step >= train.steps
         if self.test_set and every and step % every == 0 and not done:
             now = self.evaluation_at(step)
-            if train.stop_at is not None and self._reaches(train.stop_at, now):
+            second_measurement = bool(self.spare_problems)
+            if train.stop_at is not None and now.reaches(train.stop_at, second_measurement):
                 return True
             best = on_rank_zero(self.journal.folder.best)
             # ``on_rank_zero``: the first process alone reads files, and all act on what it found.
