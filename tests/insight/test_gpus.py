@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,19 @@ import pytest
 from covey.cli import main
 from covey.config.load import load_config
 from covey.insight.forecast import Forecast, Workload
-from covey.insight.gpus import BACKWARD, GPUS, Subject, decode_seconds, forward_seconds, gpu_lines, on_gpus
+from covey.insight.gpus import (
+    BACKWARD,
+    GPUS,
+    GpuForecast,
+    Subject,
+    decode_seconds,
+    forward_seconds,
+    gpu_lines,
+    on_gpus,
+)
+from covey.insight.prices import cost_lines, read_prices
 from covey.learner.memory import Shape
+from covey_verify.errors import ConfigError
 
 H100 = next(gpu for gpu in GPUS if gpu.name == "H100")
 QWEN3_06B = Shape(596e6, 596e6, 151_936, 28, 1024, 16, 8, 128, 3072, number=2, exact=False)
@@ -61,10 +73,39 @@ def test_a_preview_shows_the_table(tmp_path: Path, capsys: pytest.CaptureFixture
         "data: {task: last_digit, train_size: 16, test_size: 8}\nrewards: [rewards.py:varied]\nthreads: 1\n"
         "rollout: {group_size: 4, prompts_per_step: 2, max_tokens: 8}\ntrain: {steps: 4}\n"
     )
-    assert main(["preview", str(path), "--groups", "2", "--samples", "4", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["gpus"]
-    assert [row["gpu"] for row in shown] == [gpu.name for gpu in GPUS]
-    assert all(row["fits"] for row in shown)
+    command = ["preview", str(path), "--groups", "2", "--samples", "4"]
+    assert main([*command, "--price", "h100=2.5", "--price", "here=0", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["gpu"] for row in shown["gpus"]] == [gpu.name for gpu in GPUS]
+    assert all(row["fits"] for row in shown["gpus"])
+    hours = {row["gpu"]: row["hours"] for row in shown["gpus"]}
+    assert shown["cost"] == {"H100": pytest.approx(2.5 * hours["H100"]), "here": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("price", "complaint"),
+    [
+        ("A40=1", "no forecast for 'A40'"),
+        ("2.5", "no forecast for '2.5'; write DEVICE=AMOUNT"),
+        ("H100=two", "'two' is not the price of an hour, such as H100=2.5"),
+        ("H100", "'' is not the price"),
+        ("L4=-1", "'-1' is not the price"),
+        ("here=inf", "'inf' is not the price"),
+    ],
+)
+def test_a_price_that_is_none_is_refused(price: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        read_prices([price])
+
+
+def test_costs_are_named_by_device_and_a_gpu_that_is_too_small_has_none() -> None:
+    gpus = [GpuForecast("H100", 70, 80, 1.0, 3.0), GpuForecast("L4", 70, 24, 5.0, 15.0)]
+    here = Forecast(5.0, 5.0, 0.0, 360, 0, 1e6, 0.0, {}, 0)
+    (line,) = cost_lines(here, gpus, {"here": 0.5, "H100": 2.0, "L4": 1.0})
+    assert line.endswith(": 0.500 here, 6.00 on H100, unknown for L4")
+    assert not list(cost_lines(here, gpus, {}))
+    (line,) = cost_lines(None, [], {"here": 0.5})
+    assert line.endswith(": unknown for here")
 
 
 def test_lines_are_a_table() -> None:

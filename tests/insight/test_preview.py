@@ -78,7 +78,7 @@ def test_rare_successes_ask_for_a_larger_group() -> None:
     assert found.dead(2).value == pytest.approx(0.75)
     (one,) = advice(found)
     assert one.remedy == "rollout.group_size 4"
-    assert record(found)["price_of_a_live_group"]["2"] == pytest.approx(8)
+    assert record(found)["completions_for_a_live_group"]["2"] == pytest.approx(8)
 
 
 def test_truncation_asks_for_more_tokens_unless_it_is_a_loop() -> None:

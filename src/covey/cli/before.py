@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -19,9 +19,6 @@ from covey.cli.options import (
 )
 from covey_verify.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
 
 @app.command(name="preview", group=BEFORE)
 def command_preview(
@@ -30,6 +27,7 @@ def command_preview(
     groups: int = 0,
     samples: int = 0,
     temperature: list[float] | None = None,
+    price: list[str] | None = None,
     as_json: Json = False,
 ) -> int:
     """Estimate whether a run can learn, the best group size, and the cost. Trains nothing.
@@ -41,6 +39,8 @@ def command_preview(
     :param samples: Completions of each problem; 0: the group size, from 8 to 16, and fewer for a slow model.
     :param temperature: Sample the same problems at this temperature too; may be repeated. By default .7 and
         1 are tried if the config's temperature gives few live groups or few correct answers.
+    :param price: The price of an hour as DEVICE=AMOUNT, to print what the run costs; may be repeated. DEVICE
+        is `here`, or a GPU of the forecast such as H100.
     """
     if config.is_dir():
         raise ConfigError(
@@ -50,6 +50,9 @@ def command_preview(
         raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
+    from covey.insight.prices import read_prices
+
+    prices = read_prices(price or ())
     loaded = load(config, settings, as_json)
     tell(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import Extent, preview, rl_stage
@@ -62,7 +65,7 @@ def command_preview(
     tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     extent = Extent(samples or None, groups or None, temperature)
     found = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
-    print_result(as_json, record(found), lines(found))
+    print_result(as_json, record(found, prices), lines(found, prices))
     return 130 if found.measured.stopped else int(found.word == "no")
 
 

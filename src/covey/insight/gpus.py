@@ -74,9 +74,14 @@ class GpuForecast(NamedTuple):
     """Seconds of a step."""
     hours: float
 
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU's memory is enough."""
+        return self.memory <= self.there
+
     def record(self) -> dict[str, object]:
         """Return the forecast as JSON."""
-        return {**self._asdict(), "fits": self.memory <= self.there}
+        return {**self._asdict(), "fits": self.fits}
 
 
 def share_of_compute(parameters: float) -> float:
@@ -165,6 +170,6 @@ def gpu_lines(rows: Sequence[GpuForecast]) -> Iterator[str]:
 
 
 def _cells(row: GpuForecast) -> list[str]:
-    fits = "" if row.memory <= row.there else ": does not fit"
-    memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{fits}"
+    remark = "" if row.fits else ": does not fit"
+    memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{remark}"
     return [row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)]

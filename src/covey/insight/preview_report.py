@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from covey.insight import gpus
 from covey.insight.advice import advice
 from covey.insight.forecast import seconds_text
+from covey.insight.gpus import gpu_lines
 from covey.insight.preview import Preview
+from covey.insight.prices import NO_PRICES, cost_lines, costs
 from covey.insight.verdict import ends
 from covey.objective.diagnostics import sampled_entropy, score_metrics
 from covey.objective.texts import answers_inside
@@ -24,11 +25,12 @@ GROUPS = 32
 """Problems that are sampled if there is time."""
 
 
-def record(preview: Preview) -> dict[str, object]:
+def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[str, object]:
     """Return the preview as JSON."""
     measured = preview.measured
     groups = measured.groups
     forecast = preview.forecast()
+    elsewhere = preview.elsewhere()
     sizes = _sizes(preview)
     temperatures = {}
     for temperature in preview.others:
@@ -44,7 +46,7 @@ def record(preview: Preview) -> dict[str, object]:
         "pass_rates": {g.problem.id: g.pass_rate for g in groups},
         "pass@1": ends(preview.pass_rate()),
         "dead": {str(size): ends(preview.dead(size)) for size in sizes},
-        "price_of_a_live_group": {str(size): _price(preview, size) for size in sizes},
+        "completions_for_a_live_group": {str(size): _for_a_live_group(preview, size) for size in sizes},
         "temperatures": temperatures,
         "truncated": float(preview.truncated.mean()),
         "continued": None if longer is None else {"max_tokens": longer.limit, **longer.outcome()},
@@ -59,13 +61,14 @@ def record(preview: Preview) -> dict[str, object]:
         },
         "tokens_per_second": preview.speed,
         "forecast": forecast.record() if forecast else None,
-        "gpus": [row.record() for row in preview.elsewhere()],
+        "gpus": [row.record() for row in elsewhere],
+        "cost": costs(forecast, elsewhere, prices),
         "memory": dict(preview.memory),
         "advice": [vars(a) for a in advice(preview)],
     }
 
 
-def lines(preview: Preview) -> Iterator[str]:
+def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator[str]:
     """Yield lines for people."""
     yield from _extent(preview)
     size = preview.now
@@ -87,10 +90,13 @@ def lines(preview: Preview) -> Iterator[str]:
             f"at temperature {temperature:g}, {count} problems: pass rate {rate}, dead groups {dead}, {rest}"
         )
     yield from _texts(preview)
-    if forecast := preview.forecast():
+    forecast = preview.forecast()
+    if forecast:
         yield from forecast.lines()
-    if rows := preview.elsewhere():
-        yield from gpus.gpu_lines(rows)
+    elsewhere = preview.elsewhere()
+    if elsewhere:
+        yield from gpu_lines(elsewhere)
+    yield from cost_lines(forecast, elsewhere, prices)
     for one in advice(preview):
         yield f"- {one}"
         if one.sample:
@@ -127,11 +133,11 @@ def _by_size(preview: Preview) -> Iterator[str]:
     yield "group size   dead groups        completions for a live group"
     drawn = min(len(g.completions) for g in preview.measured.groups)
     for size in _sizes(preview):
-        price = _price(preview, size)
-        cost = "-" if price is None else f"{price:.0f}"
+        completions = _for_a_live_group(preview, size)
+        needed = "-" if completions is None else f"{completions:.0f}"
         here = " <- rollout.group_size" if size == preview.now else ""
         beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
-        yield f"{size:>10}   {preview.dead(size)!s:<18} {cost:>5}{here}{beyond}"
+        yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{here}{beyond}"
 
 
 def _texts(preview: Preview) -> Iterator[str]:
@@ -169,7 +175,7 @@ def _quantiles(preview: Preview) -> dict[str, float]:
     return {k: float(np.quantile(ended, q)) for k, q in levels.items()} if len(ended) else {}
 
 
-def _price(preview: Preview, size: int) -> float | None:
+def _for_a_live_group(preview: Preview, size: int) -> float | None:
     """Return completions sampled per live group, resampling included; None if no group is live."""
     live = 1 - preview.dead(size).value
     return size / live if live > 0.001 else None
