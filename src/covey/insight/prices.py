@@ -1,4 +1,4 @@
-"""What a run costs, by the price of an hour on each device."""
+"""The cost of a run, by the price of an hour on each device."""
 
 from __future__ import annotations
 
