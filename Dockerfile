@@ -2,8 +2,8 @@
 #
 #   docker build -t covey .
 #   docker build -t covey:cuda --build-arg TORCH=https://download.pytorch.org/whl/cu126 .
-#   docker run --rm -v "$PWD:/work" covey train run.yaml
-#   docker run --rm --gpus all -v "$PWD:/work" covey:cuda train run.yaml
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" covey train run.yaml
+#   docker run --rm --user "$(id -u):$(id -g)" --gpus all -v "$PWD:/work" covey:cuda train run.yaml
 FROM python:3.11-slim
 
 # gcc compiles the operations for the processor at hand, and torch's on a GPU; bubblewrap is the stronger sandbox.
@@ -17,9 +17,11 @@ RUN pip install --no-cache-dir --index-url "$TORCH" --extra-index-url https://py
 COPY . /covey
 RUN pip install --no-cache-dir -c /covey/constraints.txt /covey/packages/verify '/covey[gguf,lora,math,parquet,schema]'
 
-# A user without rights, whose runs and caches are in the mounted folder.
-RUN useradd --create-home covey
+# A user without rights; --user makes it the owner of the mounted folder, which gets the runs and the caches.
+# USER names it for libraries that ask, because such a user is not in /etc/passwd.
+RUN useradd covey
 USER covey
+ENV HOME=/work USER=covey
 WORKDIR /work
 ENTRYPOINT ["covey"]
 CMD ["--help"]
