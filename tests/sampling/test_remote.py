@@ -306,7 +306,7 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path
             assert not made.bit_exact, "both have proven themselves"
             alive = iter((None, None))
             other.before = lambda: next(alive, 500)
-            good.before = lambda: soon(lambda: made.fleet.servers[1].lost)  # or it might do all the work
+            good.before = lambda: soon(lambda: made.fleet.servers[1].excluded)  # or it might do all the work
             assert len(together(list(made.sample(asked(12), PARAMS)))) == 36
         with running(other, int(other.url.rpartition(":")[2])):
             other.before = good.before = lambda: None

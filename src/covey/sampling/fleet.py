@@ -84,12 +84,12 @@ class Fleet:
     @property
     def present(self) -> list[RemoteServer]:
         """The servers that take part with the current weights."""
-        return [s for s in self.servers if not s.lost and s.version == self.version]
+        return [s for s in self.servers if not s.excluded and s.version == self.version]
 
     @property
-    def all_lost(self) -> bool:
+    def all_excluded(self) -> bool:
         """Whether every server is excluded."""
-        return all(s.lost for s in self.servers)
+        return all(s.excluded for s in self.servers)
 
     @property
     def patience(self) -> float:
@@ -127,17 +127,17 @@ class Fleet:
             server.busy -= 1
 
     def _takes_requests(self, server: RemoteServer, version: int) -> bool:
-        return not server.lost and server.version == version == self.version
+        return not server.excluded and server.version == version == self.version
 
     def exclude(self, server: RemoteServer, error: BaseException) -> None:
         """Exclude a server whose request failed."""
-        if server.lost:
+        if server.excluded:
             return
-        server.lost = reason_of(error)
+        server.exclusion_reason = reason_of(error)
         server.version = None
         server.tried = time.monotonic()
         server.hangs = timed_out(error)
-        self.say(f"{server.url} is excluded: {server.lost}")
+        self.say(f"{server.url} is excluded: {server.exclusion_reason}")
 
     # Weights
 
@@ -148,7 +148,7 @@ class Fleet:
             self.give_weights(now=True)
             if self.present:
                 break
-            if self.all_lost and time.monotonic() - began > self.patience:
+            if self.all_excluded and time.monotonic() - began > self.patience:
                 raise none_left(self.servers)
             self.waiting()
             time.sleep(0.2)
@@ -163,37 +163,37 @@ class Fleet:
                 self._update(server)
 
     def _is_due(self, server: RemoteServer, now: bool) -> bool:
-        """Whether it needs weights: a lost one every ``RETRY_SECONDS`` seconds, or ``now``."""
-        if server.lost:
+        """Whether it needs weights: an excluded one every ``RETRY_SECONDS`` seconds, or ``now``."""
+        if server.excluded:
             return now or time.monotonic() - server.tried > RETRY_SECONDS
         return server.version != self.version
 
     def _update(self, server: RemoteServer) -> None:
         """Bring a server to the current weights, unless it is still busy; exclude it if that fails."""
         with self._requests_lock:  # from here on it is not asked for completions
-            if not server.lost and (server.busy or server.version == self.version):
+            if not server.excluded and (server.busy or server.version == self.version):
                 return
             server.version = None
-        lost_before = server.lost
+        reason_before = server.exclusion_reason
         server.tried = time.monotonic()
         try:
             self._load_and_probe(server)
         except FAILURES as error:
-            server.lost = reason_of(error)
+            server.exclusion_reason = reason_of(error)
             server.version = None
             server.hangs = server.arrivals > 0 and timed_out(error)
-            if not same_complaint(server.lost, lost_before):
-                self.say(f"{server.url} is excluded: {server.lost}")
+            if not same_complaint(server.exclusion_reason, reason_before):
+                self.say(f"{server.url} is excluded: {server.exclusion_reason}")
             return
-        server.lost = ""
+        server.exclusion_reason = ""
         server.hangs = False
         server.arrivals += 1
-        if lost_before:
+        if reason_before:
             self.say(f"{server.url} is back, with the weights of version {self.version}")
 
     def _load_and_probe(self, server: RemoteServer) -> None:
         """Give a server the current weights and probe it. Raises an error of FAILURES."""
-        if server.dialect is None or server.lost:
+        if server.dialect is None or server.excluded:
             self._recognize(server)
             if not self._fault(server):  # it may have the weights already
                 server.version = self.version

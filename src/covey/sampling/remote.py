@@ -111,7 +111,7 @@ class RemoteSampler:
                 fleet.waiting()
                 fleet.give_weights()
                 self._start_threads(work)
-                if not fleet.all_lost:
+                if not fleet.all_excluded:
                     last_sign_of_life = time.monotonic()
                 elif time.monotonic() - last_sign_of_life > fleet.patience:
                     raise none_left(fleet.servers)
@@ -186,7 +186,7 @@ class RemoteSampler:
     def _next_piece(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
         """Return the next piece; wait for one that comes back while others are still under way.
 
-        None if this server gets no more: all are done, or it was lost, or it has weights to take.
+        None if this server gets no more: all are done, or it was excluded, or it has weights to take.
         """
         with work.changed:
             while not work.closed:

@@ -44,12 +44,12 @@ class RemoteServer:
     """Version of the weights that it has proven to have."""
     stamp: object = None
     """Mark of its replies since then; another mark means another start, or other weights."""
-    lost: str = ""
+    exclusion_reason: str = ""
     """The reason why it is excluded; empty if it takes part."""
     tried: float = -RETRY_SECONDS
     """Time of the last try, on the monotonic clock."""
     hangs: bool = False
-    """Whether it was lost because it did not answer in time, after it had proven itself before."""
+    """Whether it is excluded because it did not answer in time, after it had proven itself before."""
     compared: bool = False
     """Whether the frequencies of its draws have been compared since it was last recognized."""
     rounding: float | None = None
@@ -58,6 +58,11 @@ class RemoteServer:
     """Number of sampling requests that it works on."""
     arrivals: int = 0
     """Number of times that it has proven to have the current weights."""
+
+    @property
+    def excluded(self) -> bool:
+        """Whether it takes no part until it passes the probes."""
+        return bool(self.exclusion_reason)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class WorkList:
     params: SamplingParams
     queue: deque[Piece]
     results: Queue[list[Sampled] | Exception | None] = field(default_factory=Queue)
-    """None: a server was lost or has weights to take; an exception: a mistake of ours, to be raised."""
+    """None: a server was excluded or has weights to take; an exception: a mistake of ours, to be raised."""
     arrivals: dict[str, int] = field(default_factory=dict)
     """Address -> number of the server's arrival since which it works on this."""
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -151,7 +156,7 @@ def same_complaint(now: str, before: str) -> bool:
 
 def none_left(servers: Sequence[RemoteServer]) -> SamplersLost:
     """Return the error for a run that has no server to sample on, with what each of them did."""
-    reasons = "; ".join(f"{s.url}: {s.lost}" for s in servers)
+    reasons = "; ".join(f"{s.url}: {s.exclusion_reason}" for s in servers)
     return SamplersLost(
         f"no sampling server is left: {reasons}. Start servers with this model and repeat the command"
     )
