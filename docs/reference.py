@@ -202,7 +202,7 @@ def kind_text(kind: Any) -> str:
     if get_args(kind):
         return " or ".join(dict.fromkeys(kind_text(part) for part in get_args(kind)))
     name = getattr(kind, "__name__", "")
-    return words.get(kind, {"Path": "path"}.get(name, "object" if name.startswith("Given") else name))
+    return words.get(kind, {"Path": "path"}.get(name, "object" if name.endswith("Object") else name))
 
 
 # --- the API ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.config.load import load_config
-from covey.config.python_objects import GivenModel, with_given
+from covey.config.python_objects import ModelObject, with_objects
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
 from covey.system.processes import environment_rank, started_together
@@ -38,7 +38,7 @@ def train(
     Raises CoveyError.
     """
     file = Path(config) if config is not None else None
-    return run_start(Start(file, (), with_given(settings)), quiet=quiet, overwrite=overwrite)
+    return run_start(Start(file, (), with_objects(settings)), quiet=quiet, overwrite=overwrite)
 
 
 def resume(
@@ -54,7 +54,7 @@ def resume(
     """
     from covey.runs.origin import start_of
 
-    start = start_of(Path(run), trust, values=with_given(settings))
+    start = start_of(Path(run), trust, values=with_objects(settings))
     return run_start(start, Path(run), quiet=quiet, strict=strict)
 
 
@@ -74,11 +74,11 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     path = Path(run) if isinstance(run, str | Path) else None
     # A folder with a config.json is a model; any other existing folder should be a run's.
     if path is not None and path.suffix in (".yaml", ".yml"):
-        loaded = load_config(path, values=with_given(settings))
+        loaded = load_config(path, values=with_objects(settings))
     elif path is not None and path.is_dir() and not (path / "config.json").is_file():
-        loaded = load_run(path, values=with_given(settings), trust=trust)
+        loaded = load_run(path, values=with_objects(settings), trust=trust)
     else:
-        loaded = load_config(values=with_given({"model": run, **settings}))
+        loaded = load_config(values=with_objects({"model": run, **settings}))
     with default_torch_modes():
         return evaluate_once(loaded, RunConsole(quiet))
 
@@ -121,7 +121,7 @@ def sample(
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
     say = (lambda _: None) if quiet else say_aside
-    loaded = load_config(values=with_given({**values, **rollout}))
+    loaded = load_config(values=with_objects({**values, **rollout}))
     asked = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
     with default_torch_modes():
         return sample_once(loaded, *asked, say)
@@ -148,7 +148,7 @@ def run_start(
 
     loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
     several = started_together()
-    if several and isinstance(loaded.config.model, GivenModel):
+    if several and isinstance(loaded.config.model, ModelObject):
         raise ConfigError("model: an object is trained in one process; save it to a folder, and name that")
     if loaded.config.launch.processes > 1 and not several:
         raise ConfigError(

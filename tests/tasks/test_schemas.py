@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from covey.config.load import load_config
-from covey.config.python_objects import MOST_STREAMED, with_given
+from covey.config.python_objects import MOST_STREAMED, with_objects
 from covey.config.schema import Data
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context
@@ -203,7 +203,7 @@ def test_who_reads_what_is_known_of_rewards_tools_and_copies(tmp_path: Path) -> 
 def test_an_endless_iterator_of_rows_is_refused() -> None:
     endless = itertools.repeat({"prompt": "1+1="})
     with pytest.raises(ConfigError, match=rf"more than {MOST_STREAMED:,} rows"):
-        with_given({"data": {"train": endless}})
+        with_objects({"data": {"train": endless}})
 
 
 class Table:
@@ -220,10 +220,10 @@ class Table:
 
 
 def test_a_table_is_its_rows_and_several_tables_are_named() -> None:
-    given = with_given({"data": {"train": Table()}})["data"]
+    given = with_objects({"data": {"train": Table()}})["data"]
     assert given["train"].rows == [{"prompt": "1+1=", "answer": "2"}]  # type: ignore[index]
     with pytest.raises(ConfigError, match="'validation', 'train'"):
-        with_given({"data": {"train": {"validation": [], "train": []}}})
+        with_objects({"data": {"train": {"validation": [], "train": []}}})
 
 
 def test_a_config_reads_verls_rows_to_the_end(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.training.runs import StopAt, fingerprint, interrupted, metrics_of, st
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.insight.findings.rule import Rule
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
@@ -310,7 +310,7 @@ def test_a_stage_of_a_pipeline_heals_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_model_given_as_an_object_cannot_go_back() -> None:
-    given = GivenModel(object(), object())
+    given = ModelObject(object(), object())
     with pytest.raises(
         ConfigError, match="on_finding rollback: a model given as an object is trained in place"
     ):

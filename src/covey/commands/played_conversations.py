@@ -18,7 +18,7 @@ from covey_verify.extract import TAGS, Thoughts
 from covey_verify.stress import FORGED
 
 if TYPE_CHECKING:
-    from covey.sampling.tools.offered import Tool
+    from covey.sampling.tools.definitions import Tool
     from covey.sampling.tools.running import Toolbox
 
 REPEATED = 8

@@ -97,6 +97,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
+        shape = shape_of(run.learner.policy.unsharded)
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
         budget = max(LEAST, SECONDS - (time.monotonic() - begun))
@@ -110,7 +111,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     device_memory(run.learner.policy.device),
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
-                    subject=Subject(shape_of(run.learner.policy.whole), [len(p.tokens) for p in problems]),
+                    subject=Subject(shape, [len(p.tokens) for p in problems]),
                     wording=prompt_form(run.learner.policy, stage, problems),
                 )
                 return found if found.measured.stopped else _closely(pilot, extent, found, budget)

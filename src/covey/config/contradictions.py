@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from covey.config.methods import SAMPLES
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
@@ -114,7 +114,7 @@ def _of_guards(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "guards.kl_action raise_coef: algorithm.kl is not set, so there is no coefficient to raise"
     elif config.guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
         yield "guards.kl_action raise_coef: algorithm.kl.target already adapts the coefficient"
-    if config.guards.on_finding == "rollback" and isinstance(config.model, GivenModel):
+    if config.guards.on_finding == "rollback" and isinstance(config.model, ModelObject):
         yield (
             "guards.on_finding rollback: a model given as an object is trained in place, so the run could "
             "not go back to its first weights; save the model to a folder, and give that"

@@ -22,7 +22,7 @@ OBJECT = "an object in Python: "
 """Prefix in a recorded config of the name of an object that no file can hold."""
 
 
-class Given:
+class PythonObject:
     """An object given from Python; its text is its entry in a record."""
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Given:
     __repr__ = __str__
 
 
-class GivenModel(Given):
+class ModelObject(PythonObject):
     """A transformers model, or peft's wrapper of one, with its tokenizer; it is trained in place.
 
     ``reference`` is the frozen model that preferences are compared with; None: the model as the run begins.
@@ -47,7 +47,7 @@ class GivenModel(Given):
         """The folder or hub id that it was loaded from, or ""."""
 
 
-class GivenRows(Given):
+class RowsObject(PythonObject):
     """Rows of data as a sequence, because an iterator can be read only once."""
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
@@ -79,22 +79,22 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
     return items
 
 
-def or_given(kind: object) -> GetPydanticSchema:
-    """Return an annotation that lets a field of type ``kind`` also hold a Given object."""
+def or_object(kind: object) -> GetPydanticSchema:
+    """Return an annotation that lets a field of type ``kind`` also hold a PythonObject."""
 
     def pass_given(value: object, check: core_schema.ValidatorFunctionWrapHandler) -> object:
-        return value if isinstance(value, Given) else check(value)
+        return value if isinstance(value, PythonObject) else check(value)
 
     return GetPydanticSchema(
-        # A Given passes unchecked, and anything else is validated as ``kind``.
+        # An object passes unchecked, and anything else is validated as ``kind``.
         lambda _, schema: core_schema.no_info_wrap_validator_function(
             pass_given, schema(kind), serialization=core_schema.to_string_ser_schema()
         )
     )
 
 
-def with_given(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return Python's settings with models (and tokenizers) and data as Given objects.
+def with_objects(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return Python's settings with models (and tokenizers) and data as Python objects.
 
     The settings of `stages` are converted too. Raises ConfigError for a model without a tokenizer or the
     reverse.
@@ -104,7 +104,7 @@ def with_given(settings: Mapping[str, object]) -> dict[str, object]:
     tokenizer = settings.pop("tokenizer", None)
     # A value of another plain type (a number, a list) is a mistake, which the schema reports.
     is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
-    if is_object and tokenizer is None and not isinstance(model, Given):
+    if is_object and tokenizer is None and not isinstance(model, PythonObject):
         raise ConfigError(
             f"model: {name_of(model)} needs its tokenizer: covey.train(model=..., tokenizer=...)"
         )
@@ -112,21 +112,21 @@ def with_given(settings: Mapping[str, object]) -> dict[str, object]:
         raise ConfigError(
             "tokenizer: only a model given as an object needs one; a folder or hub id has its own"
         )
-    if is_object and not isinstance(model, Given):
-        settings["model"] = GivenModel(model, tokenizer)
+    if is_object and not isinstance(model, PythonObject):
+        settings["model"] = ModelObject(model, tokenizer)
     elif isinstance(model, Path):
         settings["model"] = str(model)
     if "data" in settings:
         settings["data"] = _data(settings["data"])
     stages = settings.get("stages")
     if isinstance(stages, list | tuple):
-        settings["stages"] = [with_given(s) if isinstance(s, Mapping) else s for s in stages]
+        settings["stages"] = [with_objects(s) if isinstance(s, Mapping) else s for s in stages]
     return settings
 
 
 def _data(data: object) -> object:
     if _are_rows(data):
-        return {"train": GivenRows("data.train", data)}
+        return {"train": RowsObject("data.train", data)}
     if not isinstance(data, Mapping):
         return data
     for key in ("train", "test"):
@@ -135,13 +135,13 @@ def _data(data: object) -> object:
             splits = ", ".join(repr(name) for name in value) or "nothing"
             raise ConfigError(f"data.{key}: this is a mapping of tables ({splits}); give one of them")
     return {
-        key: GivenRows(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
+        key: RowsObject(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
         for key, value in data.items()
     }
 
 
 def _are_rows(value: object) -> TypeGuard[Iterable[object]]:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Given)
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | PythonObject)
 
 
 def plain(value: object, folder: Path) -> object:
@@ -153,7 +153,7 @@ def plain(value: object, folder: Path) -> object:
         return {plain(k, folder): plain(v, folder) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v, folder) for v in value]
-    if isinstance(value, Path | Given):
+    if isinstance(value, Path | PythonObject):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value

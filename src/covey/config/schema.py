@@ -25,7 +25,7 @@ from covey.config.methods import (
     WITH_MODEL,
     MethodName,
 )
-from covey.config.python_objects import GivenModel, GivenRows, or_given
+from covey.config.python_objects import ModelObject, RowsObject, or_object
 from covey.config.sampling import Rollout
 from covey.config.section import (
     Duration,
@@ -52,12 +52,12 @@ class Data(Section):
     """The source of problems: a built-in task, or files with one problem per row."""
 
     task: str | None = setting(None, "Built-in generated task: `last_digit`, `sums`, ...")
-    train: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
+    train: Annotated[Path | RowsObject | None, or_object(Path | None)] = setting(
         None,
         "File of training problems: JSONL, JSON, CSV or parquet; a data set of the hub, as "
         "hub:openai/gsm8k?config=main; from Python rows, too.",
     )
-    test: Annotated[Path | GivenRows | None, or_given(Path | None)] = setting(
+    test: Annotated[Path | RowsObject | None, or_object(Path | None)] = setting(
         None, "The same for held-out problems."
     )
     prompt: str = setting("prompt", "Column with the prompt: text or chat messages.")
@@ -349,7 +349,7 @@ def is_gguf(model: str) -> bool:
 class Config(Section):
     """One run, or one stage of it."""
 
-    model: Annotated[str | GivenModel, or_given(str)] = setting(
+    model: Annotated[str | ModelObject, or_object(str)] = setting(
         "tiny",
         "Hub id, folder, or `tiny`: built on the spot; from Python a model, too.",
         trl="model_name_or_path",

@@ -15,7 +15,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
-from covey.config.python_objects import GivenModel, GivenRows
+from covey.config.python_objects import ModelObject, RowsObject
 from covey.config.schema import is_gguf
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
@@ -170,7 +170,7 @@ class _Base:
     def of(cls, loaded: ResolvedConfig) -> _Base:
         """Return the base model of a run."""
         model = loaded.config.model
-        name = model.source or "tiny" if isinstance(model, GivenModel) else model
+        name = model.source or "tiny" if isinstance(model, ModelObject) else model
         return cls(name, loaded.folder)
 
     @cached_property
@@ -228,7 +228,7 @@ class _Base:
 
 def _data(loaded: ResolvedConfig) -> str:
     data = loaded.config.data
-    if isinstance(data.train, GivenRows):
+    if isinstance(data.train, RowsObject):
         return data.train.name
     return f"`{data.train.name}`" if data.train else f"the task `{data.task}`"
 

@@ -82,7 +82,7 @@ class Trainable(Protocol):
     def split(self) -> None:
         """Keep only this process' part of the weights; all processes do this at once."""
 
-    def settle(self) -> None:
+    def update_unsharded(self) -> None:
         """Update the copies that need all of the weights; all processes do this at once."""
 
     def score(
@@ -210,7 +210,7 @@ class Learner(Generic[M]):
         if math.isfinite(norm):
             # A bool: an update of the head alone does not move the policy.
             self.version += self.optimizer.moved
-            self._settle()
+            self._update_unsharded()
         return norm
 
     def clear(self) -> None:
@@ -268,11 +268,11 @@ class Learner(Generic[M]):
                 if (saved := state.get(f"{WEIGHT}{name}")) is not None:
                     copy_into(weight, saved)
         self.version = version
-        self._settle()
+        self._update_unsharded()
 
-    def _settle(self) -> None:
+    def _update_unsharded(self) -> None:
         if world_size() > 1:
-            self.policy.settle()
+            self.policy.update_unsharded()
 
     def _until_it_fits(self, work: Callable[[], T]) -> T:
         while True:

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.hub import cached_file
 
 from covey.config.load import ResolvedConfig
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
 from covey.models.gguf import folder_of_gguf
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
-from covey.models.passed_models import adapter_of, checked_model, is_classifier, policy_of, take_weights
+from covey.models.model_objects import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
@@ -42,7 +42,7 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     device = pick_device(config.device)
     given_dtype = None
     adapter = None
-    if isinstance(config.model, GivenModel):
+    if isinstance(config.model, ModelObject):
         model, tokenizer = _given_writer(config.model, loaded)
         adapter = adapter_of(config.model)
         given_dtype = model.dtype
@@ -71,7 +71,7 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
 
 
 def _given_writer(
-    given: GivenModel, loaded: ResolvedConfig
+    given: ModelObject, loaded: ResolvedConfig
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
     model, tokenizer = checked_model(given)
@@ -97,9 +97,9 @@ def _recompute_layers(policy: Policy) -> None:
 def own_reference(loaded: ResolvedConfig) -> Policy | None:
     """The reference that a run was given as an object, computing as its policy does; None if it has none."""
     given = loaded.config.model
-    if not isinstance(given, GivenModel) or given.reference is None:
+    if not isinstance(given, ModelObject) or given.reference is None:
         return None
-    reference = GivenModel(given.reference, given.tokenizer)
+    reference = ModelObject(given.reference, given.tokenizer)
     for parameter in given.reference.parameters():
         parameter.requires_grad_(True)  # it is checked and scored as a policy is; nothing moves it
     like = checked_model(given)[0]

@@ -60,8 +60,11 @@ class Policy:
     """Name of the transformers class that loads its folder."""
     around: Gathering
     """Runs some work while all weights are gathered, if they are split over processes."""
-    whole: Policy
-    """A policy with all weights, to sample from and to save; it is itself if weights are not split."""
+    unsharded: Policy
+    """A policy with all weights, as of the last ``update_unsharded``, to sample from and to save.
+
+    It is this policy itself if weights are not split over processes.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class Policy:
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
         self.around = unsplit
-        self.whole = self
+        self.unsharded = self
 
     def round_products(self) -> None:
         """Round the products' factors to bfloat16 from now on. Raises ConfigError if they cannot be."""
@@ -191,7 +194,7 @@ class Policy:
 
     def draw_from_all(self) -> None:
         """Let every id with an embedding be drawn, as servers do."""
-        self.drawable_ids = self.whole.drawable_ids = self.embedded
+        self.drawable_ids = self.unsharded.drawable_ids = self.embedded
 
     @property
     def embedded(self) -> int:
@@ -208,9 +211,9 @@ class Policy:
 
         Raises CheckpointError, and keeps the present weights, if the folder's have another shape.
         """
-        if self.whole is not self:  # split: load all of them, then take this process's part of each
-            self.whole.load_weights(folder)
-            for part, weight in zip(self.model.parameters(), self.whole.model.parameters(), strict=True):
+        if self.unsharded is not self:  # split: load all of them, then take this process's part of each
+            self.unsharded.load_weights(folder)
+            for part, weight in zip(self.model.parameters(), self.unsharded.model.parameters(), strict=True):
                 copy_into(part, weight)
             return
         if self.adapter is not None:
@@ -242,15 +245,15 @@ class Policy:
         return made
 
     def split(self) -> None:
-        """Keep only this process's part of the weights, and a copy of all as of the last ``settle``."""
-        self.whole = self.copied()
+        """Keep only this process's part of the weights, and ``unsharded``, a copy of them all."""
+        self.unsharded = self.copied()
         split_weights(self)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Copy the present weights into ``whole``; every process has to call it, since they are gathered."""
-        for into, part in zip(self.whole.parameters, self.parameters, strict=True):
-            if into is not part:  # not split: whole is this policy itself
+    def update_unsharded(self) -> None:
+        """Gather the present weights into ``unsharded``; all processes do this at once."""
+        for into, part in zip(self.unsharded.parameters, self.parameters, strict=True):
+            if into is not part:  # not split: it is this policy itself
                 into.copy_(full_tensor(part))
 
     @property

@@ -85,7 +85,7 @@ class TrainedRewardModel(Policy):
         self.plain_head = True  # it writes nothing that could end
         self.value = None
         self.around = unsplit
-        self.whole = self
+        self.unsharded = self
         # Whatever is not under the trunk is the head; classes call it `score` or `classifier`.
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names

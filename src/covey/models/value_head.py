@@ -61,7 +61,7 @@ class ValueModel:
         """Keep only this process's part of the weights."""
         split_weights(self)
 
-    def settle(self) -> None:
+    def update_unsharded(self) -> None:
         """Do nothing: nothing needs all weights before they are saved."""
 
     def heads(self) -> list[nn.Module]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from covey.config.load import ResolvedConfig
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.types import Problem
 from covey_verify.errors import DataError
 from covey_verify.extract import TAGS
@@ -76,8 +76,8 @@ def model_texts_of(loaded: ResolvedConfig) -> ModelTexts:
     model = loaded.stages()[0].config.model
     if model == "tiny":  # its template opens no thoughts
         return ModelTexts()
-    if isinstance(model, GivenModel):
-        from covey.models.passed_models import checked_model
+    if isinstance(model, ModelObject):
+        from covey.models.model_objects import checked_model
 
         return ModelTexts(checked_model(model)[1])
     from covey.models.load import source_of

@@ -84,7 +84,7 @@ def small_step(
         with torch.no_grad():
             for weight, old in zip(weights, saved, strict=True):
                 weight.copy_(old)
-        learner.policy.settle()
+        learner.policy.update_unsharded()
 
 
 def _sums(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Tensor:

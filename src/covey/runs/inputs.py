@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from covey.config.load import ResolvedConfig
-from covey.config.python_objects import GivenRows
+from covey.config.python_objects import RowsObject
 from covey.rewards.contract import Reward
 from covey.runs.atomic import write_file
 from covey.runs.content import content_parts, rows_hash
 from covey.runs.inventory import changes, is_library_file, origin_of
-from covey.sampling.tools.offered import load_tools
+from covey.sampling.tools.definitions import load_tools
 from covey.system.integrity import digest_of, read_sealed, sealed
 from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
@@ -33,7 +33,7 @@ def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
     data = loaded.config.data
     found = dict[str, str]()
     for key, value in (("data.train", data.train), ("data.test", data.test)):
-        if isinstance(value, GivenRows):
+        if isinstance(value, RowsObject):
             found[f"rows of {key}"] = rows_hash(value.rows)
     found |= {str(path): digest_of(path) for path in data_files(loaded) if path.is_file()}
     return found | _of_functions(loaded)

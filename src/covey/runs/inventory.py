@@ -18,14 +18,14 @@ from pathlib import Path
 
 from covey import types
 from covey.config.load import ResolvedConfig
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.models.load import model_files
-from covey.models.passed_models import adapter_of, checked_model
+from covey.models.model_objects import adapter_of, checked_model
 from covey.models.policy import weights_hash
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
 from covey.sampling.prompts import Prompted
-from covey.sampling.tools.offered import load_tools
+from covey.sampling.tools.definitions import load_tools
 from covey.system.integrity import digest_of
 from covey.tasks.source import data_files
 from covey_verify import types as verify_types
@@ -45,7 +45,7 @@ def inventory(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model = loaded.config.model
     objects = dict[str, str]()
-    if isinstance(model, GivenModel):
+    if isinstance(model, ModelObject):
         objects = _of_given(model, adapters=loaded.config.lora is not None or adapter_of(model) is not None)
     elif model != "tiny":
         files |= _of_model("model", model, loaded.folder)
@@ -171,7 +171,7 @@ def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:
     return {f"{role}/{file}": path for file, path in model_files(name, folder).items()}
 
 
-def _of_given(given: GivenModel, adapters: bool) -> dict[str, str]:
+def _of_given(given: ModelObject, adapters: bool) -> dict[str, str]:
     """Return hashes of a model object: of its config and tokenizer, with adapters of its weights too."""
     model, tokenizer = checked_model(given)
     texts = {

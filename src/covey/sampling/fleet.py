@@ -104,7 +104,7 @@ class Fleet:
         """
         with self._weights_lock:
             if snapshot:
-                copy_trained(weights.policy.whole, self.policy)
+                copy_trained(weights.policy.unsharded, self.policy)
             self.version = weights.version
 
     # Requests

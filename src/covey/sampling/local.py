@@ -85,7 +85,7 @@ class LocalSampler:
             self.version = weights.version
             return
         with self._door, self._weights:
-            copy_trained(weights.policy.whole, self.policy)
+            copy_trained(weights.policy.unsharded, self.policy)
             self.version = weights.version
 
     @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from covey.config.python_objects import GivenRows
+from covey.config.python_objects import RowsObject
 from covey.config.schema import Data
 from covey.system.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, with_prompt
@@ -45,7 +45,7 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
     return problems
 
 
-def given_problems(given: GivenRows, data: Data) -> list[Problem]:
+def given_problems(given: RowsObject, data: Data) -> list[Problem]:
     """Return rows given from Python as problems, with ids `train:1`, ...; the checks are those of a file."""
     problems = []
     for number, row in enumerate(given.rows, start=1):

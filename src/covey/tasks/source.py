@@ -10,7 +10,7 @@ from pathlib import Path
 
 from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS
-from covey.config.python_objects import GivenRows
+from covey.config.python_objects import RowsObject
 from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
@@ -137,9 +137,9 @@ def load_problems(loaded: ResolvedConfig) -> Source:
     return Source(_problems_of(data.train, loaded), test[: data.test_size])
 
 
-def _problems_of(where: Path | GivenRows, loaded: ResolvedConfig, split: str = "train") -> list[Problem]:
+def _problems_of(where: Path | RowsObject, loaded: ResolvedConfig, split: str = "train") -> list[Problem]:
     data = loaded.config.data
-    if isinstance(where, GivenRows):
+    if isinstance(where, RowsObject):
         return given_problems(where, data)
     return read_problems(_resolve(where, loaded.folder, split), data)
 

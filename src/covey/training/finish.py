@@ -152,7 +152,7 @@ def _verdict(
 def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
     """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
     with committed_folder(run.journal.folder.path / "final") as final:
-        save_policy(run.learner.policy.whole, final)
+        save_policy(run.learner.policy.unsharded, final)
         if run.critic is not None:
             run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
             check_folder(final / "critic", critic)

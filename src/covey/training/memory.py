@@ -85,7 +85,7 @@ def _largest_step(run: Run) -> LargestStep:
 def _expectation(run: Run, largest: LargestStep) -> Expectation:
     """Return the forecast as a function of the micro-batch and of the number of completions at once."""
     learner = run.learner
-    shape = shape_of(learner.policy.whole)
+    shape = shape_of(learner.policy.unsharded)
     copied = learner.reference is not None and learner.reference.has_weights
     # Models loaded so far are no part of the program's own memory.
     models = 1 + copied + (run.critic is not None)

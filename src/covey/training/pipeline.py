@@ -12,7 +12,7 @@ from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.insight.result import (
     Result,
@@ -21,7 +21,7 @@ from covey.insight.result import (
     stage_table,
 )
 from covey.learner.process import default_torch_modes, freeze_existing_objects, restore_process_settings
-from covey.models.passed_models import restore_passed_model, take_weights
+from covey.models.model_objects import restore_model_object, take_weights
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import (
     RESULT,
@@ -101,7 +101,7 @@ def run_pipeline(
             if results:
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
-        with restore_process_settings(), freeze_existing_objects(), restore_passed_model(placed.config.model):
+        with restore_process_settings(), freeze_existing_objects(), restore_model_object(placed.config.model):
             results.append(finished or run_with_healing(_run_stage, located, console, stop, options))
         if finished is not None and last:
             console.say(
@@ -192,7 +192,7 @@ def _in_pipeline(stage: ResolvedConfig, number: int, before: list[Result]) -> Re
         "data": config.data.model_copy(update={"examples": examples}),
         "rewards": tuple(_placed_reward(spec, known) for spec in config.rewards),
     }
-    if start is not None and not isinstance(config.model, GivenModel):
+    if start is not None and not isinstance(config.model, ModelObject):
         changes["model"] = str((start / "final").resolve())
     return replace(stage, config=config.model_copy(update=changes), before=start, home=home)
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from covey.config.load import ResolvedConfig
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective, Requirements
 from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores
-from covey.models.passed_models import adapter_of, checked_model, is_classifier
+from covey.models.model_objects import adapter_of, checked_model, is_classifier
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer
 from covey.models.reward_model import (
@@ -102,7 +102,7 @@ class RewardObjective:
 def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
-    if isinstance(config.model, GivenModel) and is_classifier(checked_model(config.model)[0]):
+    if isinstance(config.model, ModelObject) and is_classifier(checked_model(config.model)[0]):
         return _given(config.model, kind, loaded)
     if isinstance(config.model, str) and config.model != "tiny":
         source = source_of(config.model, loaded.folder)
@@ -114,7 +114,7 @@ def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges
     return model
 
 
-def _given(given: GivenModel, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _given(given: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
     model, tokenizer = checked_model(given)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from covey.config.load import ResolvedConfig, resolved_yaml
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.errors import RECORD, START, CheckpointError
 from covey.learner.process import set_process
 from covey.models.chat import rendered_at
@@ -70,11 +70,11 @@ def set_up(
     reference = reference_of(policy, loaded)  # before a critic puts a value head on the policy
     critic = load_critic(policy, loaded)
     learner = policy_learner(policy, loaded, reference)
-    sampler = sampler_of(policy.whole, config, encoded.train, options)
+    sampler = sampler_of(policy.unsharded, config, encoded.train, options)
     run = Run(
         loaded=loaded,
         learner=learner,
-        sampler=with_tools(sampler, policy.whole, task.toolbox),
+        sampler=with_tools(sampler, policy.unsharded, task.toolbox),
         rewards=task.rewards,
         train_set=encoded.train,
         test_set=encoded.test,
@@ -136,7 +136,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
 
 def _first_policy(loaded: ResolvedConfig, task: RunTask) -> Callable[[], Policy] | None:
     """Return a function that loads the run's first model again; None for a model given as an object."""
-    if isinstance(loaded.config.model, GivenModel):
+    if isinstance(loaded.config.model, ModelObject):
         return None
     return lambda: load_trained(loaded, task.source)[0]
 
@@ -144,7 +144,7 @@ def _first_policy(loaded: ResolvedConfig, task: RunTask) -> Callable[[], Policy]
 def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
     """Return the record of this process, to compare with that of the one that left a checkpoint."""
     config = run.loaded.config
-    policy = run.learner.policy.whole
+    policy = run.learner.policy.unsharded
     reference = run.learner.reference
     return {
         **environment(run.loaded),

@@ -22,12 +22,12 @@ from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, T
 from transformers.trainer_callback import CallbackHandler
 
 from covey.api import run_start
-from covey.config.python_objects import GivenModel, with_given
+from covey.config.python_objects import ModelObject, with_objects
 from covey.config.start import Start
 from covey.errors import GuardStop
 from covey.insight.result import Result
 from covey.learner.process import default_torch_modes, restore_process_settings
-from covey.models.passed_models import restore_passed_model
+from covey.models.model_objects import restore_model_object
 from covey.training.measure import measure
 from covey.training.run import Observer, ObserverRequest
 from covey.trl.configs import Arguments
@@ -317,8 +317,8 @@ class Trainer(Observer):
         return True
 
     def _start(self, settings: Mapping[str, object], rows: Sequence[Row]) -> Start:
-        model = GivenModel(self.model, self.processing_class, self.reference)
-        return Start(None, (), with_given({**settings, "model": model, "data": self._source(rows)}))
+        model = ModelObject(self.model, self.processing_class, self.reference)
+        return Start(None, (), with_objects({**settings, "model": model, "data": self._source(rows)}))
 
     def _measure(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of prepared rows, by covey's names."""
@@ -327,7 +327,7 @@ class Trainer(Observer):
             if not self._running:  # within a run all of this is so already
                 around.enter_context(default_torch_modes())
                 around.enter_context(restore_process_settings())
-                around.enter_context(restore_passed_model(loaded.config.model))
+                around.enter_context(restore_model_object(loaded.config.model))
             return measure(loaded, self.state.global_step)
 
     def _measuring(self) -> dict[str, object]:

@@ -32,8 +32,8 @@ from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler, Owner
 from covey.sampling.tools import running, turns
+from covey.sampling.tools.definitions import load_tools
 from covey.sampling.tools.environments import Episode
-from covey.sampling.tools.offered import load_tools
 from covey.sampling.tools.running import ERROR, Toolbox
 from covey.sampling.tools.turns import TurnSampler
 from covey.sampling.tools.use import initial_state, with_schemas

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar, cast
 from covey.rng import key
 from covey.sampling.tools.allowance import Waiting
 from covey.sampling.tools.child import EnvironmentSetup
-from covey.sampling.tools.offered import Environment
+from covey.sampling.tools.definitions import Environment
 from covey.types import Problem
 from covey_verify.errors import CoveyError, DataError, RewardError
 from covey_verify.sandbox.base import Outcome

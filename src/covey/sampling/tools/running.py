@@ -14,8 +14,8 @@ from covey.config.schema import Sandbox
 from covey.rewards.worker import PACKAGE
 from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
+from covey.sampling.tools.definitions import Tool, load_environment, load_tools
 from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, MEMORY, Environments, Episode
-from covey.sampling.tools.offered import Tool, load_environment, load_tools
 from covey.system.text import Say
 from covey.types import Problem
 from covey_verify.calls.arguments import Misfit

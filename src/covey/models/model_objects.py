@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.models.policy import Policy
 from covey.models.pretrained import check_finite, pretrained
 from covey_verify.errors import ConfigError
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def adapter_of(given: GivenModel) -> PeftModel | None:
+def adapter_of(given: ModelObject) -> PeftModel | None:
     """The wrapper of a model that was given with peft's adapters in its layers."""
     return cast("PeftModel", given.model) if hasattr(given.model, "get_base_model") else None
 
 
-def policy_of(given: GivenModel) -> Policy:
+def policy_of(given: ModelObject) -> Policy:
     """The policy of a model that was given as an object. Raises the errors of ``checked_model``."""
     return Policy(*checked_model(given), adapter_of(given))
 
 
-def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def checked_model(given: ModelObject) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, without the wrapper of its adapters, and its tokenizer.
 
     Raises ConfigError if the model cannot be trained.
@@ -92,9 +92,9 @@ def is_classifier(model: object) -> bool:
 
 
 @contextmanager
-def restore_passed_model(model: str | GivenModel) -> Iterator[None]:
+def restore_model_object(model: str | ModelObject) -> Iterator[None]:
     """Restore a model that was given as an object after the block: no adapters or gradients, its own mode."""
-    if not isinstance(model, GivenModel) or not isinstance(model.model, nn.Module):
+    if not isinstance(model, ModelObject) or not isinstance(model.model, nn.Module):
         yield
         return
     module = model.model
@@ -114,9 +114,9 @@ def restore_passed_model(model: str | GivenModel) -> Iterator[None]:
                 parameter.requires_grad_(trained[name])
 
 
-def take_weights(model: str | GivenModel, folder: Path) -> None:
+def take_weights(model: str | ModelObject, folder: Path) -> None:
     """Load the weights of a model folder into a model that was given as an object; others stay."""
-    if not isinstance(model, GivenModel):
+    if not isinstance(model, ModelObject):
         return
     module, _ = checked_model(model)
     adapter = adapter_of(model)
