@@ -65,6 +65,26 @@ class ShadowRow:
     targets: Tensor = NOT_YET
 
 
+@dataclass(frozen=True)
+class JudgedGroup:
+    """The judged completions of one prompt: what an estimator reads."""
+
+    rows: Sequence[ShadowRow]
+    rewards: Sequence[float]
+    settings: AxisSettings
+    """Those of the estimator."""
+
+    @property
+    def keeps_reward(self) -> bool:
+        """Whether its only completion keeps its reward, which the mean would cancel."""
+        return len(self.rows) == 1 and self.settings.get("single") == "reward"
+
+    @property
+    def baseline(self) -> float:
+        """The mean reward, or 0."""
+        return 0.0 if self.keeps_reward else mean(self.rewards)
+
+
 # --- advantages: the judged completions of one group -> a number or (T,) for each ------------------
 
 
@@ -75,8 +95,8 @@ def mean(values: Sequence[float]) -> float:
 
 def level(values: Sequence[float]) -> float:
     """Return the mean of a batch; exactly 0 if it is only the rounding of centred groups."""
-    found = mean(values)
-    return found if abs(found) > 1e-14 * max(map(abs, values)) else 0.0
+    centre = mean(values)
+    return centre if abs(centre) > 1e-14 * max(map(abs, values)) else 0.0
 
 
 def deviation(values: Sequence[float], ddof: int) -> float:
@@ -115,8 +135,60 @@ def by_component(rows: Sequence[ShadowRow], score: Callable[[list[float]], list[
     return totals
 
 
-def _length_weighted(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[float]:
+def _reward(group: JudgedGroup) -> list[float]:
+    """r."""
+    return list(group.rewards)
+
+
+def _running_baseline(group: JudgedGroup) -> list[float]:
+    """r - the running mean before the completion."""
+    return [r - row.running for row, r in zip(group.rows, group.rewards, strict=True)]
+
+
+def _group_centered(group: JudgedGroup) -> list[float]:
+    """r - mean. Dr. GRPO."""
+    return [r - group.baseline for r in group.rewards]
+
+
+def _group_zscore(group: JudgedGroup) -> list[float]:
+    """(r - mean) / (std + eps). GRPO."""
+    return zscores(group.rewards, group.settings["ddof"], group.settings["eps"], group.baseline)
+
+
+def _leave_one_out(group: JudgedGroup) -> list[float]:
+    """r - the mean of the others, which is (r - mean) G / (G - 1). RLOO."""
+    size = len(group.rows)
+    return [(r - group.baseline) * size / max(size - 1, 1) for r in group.rewards]
+
+
+def _leave_one_out_zscore(group: JudgedGroup) -> list[float]:
+    """(r - mean of the others) / (their std + eps)."""
+    return sibling_zscores(group.rewards, group.settings["eps"])
+
+
+def _component_zscore(group: JudgedGroup) -> list[float]:
+    """Z-score each reward function's values. GDPO."""
+    s = group.settings
+
+    def score(values: list[float]) -> list[float]:
+        # A function may have judged one completion only, of a group of several.
+        alone = s.get("single") == "reward" and len(values) == 1
+        return zscores(values, s["ddof"], s["eps"], 0.0 if alone else None)
+
+    return by_component(group.rows, score)
+
+
+def _component_leave_one_out(group: JudgedGroup) -> list[float]:
+    """Compare each reward function's values with those of the other completions."""
+    return by_component(group.rows, lambda values: sibling_zscores(values, group.settings["eps"]))
+
+
+def _length_weighted(group: JudgedGroup) -> list[float]:
     """r - sum |y| r / sum |y| over trained tokens. OPO."""
+    rows = group.rows
+    rewards = group.rewards
+    if group.keeps_reward:
+        return list(rewards)
     lengths = [len(row.drawn) * row.trained for row in rows]
     baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / max(sum(lengths), 1)
     if not sum(lengths):
@@ -124,14 +196,17 @@ def _length_weighted(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> lis
     return [r - baseline for r in rewards] if len(set(rewards)) > 1 else [0.0] * len(rows)
 
 
-def _mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
+def _mean_normalized(group: JudgedGroup) -> list[float]:
     """(r - mean) / (mean + eps), 0 where the mean is not positive. MaxRL."""
-    centre = mean(rewards)
-    return [(r - centre) / (centre + eps) if centre > 0 else 0.0 for r in rewards]
+    centre = mean(group.rewards)
+    eps = group.settings["eps"]
+    return [(r - centre) / (centre + eps) if centre > 0 else 0.0 for r in group.rewards]
 
 
-def _process_zscore(rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
+def _process_zscore(group: JudgedGroup) -> list[Tensor]:
     """Z-score each function's values, or all its step rewards, and add them by weight to their tokens."""
+    rows = group.rows
+    s = group.settings
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
         if name in rows[0].steps:
@@ -162,8 +237,10 @@ def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
     return options[how]
 
 
-def _prefix_tree(rows: Sequence[ShadowRow], rewards: Sequence[float], outcome: float) -> list[Tensor]:
+def _prefix_tree(group: JudgedGroup) -> list[Tensor]:
     """V(prefix with the token) - V(prefix before), V the mean reward of the completions sharing it."""
+    rows = group.rows
+    rewards = group.rewards
 
     def value(prefix: list[int]) -> float:
         shared = zip(rows, rewards, strict=True)
@@ -172,20 +249,21 @@ def _prefix_tree(rows: Sequence[ShadowRow], rewards: Sequence[float], outcome: f
     advantages = []
     for row, reward in zip(rows, rewards, strict=True):
         values = [value(row.tokens[:t]) for t in range(len(row.tokens) + 1)]
-        whole = outcome * (reward - mean(rewards))
+        whole = group.settings["outcome"] * (reward - mean(rewards))
         gains = torch.tensor([b - a + whole for a, b in pairwise(values)]).double()
         advantages.append(gains[row.drawn])
     return advantages
 
 
-def _optimal_token_baseline(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[Tensor]:
+def _optimal_token_baseline(group: JudgedGroup) -> list[Tensor]:
     """r - sum_i r_i W_it / sum_i W_it, W the summed squared norm of the score of the tokens so far."""
+    rows = group.rows
     energies = []
     for row in rows:
         # |grad log p|^2 by the logits: 1 - 2 p(token) + sum_v p(v)^2, summed up to each token.
         energy = (1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained
         energies.append(dict(zip(row.drawn, energy.tolist(), strict=True)))
-    shifted = [r - mean(rewards) for r in rewards]
+    shifted = [r - mean(group.rewards) for r in group.rewards]
     advantages = []
     for row, own in zip(rows, shifted, strict=True):
         advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
@@ -198,44 +276,49 @@ def _optimal_token_baseline(rows: Sequence[ShadowRow], rewards: Sequence[float])
     return advantages
 
 
-def _segment_difference(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[Tensor]:
+def _segment_difference(group: JudgedGroup) -> list[Tensor]:
     """Return for each token the gain of its segment: the value after it minus the value before it."""
-    found = []
-    for row, reward in zip(rows, rewards, strict=True):
+    advantages = []
+    for row, reward in zip(group.rows, group.rewards, strict=True):
         ends = [*(end for end, _ in row.segments), len(row.tokens) - 1]
-        values = [mean(rewards), *(value for _, value in row.segments), reward]
+        values = [mean(group.rewards), *(value for _, value in row.segments), reward]
         mine = [next(k for k, end in enumerate(ends) if place <= end) for place in row.drawn]
-        found.append(torch.tensor([values[k + 1] - values[k] for k in mine], dtype=torch.float64))
-    return found
+        advantages.append(torch.tensor([values[k + 1] - values[k] for k in mine], dtype=torch.float64))
+    return advantages
 
 
-def _length_penalized(rows: Sequence[ShadowRow], rewards: Sequence[float], weight: float) -> list[float]:
+def _length_penalized(group: JudgedGroup) -> list[float]:
     """r - weight * mean(r) * |y| / max |y|, centred."""
-    lengths = [len(row.drawn) * row.trained for row in rows]
+    rewards = group.rewards
+    weight = group.settings["weight"]
+    lengths = [len(row.drawn) * row.trained for row in group.rows]
     short = [r - weight * mean(rewards) * n / max(*lengths, 1) for r, n in zip(rewards, lengths, strict=True)]
     return [s - mean(short) for s in short]
 
 
-def _greedy_baseline(rows: Sequence[ShadowRow], rewards: Sequence[float]) -> list[float]:
+def _greedy_baseline(group: JudgedGroup) -> list[float]:
     """r - the greedy completion's reward; 0 where that could not be scored. ReMax."""
-    baselines = [row.greedy or 0.0 for row in rows]
-    return [0.0 if math.isnan(b) else r - b for r, b in zip(rewards, baselines, strict=True)]
+    baselines = [row.greedy or 0.0 for row in group.rows]
+    return [0.0 if math.isnan(b) else r - b for r, b in zip(group.rewards, baselines, strict=True)]
 
 
-def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
+def _pass_at_k(group: JudgedGroup) -> list[float]:
     """Enumerate all sets of k: the mean best reward of the sets with a completion, minus that of all sets."""
-    sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
+    rewards = group.rewards
+    sets = list(combinations(range(len(rewards)), min(group.settings["k"], len(rewards))))
     best = [max(rewards[i] for i in members) for members in sets]
     spread = deviation(best, 0)
     gains = [
         mean([b for b, members in zip(best, sets, strict=True) if i in members]) - mean(best)
         for i in range(len(rewards))
     ]
-    return [g / (spread + eps) if spread else 0.0 for g in gains]
+    return [g / (spread + group.settings["eps"]) if spread else 0.0 for g in gains]
 
 
-def _process_leave_one_out(rows: Sequence[ShadowRow], gamma: float) -> list[Tensor]:
+def _process_leave_one_out(group: JudgedGroup) -> list[Tensor]:
     """Sum over functions the rewards minus those of the other completions, discounted by step. PRIME."""
+    rows = group.rows
+    gamma = group.settings["gamma"]
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
         by_step = name in rows[0].steps
@@ -268,44 +351,46 @@ def discounted(rewards: Tensor, gamma: float) -> Tensor:
     return torch.stack([(rewards[t:] * powers[: size - t]).sum() for t in range(size)])
 
 
-def _lambda(row: ShadowRow, s: AxisSettings) -> float:
-    """Return VAPO's lambda, which depends on the length, or the configured one."""
-    adaptive = s["length_adaptive"]
-    return max(0.0, 1 - 1 / (adaptive * len(row.drawn))) if adaptive else float(s["lam"])
+def _discounted_return(group: JudgedGroup) -> list[Tensor]:
+    """Return the discounted sum of the tokens' rewards from each token on."""
+    return [discounted(row.token_rewards, group.settings["gamma"]) for row in group.rows]
 
 
-def advantages(
-    name: str, rows: Sequence[ShadowRow], rewards: Sequence[float], s: AxisSettings
-) -> Sequence[float | Tensor]:
-    """Return one group's advantages under the estimator ``name``. Raises KeyError for an unknown one."""
-    size = len(rows)
-    kept = s.get("single") == "reward"
-    base = 0.0 if kept and size == 1 else mean(rewards)
-    # Lambdas, because only the chosen estimator has its settings in `s`.
-    table: Mapping[str, Callable[[], Sequence[float | Tensor]]] = {
-        "reward": lambda: list(rewards),
-        "running_baseline": lambda: [r - row.running for row, r in zip(rows, rewards, strict=True)],
-        "length_penalized": lambda: _length_penalized(rows, rewards, s["weight"]),
-        "segment_difference": lambda: _segment_difference(rows, rewards),
-        "discounted_return": lambda: [discounted(row.token_rewards, s["gamma"]) for row in rows],
-        "group_centered": lambda: [r - base for r in rewards],
-        "group_zscore": lambda: zscores(rewards, s["ddof"], s["eps"], base),
-        "leave_one_out": lambda: [(r - base) * size / max(size - 1, 1) for r in rewards],
-        "leave_one_out_zscore": lambda: sibling_zscores(rewards, s["eps"]),
-        "length_weighted": lambda: list(rewards) if kept and size == 1 else _length_weighted(rows, rewards),
-        "mean_normalized": lambda: _mean_normalized(rewards, s["eps"]),
-        "greedy_baseline": lambda: _greedy_baseline(rows, rewards),
-        "component_zscore": lambda: by_component(
-            rows, lambda v: zscores(v, s["ddof"], s["eps"], 0.0 if kept and len(v) == 1 else None)),
-        "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
-        "process_zscore": lambda: _process_zscore(rows, s),
-        "pass_at_k": lambda: _pass_at_k(rewards, s["k"], s["eps"]),
-        "process_leave_one_out": lambda: _process_leave_one_out(rows, s["gamma"]),
-        "gae": lambda: [gae_of_row(row, s["gamma"], _lambda(row, s)) for row in rows],
-        "prefix_tree": lambda: _prefix_tree(rows, rewards, s["outcome"]),
-        "optimal_token_baseline": lambda: _optimal_token_baseline(rows, rewards),
-    }  # fmt: skip
-    return table[name]()
+def _gae(group: JudgedGroup) -> list[Tensor]:
+    """GAE; VAPO's lambda is 1 - 1 / (length_adaptive |y|)."""
+    s = group.settings
+    advantages = []
+    for row in group.rows:
+        lam = float(s["lam"])
+        if s["length_adaptive"]:
+            lam = max(0.0, 1 - 1 / (s["length_adaptive"] * len(row.drawn)))
+        advantages.append(gae_of_row(row, s["gamma"], lam))
+    return advantages
+
+
+ESTIMATORS: Mapping[str, Callable[[JudgedGroup], Sequence[float | Tensor]]] = {
+    "reward": _reward,
+    "running_baseline": _running_baseline,
+    "group_centered": _group_centered,
+    "group_zscore": _group_zscore,
+    "leave_one_out": _leave_one_out,
+    "leave_one_out_zscore": _leave_one_out_zscore,
+    "component_zscore": _component_zscore,
+    "component_leave_one_out": _component_leave_one_out,
+    "length_weighted": _length_weighted,
+    "length_penalized": _length_penalized,
+    "mean_normalized": _mean_normalized,
+    "greedy_baseline": _greedy_baseline,
+    "pass_at_k": _pass_at_k,
+    "process_zscore": _process_zscore,
+    "process_leave_one_out": _process_leave_one_out,
+    "prefix_tree": _prefix_tree,
+    "optimal_token_baseline": _optimal_token_baseline,
+    "segment_difference": _segment_difference,
+    "discounted_return": _discounted_return,
+    "gae": _gae,
+}
+"""The estimators of ``algorithm.advantage``, one group at a time."""
 
 
 def whitened(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:

@@ -168,8 +168,8 @@ def estimate_group(trainer: ShadowTrainer, setting: ShadowConfig, judged: Sequen
         rewards.append(row.reward - cost)
         row.token_rewards[-1:] -= cost
     axis = setting.algorithm["advantage"]
-    given = formulas.advantages(axis["name"], judged, rewards, axis)
-    for row, value in zip(judged, given, strict=True):
+    estimates = formulas.ESTIMATORS[axis["name"]](formulas.JudgedGroup(judged, rewards, axis))
+    for row, value in zip(judged, estimates, strict=True):
         row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
 
 
