@@ -110,23 +110,23 @@ class CallForm(NamedTuple):
     """Whether a call can only begin a turn, or its answer."""
 
 
-def _tagged(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def _tagged_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read calls in JSON after a mark; other text ends where it began."""
     place = after_blanks(text, place + len(OPEN_CALL))
     try:
-        found, end = strict_json_at(text, place)
+        calls, end = strict_json_at(text, place)
     except ValueError as error:
         return [no_json(error)], place
     # After the JSON only the closing mark may follow, or the next call's mark.
     closed = after_blanks(text, end)
     if not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
         return [ToolCall("", {}, NO_JSON if closed < len(text) else UNCLOSED)], end
-    return calls_of(found), closed
+    return calls_of(calls), closed
 
 
-def _marked(marks: ValueMarks, text: str, place: int, types: Types) -> tuple[list[ToolCall], int]:
+def _marked_calls(marks: ValueMarks, text: str, place: int, types: Types) -> tuple[list[ToolCall], int]:
     """Read a call whose arguments are between marks. A mark that cannot end a value belongs to the value."""
-    call, end = _values(types, marks, text, place)
+    call, end = _marked_call(types, marks, text, place)
     # Up to the next call, or the end of the text.
     behind = text[end : _next(text, marks.begin, end)]
     if not call.wrong and marks.close in behind:  # it could end at either of the two
@@ -134,48 +134,69 @@ def _marked(marks: ValueMarks, text: str, place: int, types: Types) -> tuple[lis
     return [call], end
 
 
-def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[ToolCall, int]:
+def _marked_call(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[ToolCall, int]:
+    """Read the call at a place; return it, or what is wrong with it, and where reading continues."""
     named = marks.name.match(text, place)
     if named is None:
         return ToolCall("", {}, f"this is no {marks.shown}"), place + 1
     name = named[1].strip()
+    schemas = types.get(name, {})
+    texts = dict[str, str]()
     place = named.end()
-    arguments = dict[str, str]()
-    # Each round reads one argument: its mark, its value, and the mark that closes it.
     while (opened := marks.opens.match(text, place)) is not None:
-        closed = marks.closes.search(text, opened.end())
         key = opened[1].strip()
-        start = opened.end()
-        if closed is None:
-            unclosed = ToolCall(name, {}, f"the value of {key[:40]!r} is never closed")
-            return unclosed, _next(text, THINK_CLOSE, start)
-        value = text[start : closed.start()]
-        thought = value.find(THINK_CLOSE)
-        if thought >= 0 and OPEN_CALL in value[thought:]:  # a call that was only thought of, and not finished
-            return ToolCall(name, {}, f"this is no {marks.shown}"), start + thought
-        # A value that holds the mark of one of the tool's arguments: its own closing mark is missing.
-        if any(marks.opening.format(other) in value for other in types.get(name, ())):
-            return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
-        if key in arguments:
-            return ToolCall(name, {}, f"{key[:40]!r} is given twice"), closed.end()
-        arguments[key] = marks.value(value)
-        place = closed.end()
+        value = _marked_value(marks, opened, text, schemas)
+        if value.wrong:
+            return ToolCall(name, {}, value.wrong), value.end
+        if key in texts:
+            return ToolCall(name, {}, f"{key[:40]!r} is given twice"), value.end
+        texts[key] = value.text
+        place = value.end
     ended = marks.ends.match(text, place)
     if ended is None:
         return ToolCall(name, {}, f"this is no {marks.shown}"), place
-    known = types.get(name, {})
-    return ToolCall(name, {key: _value(own, known.get(key)) for key, own in arguments.items()}), ended.end()
+    return ToolCall(name, {key: _typed(own, schemas.get(key)) for key, own in texts.items()}), ended.end()
 
 
-def _value(text: str, schema: object) -> object:
+class MarkedValue(NamedTuple):
+    """The value of one argument, as it was written between its marks."""
+
+    text: str
+    end: int
+    """The place after its closing mark, or where reading continues if it is wrong."""
+    wrong: str = ""
+    """What is wrong with it; empty if nothing is."""
+
+
+def _marked_value(
+    marks: ValueMarks, opened: re.Match[str], text: str, schemas: Mapping[str, object]
+) -> MarkedValue:
+    """Read the value after an opening mark, of a tool whose arguments are the keys of ``schemas``."""
+    unclosed = f"the value of {opened[1].strip()[:40]!r} is never closed"
+    start = opened.end()
+    closed = marks.closes.search(text, start)
+    if closed is None:
+        return MarkedValue("", _next(text, THINK_CLOSE, start), unclosed)
+    value = text[start : closed.start()]
+    # The mark that closes it may belong to another call: one in a thought that ended before this call did.
+    thought = value.find(THINK_CLOSE)
+    if thought >= 0 and OPEN_CALL in value[thought:]:
+        return MarkedValue("", start + thought, f"this is no {marks.shown}")
+    # Or to another argument of this call.
+    if any(marks.opening.format(other) in value for other in schemas):
+        return MarkedValue("", closed.end(), unclosed)
+    return MarkedValue(marks.value(value), closed.end())
+
+
+def _typed(text: str, schema: object) -> object:
     """Return an argument that was written as a text: JSON if that fits its schema, else the text."""
     try:
-        found = strict_json(text)
+        value = strict_json(text)
     except ValueError:
-        found = PYTHON_WORDS.get(text.strip().capitalize(), text) if isinstance(schema, Mapping) else text
-    if isinstance(found, str) or (not _fits(found, schema) and _fits(text, schema)):
+        value = PYTHON_WORDS.get(text.strip().capitalize(), text) if isinstance(schema, Mapping) else text
+    if isinstance(value, str) or (not _fits(value, schema) and _fits(text, schema)):
         return text
-    return found
+    return value
 
 
 def _fits(value: object, schema: object) -> bool:
@@ -187,11 +208,11 @@ def _fits(value: object, schema: object) -> bool:
 
 
 def _next(text: str, mark: str, place: int) -> int:
-    found = text.find(mark, place)
-    return len(text) if found < 0 else found
+    start = text.find(mark, place)
+    return len(text) if start < 0 else start
 
 
-def _bare(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def _bare_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read JSON objects with a name and parameters, if nothing else follows."""
     start = text.index("{", place)
     place = start
@@ -210,18 +231,18 @@ def _bare(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
     return list(map(call_of, values)) if named and place == len(text) else [], place
 
 
-def _after_mark(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def _mistral_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read a list of calls, or a name and its arguments, after Mistral's mark."""
     place += len(TOOL_CALLS)
     named = NAMED.match(text, place)
     start = after_blanks(text, place) if named is None else named.end()
     try:
-        found, end = strict_json_at(text, start)
+        value, end = strict_json_at(text, start)
     except ValueError as error:
         return [no_json(error)], start
     if named is not None:
-        return [call_of({"name": named[1], "arguments": found})], end
-    return calls_of(found), end
+        return [call_of({"name": named[1], "arguments": value})], end
+    return calls_of(value), end
 
 
 TAG = re.compile(re.escape(OPEN_CALL))
@@ -236,23 +257,31 @@ ELEMENT = re.compile("<atem:invoke name=")
 ELEMENT_END = re.compile(r"</atem:function_calls>\s*(?:<\|eom\|>\s*)?\Z")
 FORMS = (
     CallForm(
-        "<function=", TAG, partial(_marked, FUNCTION_MARKS), re.compile(r"<tool_call>\s*<function="), TAG_END
+        "<function=",
+        TAG,
+        partial(_marked_calls, FUNCTION_MARKS),
+        re.compile(r"<tool_call>\s*<function="),
+        TAG_END,
     ),
     CallForm(
-        "<arg_key>", TAG, partial(_marked, PAIR_MARKS), re.compile(r"<tool_call>\s*[\w.-]+\s*<"), TAG_END
+        "<arg_key>",
+        TAG,
+        partial(_marked_calls, PAIR_MARKS),
+        re.compile(r"<tool_call>\s*[\w.-]+\s*<"),
+        TAG_END,
     ),
-    CallForm(TOOL_CALLS, MISTRAL, _after_mark, MISTRAL),
-    CallForm('{"name": function name, "parameters"', BARE, _bare, BARE_SIGN, first=True),
+    CallForm(TOOL_CALLS, MISTRAL, _mistral_calls, MISTRAL),
+    CallForm('{"name": function name, "parameters"', BARE, _bare_calls, BARE_SIGN, first=True),
     CallForm("<|tool_call>call:", re.compile(r"<\|tool_call>call:"), gemma_calls, GEMMA, GEMMA_END),
     CallForm(LFM2, PYTHON, python_calls, PYTHON),
     CallForm("<|channel|>commentary", HARMONY, harmony_calls, HARMONY),
     CallForm(
         "<｜tool▁call▁begin｜>", re.compile("<｜tool▁call▁begin｜>"), deepseek_calls, DEEPSEEK, DEEPSEEK_END
     ),
-    CallForm("<atem:invoke", ELEMENT, partial(_marked, ELEMENT_MARKS), ELEMENT, ELEMENT_END),
+    CallForm("<atem:invoke", ELEMENT, partial(_marked_calls, ELEMENT_MARKS), ELEMENT, ELEMENT_END),
 )
 """The forms that a chat template shows; all others have JSON between tags."""
-TAGGED = CallForm(OPEN_CALL, TAG, _tagged, TAG, TAG_END)
+TAGGED = CallForm(OPEN_CALL, TAG, _tagged_calls, TAG, TAG_END)
 
 
 def form_of_template(template: str) -> CallForm:
@@ -263,8 +292,8 @@ def form_of_template(template: str) -> CallForm:
 def form_of_text(text: str) -> CallForm:
     """Return the form of the first call in a text of an unknown model."""
     begun = ((form.sign.search(text), form) for form in (*FORMS, TAGGED))
-    found = [(mark.start(), form) for mark, form in begun if mark is not None]
-    return min(found, key=lambda one: one[0], default=(0, TAGGED))[1]
+    marks = [(mark.start(), form) for mark, form in begun if mark is not None]
+    return min(marks, key=lambda one: one[0], default=(0, TAGGED))[1]
 
 
 def types_of(schemas: Sequence[object]) -> Types:
