@@ -18,14 +18,14 @@ import time
 from covey.system.parent import (
     CRASHED,
     LAUNCHER,
-    TOGETHER,
-    count_forwarded,
+    REPEAT_SECONDS,
+    count_forwarded_signal,
     end_of_child,
-    ended,
+    exit_now,
     fork,
-    leave,
-    say_last,
+    print_last_line,
     stop_signals,
+    tell_exit_code,
 )
 
 TYPE_CHECKING = False  # the module of that name takes longer to import than all the others here
@@ -67,7 +67,7 @@ def _command(parent: int) -> int:
     from covey.cli import main as command
 
     code = command(sys.argv[1:])
-    ended(code)
+    tell_exit_code(code)
     return code
 
 
@@ -75,21 +75,21 @@ def _stop_at_once(number: int, _: object) -> NoReturn:
     for other in stop_signals():  # the parent may be about to forward this one
         signal.signal(other, signal.SIG_IGN)
     name = signal.Signals(number).name
-    leave(130 if number == signal.SIGINT else 75, f"stopped by {name}; there was nothing to save")
+    exit_now(130 if number == signal.SIGINT else 75, f"stopped by {name}; there was nothing to save")
 
 
 class _Forwarding:
     """A signal handler that forwards signals to the child."""
 
     def __init__(self, child: int) -> None:
-        self.child, self.last = child, -TOGETHER
+        self.child, self.last = child, -REPEAT_SECONDS
 
     def __call__(self, number: int, _: object) -> None:
         now = time.monotonic()
         # The child ends at once on a second signal. `timeout` sends each of its signals twice, so signals
-        # within TOGETHER seconds count as one.
-        if now - self.last >= TOGETHER:
-            count_forwarded()
+        # within REPEAT_SECONDS seconds count as one.
+        if now - self.last >= REPEAT_SECONDS:
+            count_forwarded_signal()
         self.last = now
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child, number)
@@ -125,7 +125,7 @@ def _without_result(status: int, where: str) -> int:
         # os.write, since Python's stream objects may be None or closed.
         if "--json" in sys.argv:
             os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())
-    say_last(f"error: {error}")
+    print_last_line(f"error: {error}")
     if not crashed:  # who sent the signal, or waits for this process, is to see it
         with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_DFL)

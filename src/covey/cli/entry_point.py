@@ -6,25 +6,18 @@ import errno
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cyclopts import CycloptsError, MissingArgumentError
 
-from covey.cli.options import (
-    app,
-    print_result,
-)
+from covey.cli.options import app, print_result
 from covey.errors import as_error, disk_error, is_panic
 from covey.system.console import Output, tolerant_output
 from covey.system.parent import CRASHED
-from covey.system.processes import said_by_another
+from covey.system.processes import reported_by_another
 from covey.system.text import inert
 from covey_verify.errors import ConfigError, CoveyError
 
-if TYPE_CHECKING:
-    pass
-
-TRAINING = {"demo", "train", "resume", "sweep"}
+TRAINING_COMMANDS = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
 
@@ -34,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             # A training's result is in its folder: lost output must not turn its exit code into an error.
-            if not TRAINING.intersection(arguments[:1]):
+            if not TRAINING_COMMANDS.intersection(arguments[:1]):
                 _check_output()
             return int(code or 0)
         except KeyboardInterrupt:
@@ -44,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
             # Rust panics (tokenizers) are BaseExceptions, but are reported as errors like any other.
             if not (isinstance(caught, Exception | SystemExit) or is_panic(caught)):
                 raise
-            error = _understood(caught)
-            if said_by_another(error):
+            error = _as_covey_error(caught)
+            if reported_by_another(error):
                 return error.code
             if "--json" in arguments:
                 print_result(True, {"error": str(error), "exit_code": error.code}, ())
@@ -65,14 +58,14 @@ def _check_output() -> None:
             raise disk_error(error, "standard output")
 
 
-def _understood(caught: BaseException) -> CoveyError:
+def _as_covey_error(caught: BaseException) -> CoveyError:
     """Return the exception that ended a command as a CoveyError."""
     if isinstance(caught, CycloptsError):
-        return _misused(caught)
-    return _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+        return _usage_error(caught)
+    return _exit_error(caught) if isinstance(caught, SystemExit) else as_error(caught)
 
 
-def _misused(caught: CycloptsError) -> CoveyError:
+def _usage_error(caught: CycloptsError) -> CoveyError:
     """Return the error for a command line that does not fit its command."""
     command = " ".join(("covey", *(caught.command_chain or ())))
     said = str(caught)
@@ -82,7 +75,7 @@ def _misused(caught: CycloptsError) -> CoveyError:
     return ConfigError(f"{said}{'' if said.endswith('.') else '.'} See {command} --help")
 
 
-def _exited(caught: SystemExit) -> CoveyError:
+def _exit_error(caught: SystemExit) -> CoveyError:
     """Return the error for user code that called sys.exit."""
     place = traceback.extract_tb(caught.__traceback__)[-1]
     error = CoveyError(

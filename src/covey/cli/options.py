@@ -72,7 +72,7 @@ class RunFlags:
     """Fail on purpose, as reward.hang@7,save.enospc@3: see docs/reliability.md."""
 
 
-PLAIN = RunFlags()
+NO_FLAGS = RunFlags()
 
 
 def load(

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from covey.cli.groups import TRAIN
 from covey.cli.options import (
-    PLAIN,
+    NO_FLAGS,
     Json,
     RunFlags,
     Settings,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @app.command(name="demo", group=TRAIN)
 def command_demo(
-    *settings: Settings, real: bool = False, manner: RunFlags = PLAIN, as_json: Json = False
+    *settings: Settings, real: bool = False, flags: RunFlags = NO_FLAGS, as_json: Json = False
 ) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes.
 
@@ -42,13 +42,14 @@ def command_demo(
     """
     recipe = Path(str(files("covey") / "config" / "recipes" / ("demo_real.yaml" if real else "demo.yaml")))
     start = _start(recipe, settings)
-    names_no_other = start.load().origins.get("model", "").startswith(str(recipe))
-    if real and names_no_other:
+    # Otherwise the user has named another model, on the command line or in the environment.
+    recipe_names_model = start.load().origins.get("model", "").startswith(str(recipe))
+    if real and recipe_names_model:
         from covey.commands.real_model import real_model
 
         model = real_model(lambda line: tell(as_json, [line]))
         start = start.changed(("--model", str(model)))
-    code = _train(start, manner, as_json)
+    code = _train(start, flags, as_json)
     if not as_json and not started_together():
         from covey.commands.demonstration import demonstrate
         from covey.system.console import RunConsole
@@ -59,14 +60,16 @@ def command_demo(
 
 
 @app.command(name="train", group=TRAIN)
-def command_train(config: Path, *settings: Settings, manner: RunFlags = PLAIN, as_json: Json = False) -> int:
+def command_train(
+    config: Path, *settings: Settings, flags: RunFlags = NO_FLAGS, as_json: Json = False
+) -> int:
     """Train by a YAML file. After an interruption the same command continues."""
-    return _train(_start(config, settings), manner, as_json)
+    return _train(_start(config, settings), flags, as_json)
 
 
 @app.command(name="resume", group=TRAIN)
 def command_resume(
-    run: Path, *settings: Settings, manner: RunFlags = PLAIN, trust: Trust = False, as_json: Json = False
+    run: Path, *settings: Settings, flags: RunFlags = NO_FLAGS, trust: Trust = False, as_json: Json = False
 ) -> int:
     """Continue an interrupted run. Settings given here are changed, and the consequences are shown.
 
@@ -74,7 +77,7 @@ def command_resume(
     """
     from covey.runs.origin import start_of
 
-    return _train(start_of(run, trust, settings), manner, as_json, resumed=run)
+    return _train(start_of(run, trust, settings), flags, as_json, resumed=run)
 
 
 def _start(config: Path, settings: Sequence[str]) -> Start:
@@ -83,7 +86,7 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
     return Start(config, settings)
 
 
-def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
+def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
     # The folder may have been moved since; its config still names the old place.
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
@@ -95,7 +98,7 @@ def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None =
         return launch(loaded.config, as_json)
     from covey.system.fault_injection import Faults
 
-    faults = Faults(manner.inject)
+    faults = Faults(flags.inject)
     home = loaded.config.output
     tell(quiet, [f"training, in {home}: loading ..."])
     from covey.system.console import RunConsole
@@ -104,9 +107,9 @@ def _train(start: Start, manner: RunFlags, as_json: bool, resumed: Path | None =
     from covey.training.run import RunOptions
 
     options = RunOptions(
-        strict=manner.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults
+        strict=flags.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults
     )
-    stop = StopSignal(manner.max_minutes)
+    stop = StopSignal(flags.max_minutes)
     try:
         results = run_together(loaded, RunConsole(quiet), stop, options, ends_job=True)
     except Stopped as stopped:
@@ -171,7 +174,7 @@ def command_sweep(
     *settings: Settings,
     sets: Annotated[list[str] | None, Parameter(name="--set")] = None,
     seeds: int = 1,
-    manner: RunFlags = PLAIN,
+    flags: RunFlags = NO_FLAGS,
     as_json: Json = False,
 ) -> int:
     """Train with every combination of some settings, and name the best one with its uncertainty.
@@ -188,15 +191,15 @@ def command_sweep(
     from covey.system.fault_injection import Faults
 
     grid = planned_runs(Start(config, settings), sets or (), seeds)
-    faults = Faults(manner.inject)
+    faults = Faults(flags.inject)
     tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
     from covey.commands.sweep import sweep
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 
-    stop = StopSignal(manner.max_minutes)
-    plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
+    stop = StopSignal(flags.max_minutes)
+    plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, flags.strict, faults)
     lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
     print_result(as_json, sweep_record(plan, failed), lines)
     return int(bool(failed))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from covey.cluster.connect import release
 from covey.cluster.ranks import PlacedRank, environment_of, place_ranks
 from covey.errors import PeersLost, record_exit, resume_command
-from covey.system.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals, works_in
+from covey.system.parent import CRASHED, LAUNCHER, REPEAT_SECONDS, stop_signals, tell_run_folder
 from covey.system.processes import STORE
 from covey_verify.children import Child, how_ended
 from covey_verify.errors import CoveyError
@@ -39,7 +39,7 @@ TICK = 0.05
 def launch(config: Config, as_json: bool = False) -> int:
     """Run this command in several processes and return its exit code. Raises CoveyError if one was killed."""
     restarts = config.launch.restarts
-    works_in(config.output)
+    tell_run_folder(config.output)
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         for attempt in range(restarts + 1):
             # Each attempt has its own file to meet at: an old one holds addresses of processes that are gone.
@@ -75,7 +75,7 @@ class _Job:
     def __init__(self, config: Config, store: Path) -> None:
         self.processes: Sequence[Child | PlacedRank] = []
         self.stopping = False
-        self.last = -TOGETHER
+        self.last = -REPEAT_SECONDS
         # Before the processes start, so that a signal meanwhile is not lost.
         self.before = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
         command = [sys.executable, "-m", "covey", *sys.argv[1:]]
@@ -111,7 +111,7 @@ class _Job:
         now = time.monotonic()
         before = self.last
         self.last = now
-        if now - before < TOGETHER:  # a terminal's comes through the parent, too
+        if now - before < REPEAT_SECONDS:  # a terminal's comes through the parent, too
             return
         self.stopping = True
         for process in self.processes:

@@ -49,7 +49,7 @@ def with_advantages(
     ``values`` (N, L): a critic's, if the algorithm has one, whose targets are then computed too.
     """
     penalty = _kl_rewards(batch, algorithm, kl_coef)
-    advantages, paid = _by_group(batch, groups, algorithm, penalty, values)
+    advantages, token_rewards = _by_group(batch, groups, algorithm, penalty, values)
     if "token_rewards" not in algorithm.advantage.needs:
         # Reversed cumulative sum: each token bears the cost of itself and all later ones.
         advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)
@@ -58,7 +58,9 @@ def with_advantages(
     if algorithm.critic is None:
         return batch
     assert values is not None
-    return replace(batch, value_targets=_value_targets(values, paid, batch.mask, algorithm.critic, algorithm))
+    return replace(
+        batch, value_targets=_value_targets(values, token_rewards, batch.mask, algorithm.critic, algorithm)
+    )
 
 
 def _by_group(
@@ -66,7 +68,7 @@ def _by_group(
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages that the estimator gives within each group, and token rewards: (N, L) each."""
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
-    paid = torch.zeros_like(advantages)
+    token_rewards = torch.zeros_like(advantages)
     for g, group in enumerate(groups):
         # Rows of the scorable completions, in the group's order.
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
@@ -76,12 +78,12 @@ def _by_group(
         of_group = _KLReward(penalty.response[rows], penalty.token[rows])
         known = None if values is None else values[rows]
         view = _group_view(group, batch.select(rows.tolist()), of_group, known)
-        own = _credited(algorithm.advantage, view, group)
+        own = _estimated(algorithm.advantage, view, group)
         # The group is padded to its own longest completion, which may be shorter than L.
         own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
         advantages[rows, : own.shape[1]] = own.to(advantages)
-        paid[rows, : own.shape[1]] = view.token_rewards
-    return advantages, paid
+        token_rewards[rows, : own.shape[1]] = view.token_rewards
+    return advantages, token_rewards
 
 
 def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
@@ -100,20 +102,20 @@ def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _value_targets(
-    values: Tensor, paid: Tensor, mask: Tensor, critic: Critic, algorithm: Algorithm
+    values: Tensor, token_rewards: Tensor, mask: Tensor, critic: Critic, algorithm: Algorithm
 ) -> ValueTargets:
     """Return the critic's targets, with its own lambda and the discount of the advantages."""
     gamma = float(algorithm.advantage.all_settings.get("gamma", 1.0))
-    targets = value_targets(paid, values.double(), mask, gamma=gamma, lam=critic.lam)
-    returns = value_targets(paid, values.double(), mask, gamma=gamma, lam=1.0)
+    targets = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=critic.lam)
+    returns = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=1.0)
     return ValueTargets(values, targets.float(), returns.float())
 
 
-def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
+def _estimated(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
     """Return one group's advantages, (G,) or (G, T). Raises CoveyError for a faulty estimator of a user."""
     try:
-        found = estimator(view)
-        wrong = _misfit(found, view.mask)
+        advantages = estimator(view)
+        wrong = _misfit(advantages, view.mask)
     except Exception as error:
         if not estimator.own or isinstance(error, CoveyError):
             raise
@@ -125,17 +127,17 @@ def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group
             f"algorithm.advantage {estimator.name} {wrong}; problem {group.problem.id}, rewards "
             f"{_listed(view.rewards)}"
         )
-    return found.detach()
+    return advantages.detach()
 
 
-def _misfit(found: object, mask: Tensor) -> str:
-    """Return why ``found`` cannot be a group's advantages; empty if it can."""
-    if not isinstance(found, Tensor):
-        return f"returns {type(found).__name__} {str(found)[:60]}, not a tensor"
-    if found.shape not in (mask.shape[:1], mask.shape):
+def _misfit(value: object, mask: Tensor) -> str:
+    """Return why ``value`` cannot be a group's advantages; empty if it can."""
+    if not isinstance(value, Tensor):
+        return f"returns {type(value).__name__} {str(value)[:60]}, not a tensor"
+    if value.shape not in (mask.shape[:1], mask.shape):
         due = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
-        return f"returns the shape {tuple(found.shape)} where {due} is expected"
-    trained = found if found.ndim == 1 else found[mask]
+        return f"returns the shape {tuple(value.shape)} where {due} is expected"
+    trained = value if value.ndim == 1 else value[mask]
     return "" if bool(trained.isfinite().all()) else f"returns {_listed(trained)}, not finite everywhere"
 
 
@@ -210,18 +212,18 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     A KL penalty by token is charged at each token.
     """
     # Every step reward moves from ``rest`` to the step's end; each row keeps its total.
-    paid = cost[:, : mask.shape[1]].clone()
+    token_rewards = cost[:, : mask.shape[1]].clone()
     rest = rewards.clone()
     for component in group.components.values() if group.credit in ("step", "token") else ():
         # Empty for a function that gives no steps.
         own = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]
         for row, given in enumerate(own):
             for value, end in zip(given.values, given.ends, strict=True):
-                paid[row, _trained_at(mask[row], end)] += component.weight * value
+                token_rewards[row, _trained_at(mask[row], end)] += component.weight * value
                 rest[row] -= component.weight * value
     for row, value in enumerate(rest):
-        paid[row, _trained_at(mask[row], mask.shape[1])] += value
-    return paid * mask
+        token_rewards[row, _trained_at(mask[row], mask.shape[1])] += value
+    return token_rewards * mask
 
 
 def _trained_at(mask: Tensor, place: int) -> int:

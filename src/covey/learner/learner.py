@@ -160,25 +160,25 @@ class Learner(Generic[M]):
         If memory runs out, the gradient is begun again with micro-batches of half the size: the
         totals of the step travel with every piece, so the result stays the same. Raises OutOfRoom.
         """
-        return self._everywhere(lambda: self._forward_backward(batch, objective))
+        return self._of_all_processes(lambda: self._forward_backward(batch, objective))
 
     def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T | None]:
-        for loss, seen in self._losses(batch, objective):
+        for loss, statistics in self._losses(batch, objective):
             # A repeated micro-batch takes part in the collective operations and adds nothing.
-            (loss * 0.0 if seen is None else loss).backward()
+            (loss * 0.0 if statistics is None else loss).backward()
             self.optimizer.accumulate()
-            yield seen
+            yield statistics
 
     @torch.no_grad()
     def measure(self, batch: Batch, objective: Objective[T]) -> list[T]:
         """Return the statistics of a batch's micro-batches, without a gradient."""
-        return self._everywhere(lambda: (seen for _, seen in self._losses(batch, objective)))
+        return self._of_all_processes(lambda: (stats for _, stats in self._losses(batch, objective)))
 
-    def _everywhere(self, work: Callable[[], Iterator[T | None]]) -> list[T]:
+    def _of_all_processes(self, work: Callable[[], Iterator[T | None]]) -> list[T]:
         """Return the results of all processes' micro-batches, in the order of the batch."""
         # Listed inside, so that running out of memory in any micro-batch repeats all of them.
-        found = self._until_it_fits(lambda: list(work()))
-        return [seen for seen in interleaved(gather(found)) if seen is not None]
+        statistics = self._until_it_fits(lambda: list(work()))
+        return [of_one for of_one in interleaved(gather(statistics)) if of_one is not None]
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
         """Yield losses and statistics of this process' micro-batches; None for one that does not count."""
@@ -194,11 +194,12 @@ class Learner(Generic[M]):
         ):
             run_on_all(self.on_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
-            needed = self.reference if requires.reference else None
-            other = needed.outputs(micro.packed) if needed is not None else None
+            reference = self.reference if requires.reference else None
+            outputs = reference.outputs(micro.packed) if reference is not None else None
             with self.activations.counted(self.policy.device, self.policy.model.parameters()):
-                loss, seen = objective(micro, self.policy.score(micro.packed, requires.temperature, other))
-            yield loss, None if piece.repeated else seen
+                scores = self.policy.score(micro.packed, requires.temperature, outputs)
+                loss, statistics = objective(micro, scores)
+            yield loss, None if piece.repeated else statistics
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; return its norm before clipping.
@@ -222,8 +223,8 @@ class Learner(Generic[M]):
         names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
         masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
-        found = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
-        return list(dict.fromkeys(name for names in gather(found) for name in names))
+        own = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
+        return list(dict.fromkeys(name for names in gather(own) for name in names))
 
     def check_finite(self, what: str) -> None:
         """Raise GuardStop if a weight is not finite, so that it is never written."""

@@ -46,15 +46,16 @@ class StepGroups:
     used: int = 0
     """Places of the data that the step has used."""
     rounds: int = 0
-    continued: int = 0
-    """Tokens sampled in continuations, for the values of segments."""
+    continued_tokens: int = 0
+    """Tokens of continuations, which give segments their values."""
 
 
 class Rollouts:
     """Samples and scores groups from a list of problems, epoch after epoch.
 
     Under ``rollout.staleness`` a thread draws groups ahead of their step, at most that many steps, and only
-    groups that a step is certain to use. Prefetching does not change which groups a step uses.
+    groups that a step is certain to use. Prefetching does not change which groups a step uses. A
+    group's ticket is its place in the data, epoch after epoch; both threads name groups by it.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Rollouts:
         drawing = Drawing(sampler, self.params, store)
         self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
         self.segments = SegmentSettings.of(algorithm)
-        self._waited = seconds_waited(sampler)
+        self._waited_for_tools = seconds_waited(sampler)
 
     def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
         """Yield the batches of this step and later ones; ``position`` is that of the batch before.
@@ -91,7 +92,7 @@ class Rollouts:
         """
         # State of this iterator, which the methods below read. The thread that draws ahead reads step and
         # cursor as one tuple, so that they always belong together; for that no lock is needed.
-        self.under_way = (step, position.cursor)
+        self.step_and_cursor = (step, position.cursor)
         self.progress = progress
         self.difficulty = Difficulty(len(self.problems))
         self.difficulty.load(position.difficulty)
@@ -121,11 +122,11 @@ class Rollouts:
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
-        self.under_way = (step, position.cursor)
+        self.step_and_cursor = (step, position.cursor)
         if self.store is not None:
             self.store.passed(step, position.cursor)
         scorer = Scorer(self.rewards, step)
-        sampled = self._rounds(step, position.cursor, scorer)
+        sampled = self._sample_in_rounds(step, position.cursor, scorer)
         kept, means = with_running_means(sampled.kept, position.means, self.algorithm)
         groups = [*kept, *sampled.filtered]
         # Canaries are made of one problem per step, in turn.
@@ -154,48 +155,50 @@ class Rollouts:
         )
 
     def _metrics(
-        self, found: StepGroups, kept: Sequence[Group], groups: Sequence[Group], stats: ScoringStats
+        self, sampled: StepGroups, kept: Sequence[Group], groups: Sequence[Group], stats: ScoringStats
     ) -> dict[str, float]:
         """Return what a step's sampling counts; some only where the config has such a feature."""
         metrics = {
-            "rollout/resampling_rounds": float(found.rounds - 1),
-            "rollout/filtered": float(len(found.filtered)),
+            "rollout/resampling_rounds": float(sampled.rounds - 1),
+            "rollout/filtered": float(len(sampled.filtered)),
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
             **drawable_tokens(groups),
         }
         if "segments" in self.algorithm.needs:
-            metrics["rollout/continued_tokens"] = float(found.continued)
+            metrics["rollout/continued_tokens"] = float(sampled.continued_tokens)
         if self.rollout.tools is not None:
             metrics |= tool_metrics(groups)
         if self.rollout.staleness:
             metrics |= staleness(kept, self.sampler.version)
         return metrics
 
-    def _rounds(self, step: int, cursor: int, scorer: Scorer) -> StepGroups:
+    def _sample_in_rounds(self, step: int, cursor: int, scorer: Scorer) -> StepGroups:
         """Sample until enough groups pass the filter, in at most ``max_resampling_rounds`` more rounds."""
-        found = StepGroups()
-        wanted = self.rollout.prompts_per_step
-        while len(found.kept) < wanted and found.rounds <= self.rollout.max_resampling_rounds:
+        sampled = StepGroups()
+        needed = self.rollout.prompts_per_step
+        while len(sampled.kept) < needed and sampled.rounds <= self.rollout.max_resampling_rounds:
             # Only as many as are missing, so that no more groups are sampled than needed.
-            missing = wanted - len(found.kept)
-            chosen = self.chooser.choose(step, cursor, found.used, missing, found.by_problem, self.difficulty)
+            missing = needed - len(sampled.kept)
+            chosen = self.chooser.choose(
+                step, cursor, sampled.used, missing, sampled.by_problem, self.difficulty
+            )
             draw = partial(self._draw_now, step, chosen.choices, scorer)
             if self.prefetcher is not None:
-                place = cursor + found.used
-                draw = partial(self._take_drawn, self.prefetcher, step, range(place, place + missing))
+                ticket = cursor + sampled.used
+                draw = partial(self._take_drawn, self.prefetcher, step, range(ticket, ticket + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
             groups = gather_groups(prompted, partial(self._judged, draw, scorer))
             if self.segments is not None:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
-                found.continued += tokens
+                sampled.continued_tokens += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
-                found.by_problem[choice.problem] = group
+                sampled.by_problem[choice.problem] = group
                 passes = passes_filter(group, self.algorithm)
-                (found.kept if passes else found.filtered).append(group)
-            found.used += chosen.passed
-            found.rounds += 1
-        return found
+                (sampled.kept if passes else sampled.filtered).append(group)
+            sampled.used += chosen.passed
+            sampled.rounds += 1
+        return sampled
 
     def _draw_now(self, step: int, choices: Sequence[ProblemTurn], scorer: Scorer) -> dict[int, PendingGroup]:
         """Draw this process' part of a round in the step that uses it."""
@@ -210,8 +213,8 @@ class Rollouts:
     def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
         """Draw this process' part of some places of the data before their step, in the sampling thread."""
         torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
-        step, cursor = self.under_way
-        own_tickets = self._own(tickets)
+        step, cursor = self.step_and_cursor
+        own_tickets = self._own_tickets(tickets)
         draws = []
         for ticket in own_tickets:
             choice = self.chooser.at(ticket)
@@ -227,9 +230,9 @@ class Rollouts:
         self, prefetcher: Prefetcher[PendingGroup], step: int, tickets: range
     ) -> dict[int, PendingGroup]:
         """Take this process' part of a round drawn ahead, and let the thread draw on."""
-        own_tickets = self._own(tickets)
+        own_tickets = self._own_tickets(tickets)
         # This round and the first rounds of the steps ahead are certain to be used, whatever is filtered.
-        until = tickets.stop + self._certain(step) * self.rollout.prompts_per_step
+        until = tickets.stop + self._steps_ahead(step) * self.rollout.prompts_per_step
         drawn = zip(own_tickets, prefetcher.take(own_tickets, until, self.progress), strict=True)
         # Places of the data -> numbers in the round.
         return {ticket - tickets.start: pending for ticket, pending in drawn}
@@ -267,19 +270,19 @@ class Rollouts:
         identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.turn)
         return prompted.request([key(*identity, sample) for sample in range(samples)])
 
-    def _own(self, tickets: range) -> list[int]:
+    def _own_tickets(self, tickets: range) -> list[int]:
         """Return the places of the data that this process samples."""
         # Shared by place of the data, not by round, so that both threads agree on who draws it.
         asked = set(share(tickets.stop, self.sampler))
         return [ticket for ticket in tickets if ticket in asked]
 
-    def _certain(self, step: int) -> int:
+    def _steps_ahead(self, step: int) -> int:
         """Return for how many later steps groups may be drawn; each uses at least ``prompts_per_step``."""
         later = self.rollout.staleness if self.steps is None else self.steps - step - 1
         return max(0, min(self.rollout.staleness, later))
 
     def _tool_seconds(self) -> float | None:
         """Return the seconds of waiting for tools since the last step; None without tools."""
-        before = self._waited
-        self._waited = seconds_waited(self.sampler)
-        return self._waited - before if self.rollout.tools is not None else None
+        before = self._waited_for_tools
+        self._waited_for_tools = seconds_waited(self.sampler)
+        return self._waited_for_tools - before if self.rollout.tools is not None else None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from covey.errors import STALLED, record_exit, resume_command
-from covey.system.parent import leave
+from covey.system.parent import exit_now
 from covey.system.processes import is_rank_zero, rank
 from covey_verify.errors import CoveyError
 
@@ -70,4 +70,4 @@ class Watchdog:
         with contextlib.suppress(OSError), (self.folder / stacks).open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         record_exit(self.folder, error)
-        leave(STALLED, str(error))
+        exit_now(STALLED, str(error))

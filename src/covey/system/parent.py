@@ -19,7 +19,7 @@ CRASHED = 5
 """Exit code if code that the command ran has ended its process."""
 LAUNCHER = "COVEY_LAUNCHER"
 """Environment variable with the id of the process that started this one as one of several."""
-TOGETHER = 0.1
+REPEAT_SECONDS = 0.1
 """Seconds within which signals count as one request: `timeout` sends each of its signals twice."""
 
 # Memory that parent and child share, because user code may close any descriptor: how many signals the parent
@@ -46,19 +46,19 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *hang_up]
 
 
-def forwarded() -> int:
+def forwarded_signals() -> int:
     """Return how many requests to stop the parent has forwarded; it also gets those to the whole group."""
     return _shared[_FORWARDED] if _shared is not None else 0
 
 
-def works_in(folder: Path) -> None:
+def tell_run_folder(folder: Path) -> None:
     """Tell the parent the folder of the run, in which it writes how the run ended if the child cannot."""
     if _shared is not None and os.getpid() == _child:
         path = os.fsencode(folder.absolute())[: len(_shared) - _FOLDER - 1]
         _shared[_FOLDER : _FOLDER + len(path) + 1] = path + b"\0"
 
 
-def ended(code: int) -> None:
+def tell_exit_code(code: int) -> None:
     """Tell the parent that this process ends with ``code`` on purpose. Its forks are not listened to."""
     if _shared is not None and os.getpid() == _child:
         # The code first: the parent reads it only once the flag is set.
@@ -66,14 +66,14 @@ def ended(code: int) -> None:
         _shared[_ENDED] = 1
 
 
-def leave(code: int, last_line: str) -> NoReturn:
+def exit_now(code: int, last_line: str) -> NoReturn:
     """End at once, from a signal handler or any thread, with one line on standard error."""
-    say_last(f"error: {last_line}")
-    ended(code)
+    print_last_line(f"error: {last_line}")
+    tell_exit_code(code)
     os._exit(code)
 
 
-def say_last(line: str) -> None:
+def print_last_line(line: str) -> None:
     """Write the last line of a command that ends outside of Python's order."""
     # The live panel has hidden the cursor, and left it at the end of a line.
     cursor = "\x1b[?25h\n" if os.isatty(2) else ""
@@ -83,7 +83,7 @@ def say_last(line: str) -> None:
         os.write(2, f"{cursor}{line}\n".encode(errors="replace"))
 
 
-def count_forwarded() -> None:
+def count_forwarded_signal() -> None:
     """Count a signal before the parent forwards it, so that the child can tell it from a direct one."""
     if _shared is not None:
         _shared[_FORWARDED] = min(_shared[_FORWARDED] + 1, 255)

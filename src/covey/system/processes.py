@@ -78,7 +78,7 @@ def started_together() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def said_by_another(error: CoveyError) -> bool:
+def reported_by_another(error: CoveyError) -> bool:
     """Whether this process may leave an error unsaid, because rank 0 reports it or it was reported before."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
     return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, RestartRequired)

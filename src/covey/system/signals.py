@@ -12,7 +12,7 @@ from functools import partial
 from types import FrameType
 
 from covey.errors import Stopped
-from covey.system.parent import TOGETHER, forwarded, leave, stop_signals
+from covey.system.parent import REPEAT_SECONDS, exit_now, forwarded_signals, stop_signals
 from covey.system.text import Say
 from covey_verify.threads import continued
 
@@ -32,7 +32,7 @@ class StopSignal:
         self.max_minutes = max_minutes
         self.started = time.monotonic()
         self._received = 0
-        self._last = -TOGETHER
+        self._last = -REPEAT_SECONDS
 
     def request(self, reason: str) -> None:
         """Ask the run to stop at its next safe point."""
@@ -57,40 +57,42 @@ class StopSignal:
             return
         # The main thread may be in C code for long. So another one hears the signals: C code of Python writes
         # their numbers to the pipe when they arrive.
-        ear, mouth = os.pipe()
-        os.set_blocking(mouth, False)
-        thread = threading.Thread(target=self._hear, args=(ear, answer), name="signals", daemon=True)
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        thread = threading.Thread(
+            target=self._answer_signals, args=(read_end, answer), name="signals", daemon=True
+        )
         thread.start()
         previous = {s: signal.signal(s, self._receive) for s in stop_signals()}
         previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, continued)
-        before = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         try:
             yield self
         finally:
             signal.set_wakeup_fd(before)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            os.close(mouth)
+            os.close(write_end)
             thread.join()
-            os.close(ear)
+            os.close(read_end)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.request(f"stopped by {signal.Signals(number).name}")
 
-    def _hear(self, ear: int, answer: Say) -> None:
+    def _answer_signals(self, read_end: int, answer: Say) -> None:
         """Answer the signals, in a thread of their own, until the pipe is closed."""
-        for byte in iter(partial(os.read, ear, 1), b""):
+        for byte in iter(partial(os.read, read_end, 1), b""):
             number = byte[0]
             if number not in stop_signals():
                 continue
             name = signal.Signals(number).name
             now = time.monotonic()
-            another = now - self._last >= TOGETHER
+            another = now - self._last >= REPEAT_SECONDS
             self._received += another
             self._last = now
             # A terminal signals this process and its parent, which forwards it: two signals, one request.
-            if max(self._received - forwarded(), forwarded()) > 1:
-                leave(128 + number, f"stopped at once by {name}; what was saved before is kept")
+            if max(self._received - forwarded_signals(), forwarded_signals()) > 1:
+                exit_now(128 + number, f"stopped at once by {name}; what was saved before is kept")
             if another and self._received == 1:
                 # Not here: nobody may read what it prints, and the second signal has to be heard.
                 words = AGAIN.get(signal.Signals(number), f"a second {name}")

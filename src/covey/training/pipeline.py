@@ -36,15 +36,15 @@ from covey.runs.reader import recorded_settings, stage_method, stage_number, sta
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.integrity import damage
-from covey.system.parent import works_in
+from covey.system.parent import tell_run_folder
 from covey.system.processes import (
     environment_rank,
     is_rank_zero,
     joined,
     on_rank_zero,
     peers_lost,
+    reported_by_another,
     run_on_all,
-    said_by_another,
     tell_end,
 )
 from covey.system.signals import StopSignal
@@ -86,29 +86,34 @@ def run_pipeline(
     for number, stage in enumerate(stages, start=1):
         last = number == len(stages)
         # A single stage keeps the run's own folder.
-        located = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
-        placed = with_attempts(located)
-        complete_going_back(placed)
-        refuse_other_config(placed, changes=options.changes)
-        finished = on_rank_zero(partial(_finished, placed, console))
+        given = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
+        # An earlier try may have gone back after a finding, and continued with a setting of its own.
+        current = with_attempts(given)
+        complete_going_back(current)
+        refuse_other_config(current, changes=options.changes)
+        finished = on_rank_zero(partial(_finished, current, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
         if not options.changes and (options.same_inputs or (finished is not None and last)):
-            refuse_other_inputs(placed, ended=finished is not None)
+            refuse_other_inputs(current, ended=finished is not None)
         if finished is not None:
-            _refuse_late_changes(placed)
+            _refuse_late_changes(current)
         else:
-            _refuse_stale_stages(placed, number)
+            _refuse_stale_stages(current, number)
             if results:
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
-        with restore_process_settings(), freeze_existing_objects(), restore_model_object(placed.config.model):
-            results.append(finished or run_with_healing(_run_stage, located, console, stop, options))
+        with (
+            restore_process_settings(),
+            freeze_existing_objects(),
+            restore_model_object(current.config.model),
+        ):
+            results.append(finished or run_with_healing(_run_stage, given, console, stop, options))
         if finished is not None and last:
             console.say(
-                f"{placed.config.output} is complete after {finished.steps} steps; there is nothing left "
+                f"{current.config.output} is complete after {finished.steps} steps; there is nothing left "
                 "to do"
             )
-            take_weights(placed.config.model, finished.folder / "final")
+            take_weights(current.config.model, finished.folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
@@ -120,14 +125,18 @@ def run_in_folder(
 ) -> list[Result]:
     """Call ``run_pipeline`` and record a failure in the run's folder. Raises CoveyError."""
     home = loaded.config.output
-    works_in(home)
+    tell_run_folder(home)
     try:
         results = run_pipeline(loaded, console, stop, options)
     except Exception as error:
         known = as_error(peers_lost(error))
         # Config errors and busy folders say nothing of the run; another process may have recorded it
         # already.
-        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
+        if (
+            home.is_dir()
+            and not isinstance(known, ConfigError | FolderBusy)
+            and not reported_by_another(known)
+        ):
             record_exit(home, known)
         if known is error:
             raise
@@ -182,10 +191,10 @@ def _in_pipeline(stage: ResolvedConfig, number: int, before: list[Result]) -> Re
     config = stage.config
     home = stage.config.output
     # Name of a stage, such as 1-sft -> its folder.
-    known = {r.folder.name: r.folder.resolve() for r in before}
-    policies = [r.folder for r in before if stage_method(r.folder) in POLICIES]
-    own = before[list(known).index(config.model)].folder if config.model in known else None
-    start = own or (policies[-1] if policies else None)
+    folders = {r.folder.name: r.folder for r in before}
+    policies = [folder for folder in folders.values() if stage_method(folder) in POLICIES]
+    start = folders.get(str(config.model)) or (policies[-1] if policies else None)
+    known = {name: folder.resolve() for name, folder in folders.items()}
     examples = tuple(known.get(str(path), path) for path in config.data.examples)
     changes: dict[str, object] = {
         "output": home / f"{number}-{config.method}",

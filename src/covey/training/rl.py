@@ -55,19 +55,20 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: 
     report_misattributed(run.journal, step, misattributed_groups(rollout.groups, done.stats, done.before))
     report_step(run.journal, step, rollout, batch, done, metrics, loaded)
     run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
-    refresh(run.learner, loaded.algorithm, done.before)
+    refresh_reference(run.learner, loaded.algorithm, done.before)
     return run.end_step(metrics)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
     done = StepUpdates(run.learner.version)
-    jobs = list(learners_of(run, step, done))  # decided once for all updates of the step
+    learners = list(learners_of(run, step, done))  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
-        for learner, objective, norms in jobs:
-            seen = learner.forward_backward(minibatch, objective)
-            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen], number))
-            done.stats += [s for s in seen if isinstance(s, TokenStats) and isfinite(norms[-1])]
+        for learner, objective, norms in learners:
+            # Forward and backward add up a gradient; ``run.update`` applies it, unless it is not finite.
+            stats = learner.forward_backward(minibatch, objective)
+            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in stats], number))
+            done.stats += [s for s in stats if isinstance(s, TokenStats) and isfinite(norms[-1])]
     return done
 
 
@@ -98,6 +99,7 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
     learner = run.learner
+    # The log-probs that do not change during the step's updates are computed here, once.
     batch = collate(groups, rollout.mask_truncated)
     temperature = rollout.temperature
     values = None
@@ -119,8 +121,9 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
 def updates(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:
     """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     config = loaded.config
-    # Before the first update the current policy is the old policy, so every ratio is exactly 1.
-    unmoved = old.starts_at_one
+    # Before the first update the current policy is the old policy, so every ratio is exactly 1: without old
+    # log-probs the loss takes the current ones for them.
+    old_is_current = old.starts_at_one
     choose = loaded.algorithm.select_tokens
     noise = None
     if "noise" in loaded.algorithm.needs:
@@ -130,11 +133,11 @@ def updates(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
         for minibatch in minibatches(batch, config.train.updates_per_batch, order):
             ready = minibatch if choose is None else select_tokens(minibatch, choose, noise)
-            yield replace(ready, old_logprobs=None) if unmoved else ready
-            unmoved = False
+            yield replace(ready, old_logprobs=None) if old_is_current else ready
+            old_is_current = False
 
 
-def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
+def refresh_reference(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
     """Move the reference to the policy if a step, begun after ``before`` updates, passed refresh_every."""
     kl = algorithm.kl
     reference = learner.reference

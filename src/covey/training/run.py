@@ -220,10 +220,10 @@ class Run:
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> list[Finding]:
         """Print new findings, each once in a run, and return them; the first process has all."""
-        found = self.watch.after(step, metrics, groups) if is_rank_zero() else []
-        for finding in found:
+        findings = self.watch.after(step, metrics, groups) if is_rank_zero() else []
+        for finding in findings:
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
-        return found
+        return findings
 
     @property
     def rolls_back(self) -> bool:
@@ -244,17 +244,20 @@ class Run:
         return [warning for warning in warnings_due(self.findings(), step) if self.watch.holds(warning)]
 
     def apply_guards(
-        self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool
+        self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], has_signal: bool
     ) -> None:
-        """Update findings, guards and coefficients after a step. Raises GoBack or GuardStop."""
-        found = self.report_findings(step, metrics, groups)
-        self.go_back_for([*severe(found), *self._lasting_warnings(step)])
+        """Update findings, guards and coefficients after a step. Raises GoBack or GuardStop.
+
+        ``has_signal``: whether the step had an advantage that is not 0.
+        """
+        findings = self.report_findings(step, metrics, groups)
+        self.go_back_for([*severe(findings), *self._lasting_warnings(step)])
         config = self.loaded.config
-        now = self.state.coefficients
+        coefficients = self.state.coefficients
         memory, actions = judge_step(
             step,
             metrics,
-            signal,
+            has_signal,
             self.state.guards,
             config.guards,
             self._why_no_signal,
@@ -271,11 +274,11 @@ class Run:
         completions = int(metrics["groups/count"]) * config.rollout.group_size
         # None: the guard does not touch the coefficient.
         level = kl_level(kl, config.guards) if raises else None
-        then = next_coefficients(now, self.loaded.algorithm, metrics, completions, level)
-        if raises and then.kl != now.kl:
-            self.journal.event(step, "KL coefficient moved", coef=then.kl, kl=kl)
+        following = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, level)
+        if raises and following.kl != coefficients.kl:
+            self.journal.event(step, "KL coefficient moved", coef=following.kl, kl=kl)
         # Part of the checkpoint, so that a resumed run judges and weighs as this one would.
-        self.state = replace(self.state, guards=memory, coefficients=then)
+        self.state = replace(self.state, guards=memory, coefficients=following)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
@@ -291,13 +294,13 @@ class Run:
         return no_signal(metrics, settings_of(self.loaded), self.findings())
 
     def _gravest_finding(self) -> str:
-        found = gravest(self.findings())
-        return f"As was said after step {found.step + 1}: {found}" if found else ""
+        finding = gravest(self.findings())
+        return f"As was said after step {finding.step + 1}: {finding}" if finding else ""
 
     def findings(self) -> list[Finding]:
         """Return the findings so far, in the order in which they were printed."""
-        read = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
-        return [found for found in read if found is not None]
+        findings = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
+        return [finding for finding in findings if finding is not None]
 
     @property
     def spare_problems(self) -> list[Prompted]:
@@ -350,8 +353,8 @@ class Run:
         every = self.loaded.config.eval.every
         step = self.state.step
         self.progress.step_ends(step)
-        done = step >= train.steps
-        if self.test_set and every and step % every == 0 and not done:
+        is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
+        if self.test_set and every and step % every == 0 and not is_last:
             now = self.evaluation_at(step)
             second_measurement = bool(self.spare_problems)
             if train.stop_at is not None and now.reaches(train.stop_at, second_measurement):
@@ -360,7 +363,7 @@ class Run:
             # ``on_rank_zero``: the first process alone reads files, and all act on what it found.
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
-        if not done and on_rank_zero(self._save_is_due):
+        if not is_last and on_rank_zero(self._save_is_due):
             self.save()
         return False
 

@@ -21,7 +21,7 @@ from covey.sampling.server_client import TOKEN
 from covey.system.console import say_aside
 from covey.system.http import Server, listen
 from covey.system.machine import available_threads
-from covey.system.parent import ended
+from covey.system.parent import tell_exit_code
 from covey_verify.errors import ConfigError
 from covey_verify.web import LOOPBACK
 
@@ -64,7 +64,7 @@ def serve_app(host: str, port: int, build: Callable[[str], tuple[Starlette, str,
         # The model's thread may be in the middle of a pass or a long prompt: nothing ends it but this.
         sys.stdout.flush()
         sys.stderr.flush()
-        ended(0)
+        tell_exit_code(0)
         os._exit(0)
 
 
