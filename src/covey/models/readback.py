@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import Parameter
+
+READ_AT_ONCE = 1 << 26
+"""Bytes of a file that may be in memory besides the model."""
 
 
 def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -22,7 +26,8 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
         with safe_open(file, "pt") as written:
             names = written.keys()
         shared = [name for name in names if name in tensors]
-        wrong = [n for n in shared if _differs(_read(file, n), tensors[n])]
+        read = zip(shared, _read(file, shared), strict=True)
+        wrong = [name for name, tensor in read if _differs(tensor, tensors[name])]
     except SafetensorError as error:
         wrong = [str(error)]
     if wrong:
@@ -36,11 +41,20 @@ def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         check_written(file, tensors)
 
 
-def _read(file: Path, name: str) -> Tensor:
-    # Opened for each tensor: what is read of an open file stays in this process' memory until it is closed,
-    # so that at the end of a save the whole file would be there besides the model.
-    with safe_open(file, "pt") as written:
-        return written.get_tensor(name)
+def _read(file: Path, names: Iterable[str]) -> Iterator[Tensor]:
+    """Yield tensors of a file.
+
+    What is read of an open file stays in this process' memory until it is closed: at the end of a save the
+    whole file would be there besides the model. So it is opened anew after every ``READ_AT_ONCE`` bytes.
+    """
+    left = deque(names)
+    while left:
+        with safe_open(file, "pt") as written:
+            size = 0
+            while left and size < READ_AT_ONCE:
+                tensor = written.get_tensor(left.popleft())
+                size += tensor.nbytes
+                yield tensor
 
 
 def _differs(read: Tensor, meant: Tensor) -> bool:
