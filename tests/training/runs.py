@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.fakes import rows_of
+from tests.training.paid.varied import varied
 
 from covey.config.load import load_config
 from covey.errors import Stopped
@@ -17,12 +18,6 @@ from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
-
-
-def varied(completion: str) -> float:
-    """A reward that differs between completions, whatever they say, so that every run learns."""
-    return len(completion) + sum(map(ord, completion)) % 7
-
 
 FAST: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 64, "test_size": 16},

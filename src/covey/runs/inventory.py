@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import json
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,12 +82,19 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     """
     begun = {path for f in functions for path in _begin(f, folder)}
     known = _with_imports(begun, folder)
-    trees = {path.parent for path in begun}
+    trees = tuple({f"{str(path.parent).rstrip(os.sep)}{os.sep}" for path in begun})
     # A copy of the values: another thread may import while this iterates.
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    loaded = {Path(file).resolve() for file in files if file}
-    beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not is_library_file(p)}
+    modules = list(sys.modules.values()) if trees else []
+    files = [getattr(module, "__file__", None) for module in modules]
+    loaded = [_real_path(file) for file in files if file]
+    beside = {Path(file) for file in loaded if file.startswith(trees) and not is_library_file(Path(file))}
     return {p for p in known | beside if p.is_file()}
+
+
+@cache
+def _real_path(file: str) -> str:
+    """Return where a module's file really is. Some 4,000 are loaded, and each stage of a run asks for all."""
+    return os.path.realpath(file)
 
 
 @cache
@@ -185,7 +193,9 @@ def _of_given(given: ModelObject, adapters: bool) -> dict[str, str]:
     return found | ({"model/weights": weights_hash(weights)} if adapters else {})
 
 
+@cache
 def _own_code() -> str:
+    """Return a hash of the sources that this process runs."""
     digest = hashlib.sha256()
     for package in OURS:
         for path in sorted(package.rglob("*")):
