@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -239,6 +240,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if said := lines(skipped, marks):
         terminalreporter.section("not tested here")
         terminalreporter.write("".join(f"{line}\n" for line in said))
+
+
+def pytest_configure() -> None:
+    """Let no test wait for the disk: a power loss is tried by `benchmarks/reliability/power.py` alone."""
+    pytest.MonkeyPatch().setattr(os, "fsync", lambda _: None)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what was imported, half a million objects, from every garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

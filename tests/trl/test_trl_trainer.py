@@ -222,7 +222,7 @@ def test_what_is_not_given_has_the_default_of_trl() -> None:
         for config in (plain, spelled)
     ]
     assert both[0] == both[1]
-    freeze_existing_objects = (
+    elsewhere = (
         "max_steps",
         "optim",
         "save_steps",
@@ -230,7 +230,7 @@ def test_what_is_not_given_has_the_default_of_trl() -> None:
         "activation_checkpointing",
     )
     for name, key in SAME.items():
-        if SPELLED.get(name) is not None and name not in freeze_existing_objects:
+        if SPELLED.get(name) is not None and name not in elsewhere:
             section, _, field = key.rpartition(".")
             holder = getattr(both[0], section) if section else both[0]
             assert getattr(holder, field) == SPELLED[name], name
