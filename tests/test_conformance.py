@@ -34,6 +34,11 @@ def test_covey_passes_all_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{len(CASES)} cases: {len(CASES)} ok, 0 differ" in capsys.readouterr().out
 
 
+def test_trls_own_methods_differ_only_where_its_adapter_says() -> None:
+    pytest.importorskip("trl")
+    assert run.main([str(FOLDER / "adapters/trl_1_16.py")]) == 0
+
+
 def test_the_cases_are_what_make_writes() -> None:
     """But for the last digit, which may be that of another machine's exp."""
     made = module("make").cases()

@@ -1,18 +1,16 @@
 """A dialect gives the framework's own advantages, loss and gradient on the same numbers.
 
-TRL is called. The others are stated again here, row by row, from their sources: verl 0.9.1 (PyPI,
-trainer/ppo/core_algos.py), OpenRLHF 0.11.2 (PyPI, models/loss.py, trainer/ppo_utils/experience_maker.py),
-NeMo-RL v0.7.0 (commit 81aa43dd, algorithms/advantage_estimator.py and loss/loss_functions.py).
+They are stated again here, row by row, from their sources: verl 0.9.1 (PyPI, trainer/ppo/core_algos.py),
+OpenRLHF 0.11.2 (PyPI, models/loss.py, trainer/ppo_utils/experience_maker.py), NeMo-RL v0.7.0 (commit
+81aa43dd, algorithms/advantage_estimator.py and loss/loss_functions.py). `conformance/adapters/trl_1_16.py`
+calls TRL's.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -398,97 +396,6 @@ def test_what_nemo_rl_adds_to_counts_is_below_1e_8() -> None:
     a = each(step, nemo_zscore) * step.mask
     without, due = (float(nemo_gspo(added)(step.now, a, step)) for added in (0.0, 1e-8))
     assert without == pytest.approx(due, abs=1e-8)
-
-
-# --- TRL, called ----------------------------------------------------------------------------------
-
-TRL_LOSSES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
-    "grpo": ({}, {"loss_type": "dapo", "epsilon_high": 0.2}),
-    "dapo": ({}, {"loss_type": "dapo"}),
-    "dr_grpo": ({}, {"loss_type": "dr_grpo", "epsilon_high": 0.2}),
-    "gspo": (
-        {},
-        {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
-    ),
-    "luspo": (
-        {},
-        {
-            "loss_type": "luspo",
-            "importance_sampling_level": "sequence",
-            "epsilon_low": 2e-3,
-            "epsilon_high": 2.5e-3,
-        },
-    ),
-    "cispo": ({}, {"loss_type": "cispo", "epsilon_high": 5.0}),
-    "sapo": ({}, {"loss_type": "sapo"}),
-    "vespo": ({}, {"loss_type": "vespo"}),
-    "intellect_2": ({}, {"epsilon_high": 0.2, "delta": 4.0, "beta": 0.001, "use_bias_correction_kl": True}),
-    "grpo with a KL": (
-        {"name": "grpo", "kl": 0.04},
-        {"loss_type": "dapo", "epsilon_high": 0.2, "beta": 0.04, "use_bias_correction_kl": True},
-    ),
-    "grpo by sequence": ({"name": "grpo", "reduce": "sequence_mean"}, {"epsilon_high": 0.2}),
-}
-
-
-@pytest.mark.parametrize("name", TRL_LOSSES)
-def test_trl(name: str) -> None:
-    """Its own ``_compute_loss``, one of six rows untrained: it counts as a row."""
-    peer = trl_bench()
-    spec, settings = TRL_LOSSES[name]
-    algorithm = build_algorithm({"name": name, "dialect": "trl-1.16", **spec})
-    mask = peer.MASK & (torch.arange(6) != 3)[:, None]
-    due = peer.theirs(peer.GRPOTrainer, mask, **settings)
-    for found, expected in zip(peer.ours(algorithm, mask), due, strict=True):
-        torch.testing.assert_close(found, expected, **EXACT)
-
-
-def test_trls_rloo() -> None:
-    peer = trl_bench()
-    algorithm = replace(build_algorithm({"name": "rloo", "dialect": "trl-1.16"}), kl=None)
-    due = peer.theirs(peer.RLOOTrainer, epsilon_high=0.2)
-    for found, expected in zip(peer.ours(algorithm), due, strict=True):
-        torch.testing.assert_close(found, expected, **EXACT)
-
-
-def test_trls_gmpo() -> None:
-    """Its own trainer, clipped at .4; of an untrained row it adds -A to the loss, which has no gradient."""
-    peer = trl_bench()
-    algorithm = build_algorithm({"name": "gmpo", "dialect": "trl-1.16"})
-    loss, gradient = peer.theirs(peer.GMPOTrainer, epsilon_low=0.4, epsilon_high=0.4)
-    found = peer.ours(algorithm)
-    torch.testing.assert_close(found[0], loss, **EXACT)
-    torch.testing.assert_close(found[1], gradient, **EXACT)
-    mask = peer.MASK & (torch.arange(6) != 3)[:, None]
-    loss, gradient = peer.theirs(peer.GMPOTrainer, mask, epsilon_low=0.4, epsilon_high=0.4)
-    found = peer.ours(algorithm, mask)
-    torch.testing.assert_close(found[0] - peer.ADVANTAGES[3] / 6, loss, **EXACT)
-    torch.testing.assert_close(found[1], gradient, **EXACT)
-
-
-@pytest.mark.parametrize(
-    ("name", "aggregation", "scale"),
-    [
-        ("grpo", "sum_then_normalize", "group"),
-        ("dr_grpo", "sum_then_normalize", "none"),
-        ("lite_ppo", "sum_then_normalize", "batch"),
-        ("gdpo", "normalize_then_sum", "group"),
-    ],
-)
-def test_trls_advantages(name: str, aggregation: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = trl_bench()
-    components, shares, expected = peer.advantages_of_trl(aggregation, scale)
-    monkeypatch.setattr(Tensor, "float", Tensor.double)
-    groups = peer.made_groups(components, shares)
-    algorithm = build_algorithm({"name": name, "dialect": "trl-1.16"})
-    found = with_advantages(collate(groups), groups, algorithm).advantages[:, 0]
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
-
-
-def trl_bench() -> Any:
-    pytest.importorskip("trl")
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("compare_trl")
 
 
 # --- the setting itself ---------------------------------------------------------------------------

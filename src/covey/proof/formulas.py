@@ -72,7 +72,7 @@ class JudgedGroup:
     rows: Sequence[ShadowRow]
     rewards: Sequence[float]
     settings: AxisSettings
-    """Those of the estimator."""
+    """Settings of the estimator."""
 
     @property
     def keeps_reward(self) -> bool:

@@ -165,7 +165,7 @@ class MarkedValue(NamedTuple):
     end: int
     """The place after its closing mark, or where reading continues if it is wrong."""
     wrong: str = ""
-    """What is wrong with it; empty if nothing is."""
+    """The fault, in words for the model; empty if there is none."""
 
 
 def _marked_value(
