@@ -21,7 +21,7 @@ from covey.sampling.local import LocalSampler
 from covey.types import Group, Problem
 from covey_verify.errors import ConfigError
 from tests.models.padded import padded
-from tests.training.runs import start
+from tests.training.runs import PAID, start
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -60,17 +60,12 @@ def test_a_run_of_a_padded_model_is_repeated_by_the_second_trainer(tmp_path: Pat
     policy.tokenizer.save_pretrained(tmp_path / "model")
     start(
         tmp_path / "run", model=str(tmp_path / "model"), algorithm="grpo",
-        rewards=[{f"{__file__}:odd": {"verdict": True}}], train={"steps": 1, "lr": 1e-3, "save_every": 1},
+        rewards=[{f"{PAID}:odd": {"verdict": True}}], train={"steps": 1, "lr": 1e-3, "save_every": 1},
         rollout={"group_size": 8, "prompts_per_step": 2, "max_tokens": 6},
     )  # fmt: skip
     logprobs = np.load(tmp_path / "run/rollouts/step_000000.npz")["logprobs"]
     assert logprobs.mean() > -np.log(policy.drawable_ids) - 0.2
     assert main(["check", str(tmp_path / "run"), "--steps", "1"]) == 0
-
-
-def odd(completion: str) -> float:
-    """Half of all texts."""
-    return sum(map(ord, completion)) % 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.fakes import rows_of
-from tests.training.paid.varied import varied
+from tests.training.paid.rewards import varied
 
 from covey.config.load import load_config
 from covey.errors import Stopped
@@ -19,6 +19,8 @@ from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
 
+PAID = Path(__file__).parent / "paid/rewards.py"
+"""The file of rewards that are loaded by name."""
 FAST: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 64, "test_size": 16},
     "rewards": (varied,),

@@ -53,11 +53,17 @@ def lines(run: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose learning rate is a hundred times too high."""
+def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A run whose learning rate is a hundred times too high, and how often it looks for a stop."""
     folder = tmp_path_factory.mktemp("healed") / "run"
-    start(folder, **TINY)
-    return folder
+    counter = StopAt()
+    start(folder, counter, **TINY)
+    return folder, counter.checks
+
+
+@pytest.fixture
+def run(counted: tuple[Path, int]) -> Path:
+    return counted[0]
 
 
 def test_a_rate_far_too_high_is_lowered_until_the_run_learns(run: Path, tmp_path: Path, capsys: Any) -> None:
@@ -93,10 +99,11 @@ def test_the_same_command_says_that_nothing_is_left(run: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
-def test_a_run_that_was_stopped_heals_to_the_same_bits(run: Path, tmp_path: Path, part: float) -> None:
-    counter = StopAt()
-    start(tmp_path / "counted", counter, **TINY)
-    interrupted(tmp_path / "run", int(part * counter.checks), **TINY)
+def test_a_run_that_was_stopped_heals_to_the_same_bits(
+    counted: tuple[Path, int], tmp_path: Path, part: float
+) -> None:
+    run, checks = counted
+    interrupted(tmp_path / "run", int(part * checks), **TINY)
     start(tmp_path / "run", **TINY)
     assert fingerprint(tmp_path / "run") == fingerprint(run)
     assert read_attempts(tmp_path / "run") == read_attempts(run)
@@ -267,19 +274,21 @@ def test_a_change_with_which_nothing_can_be_learned_is_taken_back(
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("part", [0.4, 0.5, 0.6])
 def test_a_change_is_taken_back_by_a_resumed_process_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted(monkeypatch, 'rewards: ["answer_format"]', after=3)
     guards = {"on_finding": "rollback"}
     counter = StopAt()
-    start(tmp_path / "whole", counter, guards=guards)
-    interrupted(tmp_path / "run", int(part * counter.checks), guards=guards)
-    start(tmp_path / "run", guards=guards)
-    assert read_attempts(tmp_path / "run") == read_attempts(tmp_path / "whole")
-    assert recorded_settings(tmp_path / "run")["rewards"] == recorded_settings(tmp_path / "whole")["rewards"]
-    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
+    whole = tmp_path / "whole"
+    start(whole, counter, guards=guards)
+    for part in (0.4, 0.5, 0.6):
+        run = tmp_path / str(part)
+        interrupted(run, int(part * counter.checks), guards=guards)
+        start(run, guards=guards)
+        assert read_attempts(run) == read_attempts(whole)
+        assert recorded_settings(run)["rewards"] == recorded_settings(whole)["rewards"]
+        assert fingerprint(run) == fingerprint(whole)
 
 
 def test_a_line_that_the_config_refuses_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

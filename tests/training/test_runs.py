@@ -175,7 +175,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> No
     settings = {"eval": {"every": 1, "problems": 8, "samples": 2}, "train": {"steps": 3}}
     counter = StopAt()
     start(tmp_path / "whole", counter, **settings)
-    for number, check in enumerate(range(3, counter.checks, 20)):
+    for number, check in enumerate(range(3, counter.checks, 37)):
         interrupted(tmp_path / f"parts{number}", check, **settings)
         start(tmp_path / f"parts{number}", **settings)
         assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / f"parts{number}")

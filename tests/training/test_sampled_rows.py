@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.models.tokenizers import MADE
-from tests.training.runs import start
+from tests.training.runs import PAID, start
 from transformers import PreTrainedTokenizerBase
 
 from covey.config.schema import Config, Data, Keep
@@ -46,12 +46,6 @@ def folder_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
     return folder
 
 
-def odd(completion: Any) -> float:
-    """Half of all texts, whatever they say."""
-    text = completion if isinstance(completion, str) else completion[-1]["content"]
-    return sum(map(ord, text)) % 2
-
-
 def sampled_in(folder: Path) -> set[tuple[tuple[int, ...], ...]]:
     """(ids of the prompt, ids of the completion) of all that was sampled."""
     found = set()
@@ -83,7 +77,7 @@ def config(model: Path, file: Path, data: dict[str, Any], stages: Sequence[dict[
     return {
         "model": str(model),
         "data": {"task": None, "train": str(file), "test": None, **data},
-        "rewards": [f"{__file__}:odd"],
+        "rewards": [f"{PAID}:odd"],
         "rollout": {"group_size": 8, "prompts_per_step": 4, "max_tokens": 16, "stop": STOP},
         "train": {"steps": 1, "batch_size": 4},
         "eval": {"every": 0},

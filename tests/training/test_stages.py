@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.training.runs import StopAt, metrics_of, start
+from tests.training.runs import PAID, StopAt, metrics_of, start
 from tests.training.short_answers import SHORT
 
 from covey.cli import main
@@ -78,7 +78,7 @@ def pipeline(**more: Any) -> dict[str, Any]:
             {"method": "sft", "train": {"steps": 1},
              "data": {"completion": "{answer}"}},
             {"method": "pairs", "rewards": [
-                {"math_answer": {"rule": "last_number", "verdict": True}}, {f"{__file__}:varied": 0.01}]},
+                {"math_answer": {"rule": "last_number", "verdict": True}}, {f"{PAID}:varied": 0.01}]},
             {"method": "dpo", "data": {"examples": "2-pairs"}},
             {"method": "reward_model", "data": {"examples": ["2-pairs", "2-pairs"], "replay": 0.5}},
             {"method": "rl", "algorithm": "grpo", "rewards": [
@@ -167,23 +167,13 @@ def test_a_stage_does_not_mix_completions_of_rows_with_other_rows(tmp_path: Path
 def test_a_stage_that_yields_nothing_ends_there_and_the_ones_before_are_kept(tmp_path: Path) -> None:
     settings = pipeline()
     settings["stages"] = [settings["stages"][0], {"method": "rejection_sampling"}, {"method": "sft"}]
-    settings["rewards"] = [{f"{__file__}:nothing": 1.0}]
+    settings["rewards"] = [{f"{PAID}:nothing": 1.0}]
     with pytest.raises(
         DataError, match=r"2-rejection_sampling: none of 16 sampled completions is kept.*keep.least"
     ):
         start(tmp_path / "run", **settings)
     assert (tmp_path / "run/1-sft/final/model.safetensors").exists()
     assert not (tmp_path / "run/2-rejection_sampling/examples.jsonl").exists()
-
-
-def varied(completion: str) -> float:
-    """Differs between completions."""
-    return len(completion) + sum(map(ord, completion)) % 7
-
-
-def nothing(completion: str) -> float:
-    """No completion is correct."""
-    return 0.0
 
 
 def test_pairs_of_any_run_are_read_by_dpo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

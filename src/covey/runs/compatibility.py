@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,9 @@ def _library() -> str | None:
     return None if found is None else f"{found.instructions}, {found.origin}, sha256 {found.digest}"
 
 
+@cache
 def _version(package: str) -> str | None:
+    """Return the version of an installed package; looking for all of them takes 0.1 s."""
     try:
         return version(package)
     except PackageNotFoundError:

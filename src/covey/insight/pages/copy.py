@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -30,15 +31,16 @@ def copy_page() -> str:
     return document("covey lab", ("drawings", "tools", "lab", "copy"), stored_answers(), REFUSAL)
 
 
-def stored_answers() -> dict[str, object]:
-    """Return address -> answer for every state that the copy can show."""
-    found: dict[str, object] = {"lab?": lab_contents()}
+@cache
+def stored_answers() -> Mapping[str, object]:
+    """Return address -> answer for every state that the copy can show: some thousand, computed once."""
+    answers: dict[str, object] = {"lab?": lab_contents()}
     for tool, query in stored_states():
         place = address(f"lab/{tool}", query)
-        if place not in found:
+        if place not in answers:
             answer = lab.answer_tool(tool, {name: [value] for name, value in query.items()})
-            found[place] = finite(answer, DIGITS)
-    return found
+            answers[place] = finite(answer, DIGITS)
+    return answers
 
 
 def stored_states() -> Iterator[tuple[str, Query]]:
