@@ -64,9 +64,9 @@ def command_preview(
     stage = rl_stage(loaded)
     tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     extent = Extent(samples or None, groups or None, temperature)
-    found = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
-    print_result(as_json, record(found, prices), lines(found, prices))
-    return 130 if found.measured.stopped else int(found.word == "no")
+    result = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
+    print_result(as_json, record(result, prices), lines(result, prices))
+    return 130 if result.measured.stopped else int(result.word == "no")
 
 
 @app.command(name="check", group=BEFORE)
@@ -193,6 +193,6 @@ def command_doctor(*, as_json: Json = False) -> int:
     """
     from covey.commands.doctor import examine
 
-    found = examine()
-    print_result(as_json, [d._asdict() for d in found], map(str, found))
-    return int(any(d.verdict == "FAIL" for d in found))
+    diagnoses = examine()
+    print_result(as_json, [d._asdict() for d in diagnoses], map(str, diagnoses))
+    return int(any(d.verdict == "FAIL" for d in diagnoses))

@@ -36,7 +36,9 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
     from covey.system.console import RunConsole
 
     result = evaluate_once(loaded, RunConsole(quiet=as_json))
-    print_result(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
+    print_result(
+        as_json, result.record(), (f"{name:<10}{estimate}" for name, estimate in result.summary().items())
+    )
     return 0
 
 
@@ -74,8 +76,8 @@ def command_sample(
     called = [name.strip() for name in tools.split(",") if name.strip()]
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
     tell(as_json, [f"sampling from {model}: loading ..."])
-    found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
-    said = list(zip(prompts, found, strict=True))
+    completions = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
+    said = list(zip(prompts, completions, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
     print_result(as_json, by_prompt, shown(by_prompt, chat, system))

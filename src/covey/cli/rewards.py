@@ -81,9 +81,11 @@ def command_rescore(
     if is_foreign(run):
         from covey.audit.views import rescore_record
 
-        found = rescore_record(run, named, steps, notes.append)
+        rescored = rescore_record(run, named, steps, notes.append)
     else:
-        found = rescore.rescore(run, named, steps, notes.append)
+        rescored = rescore.rescore(run, named, steps, notes.append)
     said = [f"note: {note}" for note in notes]
-    print_result(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
+    print_result(
+        as_json, {**rescore.record(rescored), "notes": notes}, [*said, *rescore.lines(run, rescored)]
+    )
     return 0

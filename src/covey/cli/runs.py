@@ -172,9 +172,9 @@ def command_verify(run: Path, *, as_json: Json = False) -> int:
     """
     from covey.runs.verify import verify_run
 
-    found = verify_run(run)
-    whole = all(v.state in ("whole", "unsealed") for v in found)
-    print_result(as_json, {"whole": whole, "files": [vars(v) for v in found]}, map(str, found))
+    files = verify_run(run)
+    whole = all(v.state in ("whole", "unsealed") for v in files)
+    print_result(as_json, {"whole": whole, "files": [vars(v) for v in files]}, map(str, files))
     return 0 if whole else 4
 
 
@@ -198,8 +198,8 @@ def command_pairs(
     from covey.runs.examples import write_pairs
 
     target = output or run / "pairs.jsonl"
-    found = write_pairs(run, target, margin, per_problem)
-    print_result(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {target}",))
+    counts = write_pairs(run, target, margin, per_problem)
+    print_result(as_json, counts, (f"{counts['pairs']} pairs of {counts['groups']} groups in {target}",))
     return 0
 
 

@@ -54,8 +54,8 @@ def shape_of(policy: Policy) -> Shape:
     each = list(getattr(config, "per_layer_config", (config,)))
 
     def widest(name: str) -> int:
-        found = [getattr(layer, name, None) or 0 for layer in each]
-        return max(max(n, default=0) if isinstance(n, list | tuple) else n for n in found)
+        sizes = [getattr(layer, name, None) or 0 for layer in each]
+        return max(max(n, default=0) if isinstance(n, list | tuple) else n for n in sizes)
 
     exact = policy.decoder is not None and policy.decoder.ops.compiled
     queries = widest("num_attention_heads")  # state spaces have none

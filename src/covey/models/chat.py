@@ -128,12 +128,12 @@ def _written_time(form: str) -> str:
 
 def _with_objects(messages: Messages) -> Messages:
     """Messages whose calls have arguments as objects, as most templates want; OpenAI's form is JSON text."""
-    found = []
+    copies = []
     for message in messages:
         calls = message.get("tool_calls")
         own = {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else {}
-        found.append({**message, **own})
-    return found
+        copies.append({**message, **own})
+    return copies
 
 
 def _with_object(call: object) -> object:
@@ -143,10 +143,10 @@ def _with_object(call: object) -> object:
     if "function" in call:
         return {**call, "function": _with_object(call["function"])}
     try:
-        found = json.loads(call["arguments"])
+        arguments = json.loads(call["arguments"])
     except (KeyError, TypeError, ValueError):
         return call
-    return {**call, "arguments": found} if isinstance(found, dict) else call
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def leaves_out(

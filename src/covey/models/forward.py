@@ -130,17 +130,17 @@ def hidden_states(
         return decoder(packed.tokens, attend)[packed.sources]
     index, real = packed.padded()
     # In row n the predictions of the completion begin at its prompt's last token, column first[n].
-    found = states(packed.tokens[index], real.long())
+    hidden = states(packed.tokens[index], real.long())
     first = packed.completions[:, 1] - 1
     column = torch.arange(packed.place.shape[1], device=index.device)
     row = torch.arange(len(index), device=index.device)[:, None]
-    return found[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
+    return hidden[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
 
 
 def cap_of(config: PretrainedConfig, name: str) -> float | None:
     """The cap that a config has under a name, or None."""
-    found = getattr(config, name, None)
-    return float(found) if found else None
+    cap = getattr(config, name, None)
+    return float(cap) if cap else None
 
 
 def _factor(config: PretrainedConfig, name: str) -> float:
@@ -162,8 +162,8 @@ class ShiftedNorm:
 
 
 def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
-    found: Norm | None = getattr(owner, name, None) if name else None
-    return ShiftedNorm(found, offset) if found is not None and offset else found
+    norm: Norm | None = getattr(owner, name, None) if name else None
+    return ShiftedNorm(norm, offset) if norm is not None and offset else norm
 
 
 def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:

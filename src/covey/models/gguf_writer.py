@@ -178,9 +178,9 @@ def _splits(described: Mapping[str, Any], folder: Path) -> str:
 
 def _as_llama_cpp_turns(name: str, values: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
     """Reorder the rows of Llama's queries and keys: llama.cpp turns neighbours, transformers halves."""
-    found = re.search(r"\.self_attn\.([qk])_proj\.", name)
-    if config.model_type != "llama" or found is None:
+    match = re.search(r"\.self_attn\.([qk])_proj\.", name)
+    if config.model_type != "llama" or match is None:
         return values
-    heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+    heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
     halves = values.unflatten(0, (heads, 2, -1))
     return halves.transpose(1, 2).reshape(values.shape)

@@ -329,8 +329,8 @@ class Policy:
         self.plain_head = _trunk(self.model) is not self.model
         tokens = torch.tensor([[0, 1, 2, 3]], device=self.device)
         expected = self.model(input_ids=tokens, use_cache=False).logits
-        found = self.head(self._states(tokens, torch.ones_like(tokens)))
-        return bool(torch.allclose(expected.float(), found.float(), rtol=1e-4, atol=1e-4))
+        computed = self.head(self._states(tokens, torch.ones_like(tokens)))
+        return bool(torch.allclose(expected.float(), computed.float(), rtol=1e-4, atol=1e-4))
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -105,7 +105,7 @@ def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[st
     """
     # Completion i is flat[ends[i] - lengths[i] : ends[i]].
     ends = np.cumsum(lengths, dtype=np.int64)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for s in stats:
         assert s.origin is not None, "they were told apart when the rollout batch was collated"
         trained = s.mask.numpy()
@@ -117,11 +117,11 @@ def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[st
         for name, rows in values.items():
             if rows is None:
                 continue
-            flat = found.setdefault(name, np.full(ends[-1], np.nan, np.float32))
+            flat = arrays.setdefault(name, np.full(ends[-1], np.nan, np.float32))
             # ``applied`` adds up over the updates; the others overwrite.
             before = np.nan_to_num(flat[places]) if name == "applied" else 0.0
             flat[places] = before + rows.numpy()[trained]
-    return found
+    return arrays
 
 
 def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str, float]:
@@ -212,14 +212,14 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
     # The whole completion first, under the plain name, then its quarters.
     quarters = {f"/quarter_{q + 1}": mask & (quarter == q) for q in range(4)}
     for name, where in {"": mask, **quarters}.items():
-        found = values[where].double()
+        predicted = values[where].double()
         due = returns[where].double()
         if len(due) > 1:
             spread = float(due.var(correction=0))
-            metrics[f"value/error{name}"] = float((due - found).square().mean().sqrt())
+            metrics[f"value/error{name}"] = float((due - predicted).square().mean().sqrt())
             if spread > 0:
                 metrics[f"value/explained_variance{name}"] = (
-                    1 - float((due - found).var(correction=0)) / spread
+                    1 - float((due - predicted).var(correction=0)) / spread
                 )
     return metrics
 
@@ -368,12 +368,12 @@ def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
 
     Near 1 two rewards measure the same and their weights add up; below 0 one is earned at the other's cost.
     """
-    found = {}
+    correlations = {}
     for (a, x), (b, y) in combinations(sorted(components.items()), 2):
         known = ~(np.isnan(x) | np.isnan(y))
         if known.any() and np.ptp(x[known]) > 0 and np.ptp(y[known]) > 0:
-            found[f"reward/correlation/{a}/{b}"] = float(np.corrcoef(x[known], y[known])[0, 1])
-    return found
+            correlations[f"reward/correlation/{a}/{b}"] = float(np.corrcoef(x[known], y[known])[0, 1])
+    return correlations
 
 
 def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, float]:

@@ -34,10 +34,10 @@ class Framework:
 
     def convention(self, function: Callable[..., object], settings: Axes) -> AnyBound:
         """Return a function as the framework computes it; conventions override ``settings``."""
-        found = self.conventions.get(function, Bound(function))
+        choice = self.conventions.get(function, Bound(function))
         # A function that replaces another has settings of its own: the preset's do not apply to it.
-        kept = settings if found.function is function else {}
-        return Bound(found.function, {**kept, **found.settings})
+        kept = settings if choice.function is function else {}
+        return Bound(choice.function, {**kept, **choice.settings})
 
     def algorithm(self, name: str) -> Algorithm:
         """Return a preset as the framework computes it. Raises KeyError for one that was not read there."""

@@ -95,14 +95,14 @@ def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int,
     rows = np.full((len(praised), width), -1, np.int64)
     for row, tokens in zip(rows, praised, strict=True):
         row[: len(tokens)] = tokens
-    found = {}
+    counts = {}
     for i, (completion, total) in enumerate(zip(group.completions, sums, strict=True)):
         if total < 0:
             own = completion.tokens[:width]
             # Each row is true up to its first difference, so any(0) is the longest common prefix.
             same = np.logical_and.accumulate(rows[:, : len(own)] == own, axis=1)
-            found[i] = int(same.any(0).sum())
-    return found
+            counts[i] = int(same.any(0).sum())
+    return counts
 
 
 def mixes_scripts(text: str) -> bool:

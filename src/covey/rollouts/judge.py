@@ -66,7 +66,7 @@ def with_running_means(
     decay = settings["decay"]
     by = settings["by"]
     now = dict(means)
-    found = []
+    with_means = []
     for group in groups:
         if by is not None and by not in group.problem.columns:
             raise DataError(
@@ -77,5 +77,5 @@ def with_running_means(
         role = "" if by is None else str(group.problem.columns[by])
         before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
         baselines = replace(group.baselines, running_mean=before.numpy())
-        found.append(replace(group, baselines=baselines))
-    return found, now
+        with_means.append(replace(group, baselines=baselines))
+    return with_means, now

@@ -129,11 +129,11 @@ def stored_or_sampled(
     for number, (ticket, request) in enumerate(zip(tickets, requests, strict=True)):
         missing = []
         for sample in range(len(request.streams)):
-            found = store.find(ticket, request, sample, params)
-            if found is None:
+            stored = store.find(ticket, request, sample, params)
+            if stored is None:
                 missing.append(sample)
             else:
-                yield Sampled(number, sample, found)
+                yield Sampled(number, sample, stored)
         if missing:
             left.append((number, missing))
     asked = [replace(requests[n], streams=[requests[n].streams[s] for s in missing]) for n, missing in left]

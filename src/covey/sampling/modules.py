@@ -136,9 +136,9 @@ def _trial(policy: Policy) -> Tensor:
     logits = engine.admit(range(len(texts)))
     # Prefill (3 texts), then a step after the first was evicted (2), then one more (2): 7 comparisons.
     for ended in ([0], [], None):
-        for found, text in zip(logits, texts, strict=True):
+        for together, text in zip(logits, texts, strict=True):
             alone = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]
-            errors.append((found - alone).float().square().mean().sqrt() / alone.float().std())
+            errors.append((together - alone).float().square().mean().sqrt() / alone.float().std())
         if ended is not None:
             compaction = Compaction.after(ended, len(texts))
             engine.evict(compaction)

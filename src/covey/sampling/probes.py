@@ -89,9 +89,9 @@ def alters_draws(
     counts = np.zeros_like(probabilities)
     for i, prompt in enumerate(prompts):
         streams = [stream("frequencies", i, n) for n in range(DRAWS)]
-        found = ask(Request(prompt, streams), SamplingParams(1, temperature))
+        drawn = ask(Request(prompt, streams), SamplingParams(1, temperature))
         # add.at, because ``counts[i][ids] += 1`` would count a repeated id once.
-        np.add.at(counts[i], [one.tokens[0] for one in found], 1.0)
+        np.add.at(counts[i], [one.tokens[0] for one in drawn], 1.0)
     chance = p_value(probabilities, counts)
     if chance >= LEAST_P_VALUE:
         return ""
@@ -163,14 +163,14 @@ def p_value(probabilities: np.ndarray, counts: np.ndarray) -> float:
     pairs = list(zip(probabilities, counts, strict=True))
     # Chi-squares of independent prompts add up, and so do their degrees of freedom and Poisson numbers.
     statistic, freedom, expected, seen = torch.tensor([_by_token(*pair) for pair in pairs]).double().sum(0)
-    found = [
+    p_values = [
         # The regularized upper gamma function is the tail of chi-square, and the CDF of a Poisson number.
         torch.special.gammaincc(freedom / 2, statistic / 2) if freedom else 1.0,
         torch.special.gammaincc(seen + 1, expected),  # of a Poisson number: so few
         torch.special.gammainc(seen, expected) if seen else 1.0,  # or so many
         _by_logprob(pairs),
     ]
-    return min(map(float, found))
+    return min(map(float, p_values))
 
 
 def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, float]:

@@ -72,10 +72,10 @@ def evaluate_again(run: Run) -> Evaluation | None:
     train = run.loaded.config.train
     if train.stop_at is None or run.state.step >= train.steps or not run.spare_problems:
         return None
-    found = run.evaluate_on(run.spare_problems)
-    values = {name: estimate.value for name, estimate in found.summary().items()}
+    evaluation = run.evaluate_on(run.spare_problems)
+    values = {name: estimate.value for name, estimate in evaluation.summary().items()}
     run.journal.event(run.state.step, "measured again", problems=len(run.spare_problems), **values)
-    return found
+    return evaluation
 
 
 def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
@@ -84,8 +84,8 @@ def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluatio
         why = "Every gradient was 0; check the settings of `loss`"
         if run.loaded.config.method == "rl":
             metrics = run.journal.folder.read("metrics.jsonl")
-            found = no_signal(metrics, settings_of(run.loaded), run.findings())
-            why = f"No group had a nonzero advantage: {found}"
+            cause = no_signal(metrics, settings_of(run.loaded), run.findings())
+            why = f"No group had a nonzero advantage: {cause}"
         raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
     best = on_rank_zero(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
     # The model to write is an earlier one, and so is its evaluation.

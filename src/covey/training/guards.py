@@ -78,10 +78,10 @@ def judge_step(
     # NaN, where no KL was measured, exceeds nothing.
     level = kl_level(kl, limits)
     actions += _on_kl(step, kl, level, memory.kl_level, limits, cause)
-    lost_values, found = _on_values(
+    lost_values, value_actions = _on_values(
         step, metrics.get("value/explained_variance", math.nan), memory.lost_values
     )
-    actions += found
+    actions += value_actions
     entropy = metrics["entropy/sampled"]
     if entropy < limits.entropy_floor:
         actions.append(

@@ -40,12 +40,12 @@ def _of_groups(run: Run) -> dict[str, float]:
     algorithm = run.loaded.algorithm
     rollout = next(run.rollouts(config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})))
     groups = rollout.all_groups
-    found = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged), **rollout.metrics}
+    metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged), **rollout.metrics}
     if config.rollout.group_size == 1:
-        return {**found, "loss": 0.0}  # a completion without siblings has no advantage
+        return {**metrics, "loss": 0.0}  # a completion without siblings has no advantage
     batch = prepare(run, groups, OldLogprobs.RECOMPUTED)
     sampling = config.rollout
     now = run.state.coefficients
     objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, now)
     seen = run.learner.measure(batch, objective)
-    return {**found, **token_metrics(seen, algorithm), "loss": sum(float(stats.loss) for stats in seen)}
+    return {**metrics, **token_metrics(seen, algorithm), "loss": sum(float(stats.loss) for stats in seen)}

@@ -113,10 +113,10 @@ def _note_off_centre(
     """Warn once in a run if the advantages of a user's own estimator do not sum to zero in a group."""
     # Then later terms move the sum, and the estimator is not to blame.
     later = algorithm.whiten is not None or (algorithm.kl is not None and algorithm.kl.place == "reward")
-    found = off_centre(batch, groups) if algorithm.advantage.own and not later else None
-    if found is None or journal.has_event(OFF_CENTRE):
+    uncentred = off_centre(batch, groups) if algorithm.advantage.own and not later else None
+    if uncentred is None or journal.has_event(OFF_CENTRE):
         return
-    group, total = found
+    group, total = uncentred
     journal.say(
         f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 (problem "
         f"{group.problem.id}: {total:.3g}). Without a baseline every completion of a group is reinforced. "
@@ -154,12 +154,12 @@ LOW_ENTROPY = 0.05
 
 def unhealthy_facts(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the style of each fact that is not healthy."""
-    found = {
+    facts = {
         fact: "red" if metrics[name] > bad else "yellow"
         for fact, (name, poor, bad) in UNHEALTHY.items()
         if metrics[name] > poor
     }
-    return found | ({"entropy": "yellow"} if metrics["entropy/sampled"] < LOW_ENTROPY else {})
+    return facts | ({"entropy": "yellow"} if metrics["entropy/sampled"] < LOW_ENTROPY else {})
 
 
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:

@@ -56,12 +56,12 @@ def misattributed_groups(
             tokens[number] += own.sum()
     mean = differences / np.maximum(tokens, 1)
     servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
-    found = [
+    misattributed = [
         MisattributedGroup(group.problem.id, tuple(own), float(nats))
         for group, own, nats in zip(groups, servers, mean, strict=True)
         if nats > REPORTED_ABOVE
     ]
-    return sorted(found, key=lambda group: -group.nats)
+    return sorted(misattributed, key=lambda group: -group.nats)
 
 
 def report_misattributed(journal: Journal, step: int, cases: Sequence[MisattributedGroup]) -> None:

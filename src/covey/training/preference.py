@@ -132,13 +132,13 @@ class PreferenceObjective:
             }
         chosen = reward[0::2]
         rejected = reward[1::2]
-        found = {
+        sums = {
             "preference/margin": chosen - rejected,
             "preference/accuracy": (chosen > rejected).float(),
             "preference/chosen": chosen,
             "preference/rejected": rejected,
         }
-        return {name: float(values.sum()) / count for name, values in found.items()}
+        return {name: float(values.sum()) / count for name, values in sums.items()}
 
 
 def with_prompt_trained(example: Prompted) -> Prompted:

@@ -75,13 +75,13 @@ class RewardObjective:
         count = micro.totals.prompts
         losses = self.of_pairs(PreferenceData(chosen_scores=chosen, rejected_scores=rejected))
         assert isinstance(losses, Tensor)
-        found = {
+        metrics = {
             "reward_model/accuracy": (chosen > rejected).float(),
             "reward_model/margin": chosen - rejected,
             "reward_model/chosen": chosen,
             "reward_model/rejected": rejected,
         }
-        return self._seen(losses.sum() / count, found, count)
+        return self._seen(losses.sum() / count, metrics, count)
 
     def _judged(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Shares]:
         good = labels > 0

@@ -77,8 +77,8 @@ def library() -> ctypes.CDLL | None:
     given = os.environ.get(OFF, "")
     if given.startswith("/"):
         return _permitted(ctypes.CDLL(given))
-    found = tested_kernels() if given != "0" else None
-    return None if found is None else found.operations
+    tested = tested_kernels() if given != "0" else None
+    return None if tested is None else tested.operations
 
 
 @cache
@@ -150,11 +150,11 @@ def _ways() -> list[list[str]]:
 
 def compilers() -> list[str]:
     """The compilers on this machine, each once: `cc` is usually a link to another one."""
-    found = dict[str, str]()
+    names = dict[str, str]()
     for name in (os.environ.get("CC", ""), *COMPILERS):
         if place := shutil.which(name):
-            found.setdefault(os.path.realpath(place), name)
-    return list(found.values())
+            names.setdefault(os.path.realpath(place), name)
+    return list(names.values())
 
 
 def no_compiler() -> str:

@@ -76,8 +76,8 @@ def _kinds_of_torch(numbers: Numbers) -> Sequence[str]:
 
 def same_bits(numbers: Numbers) -> bool:
     """Whether sampling and training compute a token's result to the same bits."""
-    found = tested_kernels()
-    return found is None or not found.trial.differs[key_of(numbers)]
+    tested = tested_kernels()
+    return tested is None or not tested.trial.differs[key_of(numbers)]
 
 
 def forward_kind(rows: int) -> str:
@@ -101,8 +101,8 @@ def rounding_pays() -> bool:
 
 def rounding_is_faster() -> bool:
     """Whether rounding was measured to be much faster on this machine."""
-    found = tested_kernels()
-    return found is not None and found.trial.rounding_gain > MUCH_FASTER
+    tested = tested_kernels()
+    return tested is not None and tested.trial.rounding_gain > MUCH_FASTER
 
 
 def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:

@@ -26,8 +26,8 @@ def first_incorrect(
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
         parts = (_embedding, _norms, _gates, _heads, _attention, _decoding, _logits, _scores)
         checks += [operations(call, numbers) for operations in parts]
-    found = (name for every in checks for name, got, expected in every if not _close(got, expected))
-    return next(found, None)
+    wrong = (name for every in checks for name, got, expected in every if not _close(got, expected))
+    return next(wrong, None)
 
 
 def _close(got: Tensor, expected: Tensor | float) -> bool:

@@ -65,12 +65,12 @@ def rewards_of(
     config = loaded.config
     forget()
     try:
-        found = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
+        rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:
         said = str(error)
         # Only rewards of the config itself have a line there; a task brings its own.
         raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None
-    if config.method == "rl" and not any(r.weight for r in found):
+    if config.method == "rl" and not any(r.weight for r in rewards):
         said = "rewards: every weight is 0, so no completion is better than another; give one a weight"
         raise ConfigError(loaded.placed(said))
-    return found
+    return rewards

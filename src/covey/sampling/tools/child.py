@@ -75,15 +75,15 @@ def _seed(seed: int) -> None:
 
 def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
     """Return its public attributes that are JSON, and as `reward` the result of `get_reward`, if any."""
-    found = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
+    state = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
     ask = getattr(environment, "get_reward", None)
     if ask is not None:
-        found["reward"] = _awaited(ask(), loop)
+        state["reward"] = _awaited(ask(), loop)
     # Also an attribute ``reward`` that is a float: JSON refuses NaN, and it would be dropped without a word.
-    if ask is not None or isinstance(found.get("reward"), float):
-        _check_reward(found["reward"], "its attribute reward is" if ask is None else "it returned")
+    if ask is not None or isinstance(state.get("reward"), float):
+        _check_reward(state["reward"], "its attribute reward is" if ask is None else "it returned")
     plain = {}
-    for name, value in found.items():
+    for name, value in state.items():
         try:
             plain[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
         except (TypeError, ValueError, RecursionError):

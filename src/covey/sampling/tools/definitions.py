@@ -81,12 +81,12 @@ class Tool:
             raise Misfit(f"{name} {which}; it takes {', '.join(known) or 'nothing'}")
         # Of an argument that may be left out, null says just that where null is what it then is.
         left_out = {n: None for n, v in given.items() if v is None and known[n].default is None}
-        found: object = {n: v for n, v in given.items() if n not in left_out}
+        arguments: object = {n: v for n, v in given.items() if n not in left_out}
         own: Mapping[str, Any] = self.schema
         for schema in (told, own["function"]["parameters"]):
-            found = fitting(found, schema, name)
-        assert isinstance(found, dict)
-        return {**found, **left_out}
+            arguments = fitting(arguments, schema, name)
+        assert isinstance(arguments, dict)
+        return {**arguments, **left_out}
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def written_call(
         start = _shared(before, whole)
         turn = np.array(_turn(policy, before, whole))
         prompt = np.array(whole[:start])
-        found = turn_reader(policy, schemas)(turn, prompt, None)
-        right = [(c.name, dict(c.arguments), c.wrong) for c in found] == [(*call[:2], "")]
+        calls = turn_reader(policy, schemas)(turn, prompt, None)
+        right = [(c.name, dict(c.arguments), c.wrong) for c in calls] == [(*call[:2], "")]
         return WrittenCall(call.name, text, right)
     return WrittenCall(call.name, "", right=False)
 
