@@ -167,40 +167,42 @@ def math_answer(
     return replace(score, metrics={"second_disagrees": float(other.value != (score.value == 1.0))})
 
 
-def _judged(reference: str, found: str | None, policies: tuple[Percent, Ratio, Reading]) -> Score:
+def _judged(reference: str, answer: str | None, policies: tuple[Percent, Ratio, Reading]) -> Score:
     """Return the score of an extracted answer, from the cheapest comparison to the dearest."""
-    if found is None:
+    if answer is None:
         return Score(0.0, "no_answer")
     if (
-        found.isascii()
-        and found.isdigit()
+        answer.isascii()
+        and answer.isdigit()
         and reference.isascii()
         and reference.isdigit()
-        and len(found) <= 400
+        and len(answer) <= 400
     ):
         # The most common case, without a parser: both are plain digits.
-        return Score(float(int(found) == int(reference)), extracted=found)
+        return Score(float(int(answer) == int(reference)), extracted=answer)
     ours = _read_reference(reference)
     if isinstance(ours, str):
-        identical = ours.startswith(CANNOT_READ) and found.split() == reference.split()
-        return Score(1.0, extracted=found) if identical else Score(None, "bad_reference", found, detail=ours)
-    if GLUED.search(found) and not GLUED.search(reference):
-        return Score(0.0, "ambiguous", found, detail="x^23 is x^2 times 3 in print: write x^{23}")
+        identical = ours.startswith(CANNOT_READ) and answer.split() == reference.split()
+        return (
+            Score(1.0, extracted=answer) if identical else Score(None, "bad_reference", answer, detail=ours)
+        )
+    if GLUED.search(answer) and not GLUED.search(reference):
+        return Score(0.0, "ambiguous", answer, detail="x^23 is x^2 times 3 in print: write x^{23}")
     try:
-        theirs = read(found)
+        theirs = read(answer)
     except TooLarge as error:
-        return Score(0.0, "too_large", found[:200], detail=str(error))
+        return Score(0.0, "too_large", answer[:200], detail=str(error))
     except Unreadable as error:
-        status: Status = "ambiguous" if _hedged(found) else "unparsable"
-        return Score(0.0, status, found, detail=f"the answer cannot be read: {error}")
+        status: Status = "ambiguous" if _hedged(answer) else "unparsable"
+        return Score(0.0, status, answer, detail=f"the answer cannot be read: {error}")
     comparison = Comparison(percent=policies[0], ratio=policies[1])
     # True or False by structure and exact numbers; None: only algebra can tell.
     equal = comparison.compare(ours, theirs)
     if equal is None:
-        score = _by_algebra(reference, found, policies)
+        score = _by_algebra(reference, answer, policies)
     else:
-        score = Score(float(equal), extracted=found, detail="" if equal else comparison.reason)
-    if score.value == 0.0 and score.status == "ok" and (_several(ours, theirs) or _hedged(found)):
+        score = Score(float(equal), extracted=answer, detail="" if equal else comparison.reason)
+    if score.value == 0.0 and score.status == "ok" and (_several(ours, theirs) or _hedged(answer)):
         return replace(score, status="ambiguous")
     return score
 
@@ -210,29 +212,29 @@ def _several(reference: Node, answer: Node) -> bool:
     return answer.kind in ("list", "set") and reference.kind not in ("list", "set", "tuple", "union")
 
 
-def _hedged(found: str) -> bool:
+def _hedged(answer: str) -> bool:
     """Return whether an answer takes a value back."""
-    return any(word in HEDGES for word in re.findall(r"[^\W\d_]+", found.casefold()))
+    return any(word in HEDGES for word in re.findall(r"[^\W\d_]+", answer.casefold()))
 
 
-def _ask(function: str, reference: str, found: str, *more: str) -> Outcome:
+def _ask(function: str, reference: str, answer: str, *more: str) -> Outcome:
     """Return the result of a function of ``symbolic`` for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
-    question = (function, reference, found, *more)
+    question = (function, reference, answer, *more)
     return ASKED.get(
         question,
-        lambda: server.call(f"{SYMBOLIC}:{function}", reference, found, *more, limits=SYMBOLIC_LIMITS),
+        lambda: server.call(f"{SYMBOLIC}:{function}", reference, answer, *more, limits=SYMBOLIC_LIMITS),
     )
 
 
-def _by_algebra(reference: str, found: str, policies: Sequence[str]) -> Score:
+def _by_algebra(reference: str, answer: str, policies: Sequence[str]) -> Score:
     if not has_algebra():
-        return Score(None, "not_applicable", found, detail=NEEDS_ALGEBRA)
-    result = _ask("equal", reference, found, *policies)
+        return Score(None, "not_applicable", answer, detail=NEEDS_ALGEBRA)
+    result = _ask("equal", reference, answer, *policies)
     if result.kind != "ok":
-        return unfinished(result, found)
+        return unfinished(result, answer)
     equal, reason = result.value
-    return Score(float(equal), extracted=found, detail=reason)
+    return Score(float(equal), extracted=answer, detail=reason)
 
 
 def has_algebra() -> bool:

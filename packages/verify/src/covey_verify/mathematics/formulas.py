@@ -61,8 +61,8 @@ class Formulas(Measures):
                 minus ^= (self.take().text == "±") == (self.sign < 0)
             elif self.is_sign("+-"):
                 minus ^= self.take().text == "-"
-        found = self.term()
-        return negated(found) if minus else found
+        node = self.term()
+        return negated(node) if minus else node
 
     def term(self) -> Node:
         """Read a product, with the unit behind it."""
@@ -127,35 +127,35 @@ class Formulas(Measures):
         """Read a factor behind an operator, which may have a sign."""
         if self.is_sign("+-"):
             minus = self.take().text == "-"
-            found = self.factor()
-            return negative(found) if minus else found
+            node = self.factor()
+            return negative(node) if minus else node
         return self.factor()
 
     # ---- factors
 
     def factor(self) -> Node:
         """Read an atom with its powers, factorials, percent and degree signs."""
-        found = self.atom()
+        node = self.atom()
         for _ in range(MAX_LEVEL):
             if self.is_sign("^"):
                 self.take()
-                found = self._raised(found)
-            elif self.is_sign("!") and found.kind != "chain":
+                node = self._raised(node)
+            elif self.is_sign("!") and node.kind != "chain":
                 self.take()
                 double = self.taken("!")
-                found = Node("call", (found,), "double factorial" if double else "factorial")
+                node = Node("call", (node,), "double factorial" if double else "factorial")
             elif self.is_sign("°"):
                 self.take()
                 scale = self.peek()
                 if scale.kind in ("letters", "word") and scale.text in ("C", "F", "Celsius", "Fahrenheit"):
                     self.take()
-                    found = Node(
-                        "quantity", (found,), "celsius" if scale.text[0] == "C" else "fahrenheit", Fraction(1)
+                    node = Node(
+                        "quantity", (node,), "celsius" if scale.text[0] == "C" else "fahrenheit", Fraction(1)
                     )
                 else:
-                    found = Node("quantity", (self.minutes(found),), "degree", Fraction(1))
+                    node = Node("quantity", (self.minutes(node),), "degree", Fraction(1))
             else:
-                return found
+                return node
         raise TooLarge("nested too deeply")
 
     def _raised(self, base: Node) -> Node:
@@ -176,54 +176,54 @@ class Formulas(Measures):
         self.deeper()
         if self.is_sign("+-"):
             minus = self.take().text == "-"
-            found = self.script()
+            node = self.script()
             self.level -= 1
-            return negative(found) if minus else found
+            return negative(node) if minus else node
         braced = self.is_sign("{")
         if self.peek().kind == "letters" and self.peek().text not in ("pi", *PLAIN):
-            found = name(self.first().text)
+            node = name(self.first().text)
         elif self.peek().kind in ("number", "letters", "command", "word") or self.is_sign("{(π∞"):
-            found = self.atom()
+            node = self.atom()
         else:
             raise Unreadable(f"no exponent before {shown(self.peek())}")
         if not braced and self.taken("^"):
-            found = Node("power", (found, self.script()))
+            node = Node("power", (node, self.script()))
         self.level -= 1
-        return found
+        return node
 
     def argument(self) -> Node:
         """Read an argument of a TeX command: a group, one digit, one letter or one command."""
         self.deeper()
         token = self.peek()
         if token.kind == "number":
-            found = number(int(self.first().text))
+            node = number(int(self.first().text))
         elif token.kind == "letters":
-            found = name(self.first().text)
+            node = name(self.first().text)
         elif token.kind in ("command", "word") or self.is_sign("{π∞"):
-            found = self.atom()
+            node = self.atom()
         else:
             raise Unreadable(f"no argument before {shown(token)}")
         self.level -= 1
-        return found
+        return node
 
     def atom(self) -> Node:
         """Read the smallest complete part."""
         self.deeper()
         token = self.peek()
         if token.kind == "number":
-            found = self._number()
+            node = self._number()
         elif token.kind == "letters":
-            found = self._letters()
+            node = self._letters()
         elif token.kind == "word":
-            found = self._word()
+            node = self._word()
         elif token.kind == "command":
-            found = self.command()
+            node = self.command()
         elif token.kind == "begin":
-            found = self.environment()
+            node = self.environment()
         else:
-            found = self._signs()
+            node = self._signs()
         self.level -= 1
-        return found
+        return node
 
     def _signs(self) -> Node:
         token = self.take()
@@ -249,9 +249,9 @@ class Formulas(Measures):
 
     def _number(self) -> Node:
         token = self.take()
-        found = number(value_of(token.text), re.sub(r"\(.*|[eE].*", "", token.text))
+        node = number(value_of(token.text), re.sub(r"\(.*|[eE].*", "", token.text))
         if "(" in token.text or "e" in token.text.casefold():
-            found = number(value_of(token.text))
+            node = number(value_of(token.text))
         period = re.search(r"\.\d*?(\d+?)\1{2,}$", token.text) if self.is_sign("…") else None
         if period:  # 0.333...
             self.take()
@@ -262,8 +262,8 @@ class Formulas(Measures):
             base = self.index()
             if not base.isdigit() or not 1 < int(base) <= 36:
                 raise Unreadable(f"a number with the index {base}")
-            return found if base == "10" else Node("based", text=token.text, value=Fraction(int(base)))
-        return self._mixed(found) if token.text.isdigit() else found
+            return node if base == "10" else Node("based", text=token.text, value=Fraction(int(base)))
+        return self._mixed(node) if token.text.isdigit() else node
 
     def _mixed(self, whole: Node) -> Node:
         r"""Read the fraction of a mixed number, 2 1/2 or 2\frac12."""

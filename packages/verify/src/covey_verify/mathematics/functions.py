@@ -171,9 +171,9 @@ class Functions(Cursor):
         variable = self.factor()
         if self.take().text not in (("to", "rightarrow") if kind == "lim" else ("=",)):
             raise Unreadable(f"\\{kind} without a variable and its bounds")
-        found = Node("chain", (variable, self.sum()))
+        node = Node("chain", (variable, self.sum()))
         self.expect("}")
-        return found
+        return node
 
     def _integral(self, low: Node | None, high: Node | None) -> Node:
         r"""Read an integrand up to its differential, which may be glued to it: `\int xdx`."""
@@ -238,18 +238,18 @@ class Functions(Cursor):
         if self.is_sign("(["):
             inside = self.bracket(self.take().text)
             several = inside.kind == "tuple" and (len(inside.parts) > 1 or inside.text == "[]")
-            found = inside.parts if several else (inside,)
+            arguments = inside.parts if several else (inside,)
         elif title in SEVERAL:
             inside = self.atom()
-            found = inside.parts if inside.kind in ("set", "list") else (inside,)
+            arguments = inside.parts if inside.kind in ("set", "list") else (inside,)
         else:
-            found = (self._open_argument(title),)
-        if not found:
+            arguments = (self._open_argument(title),)
+        if not arguments:
             raise Unreadable(f"\\{title} of nothing")
-        if len(found) > 1 and title not in SEVERAL:
+        if len(arguments) > 1 and title not in SEVERAL:
             raise Unreadable(f"\\{title} of several arguments")
         self.level -= 1
-        return tuple(in_radians(f) if title in CIRCULAR else f for f in found)
+        return tuple(in_radians(f) if title in CIRCULAR else f for f in arguments)
 
     def _open_argument(self, title: str) -> Node:
         """Read an argument without parentheses."""
@@ -257,7 +257,7 @@ class Functions(Cursor):
             return self.factor()
         minus = self.is_sign("+-") and self.take().text == "-"
         if self.peek().kind == "command" and self.peek().text in FUNCTIONS:
-            found = self.factor()
+            node = self.factor()
         else:
             factors: list[Node] = []
             while self.starts_factor() and not self._argument_ends(factors):
@@ -273,8 +273,8 @@ class Functions(Cursor):
             if angle and self.is_sign("/") and self.peek(1).kind == "number":
                 self.take()
                 factors.append(Node("inverse", (self.atom(),)))
-            found = combined("product", factors)
-        return negative(found) if minus else found
+            node = combined("product", factors)
+        return negative(node) if minus else node
 
     def _argument_ends(self, factors: Sequence[Node]) -> bool:
         """Return whether the next token ends an argument with these factors."""

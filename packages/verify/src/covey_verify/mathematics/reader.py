@@ -56,10 +56,10 @@ def read(text: str) -> Node:
     """
     if too_large(text):
         raise TooLarge("longer, deeper or with longer numbers than any answer")
-    found = tokens(text)
-    if not found:
+    sequence = tokens(text)
+    if not sequence:
         raise Unreadable("there is nothing")
-    node = _code("".join(t.text for t in found)) or Reader(found).whole()
+    node = _code("".join(t.text for t in sequence)) or Reader(sequence).whole()
     money = currency(text)
     if money and node.kind not in (*STRUCTURES, "quantity"):
         node = Node("quantity", (node,), money, Fraction(1))
@@ -94,12 +94,12 @@ class Reader(Formulas):
     def elements(self, allowed: Sequence[str]) -> Node:
         """Read a list: one element, or several with separators between."""
         self.deeper()
-        found: list[Node] = []
+        parts: list[Node] = []
         words: set[str] = set()
-        while not self._closes() or (not found and self.is_sign("]")):
+        while not self._closes() or (not parts and self.is_sign("]")):
             element = self.element()
             # \pm 1, \pm 2 are four values; a list in a list is flat.
-            found += element.parts if element.kind == "list" and not element.text else [element]
+            parts += element.parts if element.kind == "list" and not element.text else [element]
             if self.peek().kind not in ("separator", "row"):
                 break
             while self.peek().kind in ("separator", "row"):
@@ -108,11 +108,11 @@ class Reader(Formulas):
                     raise Unreadable(f"{word!r} inside brackets")
                 words |= {word} & {"and", "or"}
         self.level -= 1
-        if not found:
+        if not parts:
             raise Unreadable("there is nothing")
         if len(words) > 1:
             raise Unreadable("both 'and' and 'or'")
-        node = found[0] if len(found) == 1 and not words else Node("list", tuple(found), "".join(words))
+        node = parts[0] if len(parts) == 1 and not words else Node("list", tuple(parts), "".join(words))
         if self.peek().kind == "command" and self.peek().text in ("choose", "over"):
             choose = self.take().text == "choose"
             below = self.elements(allowed=())
@@ -127,10 +127,10 @@ class Reader(Formulas):
 
     def element(self) -> Node:
         """Read what stands between separators."""
-        found = self.statement()
+        node = self.statement()
         if self.peek().kind == "word":
             raise Unreadable(f"{self.peek().text!r} behind the answer")
-        return found
+        return node
 
     def _words(self) -> Node | None:
         """Read a side that has only words; None if it is a formula."""
@@ -139,10 +139,10 @@ class Reader(Formulas):
             count += 1
         after = self.peek(count)
         ends = after.kind in ("end of text", "separator", "row") or after.text in (*RELATIONS, *"})]&", r"\}")
-        found = _text([self.peek(k) for k in range(count)]) if count and ends else None
-        if found is not None:
+        node = _text([self.peek(k) for k in range(count)]) if count and ends else None
+        if node is not None:
             self.left = self.left[: len(self.left) - count]
-        return found
+        return node
 
     def statement(self) -> Node:
         """Read a chain of relations, or one side alone."""
@@ -153,9 +153,9 @@ class Reader(Formulas):
             sides.append(self._words() or self.side())
         if self.peek() == Token("command", "notin", self.peek().gap):
             raise Unreadable("what is not in a set")
-        found = sides[0] if not marks else Node("chain", tuple(sides), marks=tuple(marks))
+        node = sides[0] if not marks else Node("chain", tuple(sides), marks=tuple(marks))
         modulus = self._modulus()
-        return found if modulus is None else Node("modulo", (sides[-1], modulus))
+        return node if modulus is None else Node("modulo", (sides[-1], modulus))
 
     def _named_function(self) -> Node | None:
         """Read f(x), or the name of a probability, if it is all that stands before `=`."""
@@ -188,36 +188,36 @@ class Reader(Formulas):
         ):
             self.take()
             self.take()
-            found = self.sum()
+            node = self.sum()
             self.expect(")")
-            return found
+            return node
         return None
 
     def side(self) -> Node:
         """Read one side of a relation, with both values of a ±."""
         start, outer = list(self.left), self.sign
         doubled, self.doubled = self.doubled, False
-        found = self.union()
+        node = self.union()
         if self.doubled and self.level <= self.outermost + 2:
             kept = self.left
             self.left, self.sign = start, -outer
             other = self.union()
             self.left, self.sign = kept, outer
-            found = Node("list", (found, other))
+            node = Node("list", (node, other))
         self.doubled |= doubled
-        return found
+        return node
 
     def union(self) -> Node:
         """Read sets that are joined."""
-        found = self.ratio()
+        node = self.ratio()
         kinds = {"∪": "union", "∩": "intersection", "∖": "difference", "-": "difference"}
         while self.peek().kind == "sign" and self.peek().text in kinds:
             kind = kinds[self.take().text]
-            parts = found.parts if found.kind == kind != "difference" else (found,)
-            if found.kind in kinds.values() and found.kind != kind:
+            parts = node.parts if node.kind == kind != "difference" else (node,)
+            if node.kind in kinds.values() and node.kind != kind:
                 raise Unreadable("different operations on sets without parentheses")
-            found = Node(kind, (*parts, self.ratio()))
-        return found
+            node = Node(kind, (*parts, self.ratio()))
+        return node
 
     def ratio(self) -> Node:
         """Read a ratio, or one term."""
@@ -232,25 +232,25 @@ class Reader(Formulas):
     def group(self) -> Node:
         """Read what is in TeX's braces."""
         until, self.until = self.until, frozenset()
-        found = self.elements(allowed=(",", ";", "and", "or"))
+        node = self.elements(allowed=(",", ";", "and", "or"))
         self.until = until
         self.expect("}")
-        return as_product(found)
+        return as_product(node)
 
     def bracket(self, opening: str) -> Node:
         """Read a group, a tuple or an interval, up to its closing bracket."""
         until, self.until = self.until, frozenset()
         bars, self.bars = self.bars, 0
-        found = self.elements(allowed=(",", ";", "and"))
+        node = self.elements(allowed=(",", ";", "and"))
         self.until, self.bars = until, bars
         closing = self.take().text
         if closing not in ((")", "]", "[") if opening != "⟨" else ("⟩",)):
             raise Unreadable(f"{opening} is not closed")
-        if found.kind != "list":
-            if (opening, closing) == ("(", ")") or found.kind == "matrix":
-                return as_product(found)
-            return Node("tuple", (found,), opening + closing)
-        return Node("tuple", found.parts, ("[" if opening == "[" else "(") + ("]" if closing == "]" else ")"))
+        if node.kind != "list":
+            if (opening, closing) == ("(", ")") or node.kind == "matrix":
+                return as_product(node)
+            return Node("tuple", (node,), opening + closing)
+        return Node("tuple", node.parts, ("[" if opening == "[" else "(") + ("]" if closing == "]" else ")"))
 
     def braces(self) -> Node:
         r"""Read a set: its elements, or its builder, or the system behind `\left\{`."""
@@ -262,20 +262,20 @@ class Reader(Formulas):
             return system
         until, self.until = self.until, frozenset({"|", ":", "∣"})
         doubled, outermost, self.outermost = self.doubled, self.outermost, self.level
-        found = self.elements(allowed=(",", ";", "and"))
+        node = self.elements(allowed=(",", ";", "and"))
         self.doubled, self.outermost = doubled, outermost
         if self.peek().text in ("|", ":", "∣"):
             self.take()
             self.until = frozenset()
             condition = self.elements(allowed=(",", ";", "and", "or"))
-            found = Node("builder", (found, condition))
-        elif found.kind == "list":
-            found = Node("set", found.parts)
+            node = Node("builder", (node, condition))
+        elif node.kind == "list":
+            node = Node("set", node.parts)
         else:
-            found = Node("set", (found,))
+            node = Node("set", (node,))
         self.until = until
         self.expect(r"\}")
-        return found
+        return node
 
     # ---- matrices and cases
 
@@ -319,10 +319,10 @@ class Reader(Formulas):
         """Read all tokens as one answer."""
         if len(self.left) == 1:
             return Node("opaque")
-        found = self.elements(allowed=(",", ";", "and", "or"))
+        node = self.elements(allowed=(",", ";", "and", "or"))
         if self.peek() != END:
             raise Unreadable(f"unexpected {shown(self.peek())}")
-        return found
+        return node
 
 
 def as_product(node: Node) -> Node:
