@@ -6,6 +6,7 @@ import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from covey.insight.evidence import RATE, errors_needed, noise
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.table import RULES, explain, gravest, no_signal
-from covey.insight.findings.view import WINDOW, RunView
+from covey.insight.findings.view import WINDOW, RunView, mean_of
 from covey.insight.verdict import change
 from covey.objective.diagnostics import standard_error
 from covey.objective.texts import answers_inside
@@ -181,6 +182,40 @@ def test_a_note_is_not_the_likely_reason() -> None:
     assert gravest([note, grave]) is grave
     assert gravest([note]) is note
     assert gravest([]) is None
+
+
+def solved(generator: np.random.Generator, known: float) -> dict[str, Any]:
+    """The record of a step of a model that adds two numbers modulo 7 at a rate of ``known``, or guesses."""
+    groups = []
+    right = []
+    for n in range(32):
+        first, *others = generator.integers(0, 7, 5).tolist()
+        plain = group([0] * 8)
+        written = []
+        for completion in plain.completions:
+            total, said = first, ""
+            for term in others:
+                after = (total + term) % 7 if generator.random() < known else int(generator.integers(7))
+                said += f"{total}+{term}={after} "
+                total = after
+            written.append(replace(completion, text=f"{said} The answer: {total}"))
+            right.append(total == (first + sum(others)) % 7)
+        columns = {"answer": str((first + sum(others)) % 7)}
+        groups.append(replace(plain, completions=tuple(written), problem=Problem(str(n), "", columns)))
+    return {"accuracy": float(np.mean(right)), "groups/count": 32.0, **answers_inside(groups)}
+
+
+@pytest.mark.parametrize("known", [0.6, 0.8])
+def test_a_model_that_solves_a_part_is_not_at_chance_where_texts_have_nearly_every_answer(
+    known: float,
+) -> None:
+    """Worked sums of digits modulo 7 contain three of four answers by chance: the demo's task."""
+    (chance,) = (rule for rule in RULES if rule.name == "answers_by_chance")
+    generator = np.random.default_rng(0)
+    records = [solved(generator, known) for _ in range(10)]
+    assert mean_of(records, "accuracy") > 0.2
+    assert mean_of(records, "text/reference_elsewhere") > 0.6
+    assert not chance.predicate(RunView(records, (), unknown))
 
 
 def test_the_answer_that_stands_in_a_text_is_counted_whatever_the_verdict_reads() -> None:

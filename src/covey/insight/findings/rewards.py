@@ -123,11 +123,14 @@ def answers_are_written_but_not_read(run: RunView) -> str | None:
 
 def answers_are_no_better_than_chance(run: RunView) -> str | None:
     """The texts contain the problem's own answer less than half as often again as the answer to another
-    problem, beyond chance, and accuracy has not risen by five points.
+    problem, and less than a tenth of the texts without the other have their own, beyond chance, and accuracy
+    has not risen by five points.
     """
-    # own and other: fractions of texts that contain their own, or another problem's, answer.
+    # own and other: fractions of texts that contain their own, or another problem's, answer. Texts that work
+    # with few numbers have most of them (a digit of seven in three of four), so that even a model that knows
+    # every answer has its own less than half as often again. What it knows shows in the rest, 1 - other.
     (own, doubt), (other, more) = (run.whole(f"text/reference{suffix}") for suffix in ("", "_elsewhere"))
-    close = own - other + math.hypot(doubt, more) < 0.5 * other
+    close = own - other + math.hypot(doubt, more) < min(0.5 * other, 0.1 * (1 - other))
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None
     said = f"{percent(own)} of the completions contain the correct answer, {percent(other)} another problem's"
