@@ -528,6 +528,58 @@ def test_trainers_of_given_rows(tmp_path: Path, trainer: Any, config: Any, rows:
     assert logs[-1]["train_loss"] == output.training_loss
 
 
+@pytest.mark.parametrize(
+    ("trainer", "config", "rows", "order"),
+    [
+        (SFTTrainer, SFTConfig, TEXTS, "text"),
+        (DPOTrainer, DPOConfig, PAIRS, "chosen rejected"),
+        (KTOTrainer, KTOConfig, JUDGED, "completion"),
+        (RewardTrainer, RewardConfig, PAIRS, "chosen rejected"),
+    ],
+)
+def test_a_users_metrics_are_computed_from_predictions_in_the_order_of_trl(
+    tmp_path: Path, trainer: Any, config: Any, rows: Any, order: str
+) -> None:
+    """Of each evaluated batch first all chosen answers, then all rejected ones."""
+    from transformers import Qwen2ForSequenceClassification
+
+    given = live()
+    words = given["tokenizer"]
+    model = given["model"]
+    if trainer is RewardTrainer:
+        model.config.num_labels = 1
+        model.config.pad_token_id = words.pad_token_id or 0
+        model = Qwen2ForSequenceClassification(model.config)
+    seen = []
+
+    def length(found: Any) -> dict[str, float]:
+        seen.append(found)
+        return {"rows/count": float(len(found.predictions))}
+
+    made = trainer(
+        model, args=quick(config, tmp_path, eval_strategy="steps", eval_steps=1, max_steps=1,
+        per_device_eval_batch_size=2), processing_class=words, train_dataset=rows, eval_dataset=rows[:3],
+        compute_metrics=length,
+    )  # fmt: skip
+    made.train()
+    columns = order.split()
+    assert made.state.log_history[-2]["eval_rows/count"] == 3 * len(columns)
+    (found,) = seen
+    if trainer is RewardTrainer:
+        assert found.predictions.shape == (6, 1)
+        assert found.label_ids == ()
+        return
+    expected = [row[name] for batch in (rows[:2], rows[2:3]) for name in columns for row in batch]
+    read = [
+        words.decode([i for i in labels if i >= 0], skip_special_tokens=True) for labels in found.label_ids
+    ]
+    assert all(text.endswith(answer) for text, answer in zip(read, expected, strict=True)), read
+    assert found.predictions.shape[:2] == found.label_ids.shape
+    with pytest.raises(ValueError, match="batch_eval_metrics=True: compute_metrics is called once"):
+        trainer(model, args=quick(config, tmp_path, batch_eval_metrics=True), processing_class=words,
+                train_dataset=rows, compute_metrics=length)  # fmt: skip
+
+
 @pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
 def test_kto_takes_a_pair_as_two_judged_answers(tmp_path: Path, loss_type: str) -> None:
     pairs = [

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-from transformers import EvalPrediction, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from covey.trl import rows
 from covey.trl.configs import Arguments, DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from covey.trl.meanings import Refused
 from covey.trl.models import reward_model_of, writer
+from covey.trl.predictions import Labels, batch_by_batch, predictions, read_by
 from covey.trl.rows import Row, RowReader, covey_row, like, listed
 from covey.trl.settings import Schedule
 from covey.trl.trainer import BASES, Trainer, frozen_copy
@@ -29,12 +28,24 @@ class RowForm(NamedTuple):
     tokens_of: rows.Tokens
     prepared_by: str
     """A column that only prepared rows have; '' if reading a prepared row again changes nothing."""
+    labels_of: Labels | None = None
+    """Returns the labels that `compute_metrics` gets; None: the ids that the model reads."""
 
 
 class GivenTrainer(Trainer):
     """A trainer that learns from given rows: they are read, truncated to the config's length, kept as ids."""
 
     form: ClassVar[RowForm]
+
+    def __init__(self, model: Any, args: Any = None, *, compute_metrics: Any = None, **given: Any) -> None:
+        self.compute_metrics = compute_metrics
+        self._computed: Mapping[str, float] = {}
+        """What it returned last."""
+        super().__init__(model, args, **given)
+        if compute_metrics is not None and self.args.batch_eval_metrics:
+            raise Refused(
+                "batch_eval_metrics=True: compute_metrics is called once, with the predictions of all rows"
+            )
 
     def _load(self, model: Any, tokenizer: Any, given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         made, words = writer(
@@ -63,6 +74,21 @@ class GivenTrainer(Trainer):
     def _data(self, prepared: Sequence[Row]) -> list[Row]:
         return [covey_row(self.reader, row, self.form.tokens_of) for row in prepared]
 
+    def _measure(self, prepared: Sequence[Row]) -> dict[str, float]:
+        found = super()._measure(prepared)
+        if self.compute_metrics is None:
+            return found
+        size = self.args.per_device_eval_batch_size
+        ids_of = read_by(self.form.tokens_of)
+        read, labels = (batch_by_batch(prepared, of, size) for of in (ids_of, self.form.labels_of or ids_of))
+        self._computed = self.compute_metrics(predictions(self.model, read, labels))
+        return {**self._computed, **found}
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        # What a user's function returns keeps its names.
+        own = {name: metrics[name] for name in self._computed if name in metrics}
+        return {**own, **super()._named(metrics)}
+
 
 def _texts(given: Sequence[Row]) -> Iterator[str]:
     """Yield the texts of rows."""
@@ -80,19 +106,10 @@ class SFTTrainer(GivenTrainer):
 
     config = SFTConfig
     names = BASES
-    form = RowForm(rows.language_row, rows.cut_language, rows.language_tokens, "")
+    form = RowForm(rows.language_row, rows.cut_language, rows.language_tokens, "", rows.language_labels)
 
-    def __init__(
-        self,
-        model: Any,
-        args: Any = None,
-        *,
-        formatting_func: Any = None,
-        compute_metrics: Any = None,
-        **given: Any,
-    ) -> None:
+    def __init__(self, model: Any, args: Any = None, *, formatting_func: Any = None, **given: Any) -> None:
         self.formatting_func = formatting_func
-        self.compute_metrics = compute_metrics
         super().__init__(model, args, **given)
 
     def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
@@ -123,28 +140,6 @@ class SFTTrainer(GivenTrainer):
         packed = math.ceil(tokens / self.args.max_length)
         schedule = super()._schedule([{}] * packed)
         return replace(schedule, rows=max(1, round(schedule.rows * len(prepared) / packed)))
-
-    def _measure(self, prepared: Sequence[Row]) -> dict[str, float]:
-        found = super()._measure(prepared)
-        if self.compute_metrics is not None:
-            found |= self.compute_metrics(self._predictions(prepared))
-        return found
-
-    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        # What a user's function returns keeps its names.
-        own = {n: v for n, v in metrics.items() if "/" not in n} if self.compute_metrics is not None else {}
-        return {**own, **super()._named(metrics)}
-
-    @torch.no_grad()
-    def _predictions(self, prepared: Sequence[Row]) -> EvalPrediction:
-        """Return the logits (N, T, V) of rows, padded at the end, and their labels (N, T)."""
-        device = self.model.device
-        tokens = [torch.tensor([row["input_ids"]], device=device) for row in prepared]
-        of_rows = [self.model(input_ids=ids).logits[0].float().cpu() for ids in tokens]
-        logits = pad_sequence(of_rows, batch_first=True)
-        labels = [torch.tensor(row["labels"]) for row in prepared]
-        padded = pad_sequence(labels, batch_first=True, padding_value=rows.UNTRAINED)
-        return EvalPrediction(predictions=logits.numpy(), label_ids=padded.numpy())
 
 
 class DPOTrainer(GivenTrainer):
@@ -215,7 +210,7 @@ class RewardTrainer(GivenTrainer):
         "reward_model/accuracy": "accuracy",
         "reward_model/margin": "margin",
     }
-    form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids")
+    form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids", rows.no_labels)
 
     def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         made, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)

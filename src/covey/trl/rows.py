@@ -343,6 +343,16 @@ def language_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
     return ids[:first], {"completion": answer}
 
 
+def language_labels(row: Row) -> list[list[int]]:
+    """Return the labels of a row's one sequence."""
+    return [row["labels"]]
+
+
+def no_labels(_: Row) -> list[list[int]]:
+    """Return nothing: what a reward model says of a text has no labels."""
+    return []
+
+
 def _whole(ids: Sequence[int]) -> AnswerTokens:
     return AnswerTokens(tuple(ids), (True,) * len(ids))
 
