@@ -256,7 +256,8 @@ def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
 
 def test_three_curves_are_large_and_the_rest_unfolds(site, page) -> None:
     with (site.root / "one" / "timings.jsonl").open("w") as file:
-        file.write(as_stream([{"step": n, "elapsed": 3600.0 * (n + 1)} for n in range(3)]))
+        speed = {"seconds/update": 1.0, "tokens_per_second/update": 500.0}
+        file.write(as_stream([{"step": n, "elapsed": 3600.0 * (n + 1), **speed} for n in range(3)]))
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".charts.large .chart >> nth=2")
     log_step(RunFolder(site.root / "one"), 3, [made_group([1, 0], ["a", "b"])], **{"entropy/sampled": 0.5})
@@ -266,6 +267,24 @@ def test_three_curves_are_large_and_the_rest_unfolds(site, page) -> None:
     page.select_option("select[aria-label='Axis of the curves']", "hours")
     page.select_option("select[aria-label='Smoothing of the curves']", "5")
     page.wait_for_selector(".u-legend .u-label:text-is('hours')", state="attached")
+    page.select_option("select[aria-label='Smoothing of the curves']", "1")
+    page.select_option("select[aria-label='Axis of the curves']", "tokens")
+    head, *points = downloaded(page, "figure:has-text('Accuracy') >> button:text-is('CSV')")
+    assert head[0] == "tokens"
+    assert {x for x, *_ in points} >= {"500", "1000", "1500"}
+
+
+def test_all_metrics_are_saved_as_csv_and_json(site, page) -> None:
+    page.goto(site.at("#/run/one"))
+    button = "button[title='Download \"one metrics\" as {}']"
+    head, *rows = downloaded(page, button.format("CSV"))
+    assert head[0] == "step"
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    with page.expect_download() as saved:
+        page.click(button.format("JSON"))
+    assert saved.value.suggested_filename == "one_metrics.json"
+    records = json.loads(Path(saved.value.path()).read_text())["metrics"]
+    assert [float(row[head.index("reward/mean")]) for row in rows] == [r["reward/mean"] for r in records]
 
 
 def test_completions_of_a_group_are_searched_and_compared(site, page) -> None:
@@ -446,6 +465,21 @@ def test_runs_are_found_tagged_deleted_and_put_back(page, tmp_path) -> None:
         page.click("button:text-is('Undo')")
         page.wait_for_selector("input[data-run=y]")
         assert (tmp_path / "y" / "metrics.jsonl").is_file()
+        page.goto("about:blank")
+    (tmp_path / "y" / ".lock").write_text("process 7 on elsewhere.example")
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/")
+        for answer in ("Cancel", "It has ended: delete"):
+            page.check("input[data-run=y]")
+            page.click(".actions button:text-is('Delete')")
+            page.click("dialog button:text-is('Move to the trash')")
+            page.wait_for_selector("dialog >> text=its next write")
+            page.click(f"dialog button:text-is('{answer}')")
+            page.wait_for_selector("dialog", state="detached")
+            assert (tmp_path / "y").is_dir() or answer != "Cancel"
+        page.wait_for_selector(".note >> text=.trash/y-")
+        page.click("button:text-is('Undo')")
+        page.wait_for_selector("input[data-run=y]")
         page.goto("about:blank")
     with serving(tmp_path, read_only=True) as url:
         page.goto(f"{url}?token=right#/")

@@ -153,6 +153,39 @@ def test_a_run_is_moved_to_the_trash_and_back_unless_it_trains(site) -> None:
     assert sorted(names()) == ["one", "two"]
 
 
+def test_a_run_of_another_host_is_deleted_once_its_end_there_is_confirmed(site) -> None:
+    lock = site.root / "one" / ".lock"
+    lock.write_text("process 7 on elsewhere.example")
+    rows = {row["run"]: row for row in json.loads(asked(site.url, "/api/runs")[1])["runs"]}
+    assert (rows["one"]["state"], rows["one"]["elsewhere"]) == ("training", "elsewhere.example")
+    assert rows["two"]["elsewhere"] == ""
+    for unsaid in (None, 7, [], ["another.example"]):
+        status, body = changed(site.url, "/api/trash", {"run": "one", "ended_on": unsaid})
+        assert status == 400 and "may be training on elsewhere.example" in body, unsaid
+    at_work = RunFolder(site.root / "two")
+    status, body = changed(site.url, "/api/trash", {"run": "two", "ended_on": [os.uname().nodename]})
+    assert status == 400 and "two is training" in body, "of this host it is known"
+    at_work.close()
+    assert changed(site.url, "/api/trash", {"run": "one", "ended_on": ["elsewhere.example"]})[0] == 200
+    assert not lock.exists()
+
+
+def test_all_metrics_of_a_run_are_downloaded_with_the_tokens_so_far(site) -> None:
+    folder = RunFolder(site.root / "one")
+    for step in range(3, 600):  # more than a curve has points
+        folder.append("metrics.jsonl", {"step": step, "accuracy": step / 600})
+        folder.append("timings.jsonl", {"step": step, "seconds/update": 2.0, "tokens_per_second/update": 5.0})
+    folder.close()
+    found = json.loads(asked(site.url, "/api/metrics?run=one")[1])
+    assert found["run"] == "one"
+    assert [record["step"] for record in found["metrics"]] == list(range(600))
+    assert found["timings"][-1]["tokens"] == 10 * 597
+    page = json.loads(asked(site.url, "/api/run?run=one")[1])
+    assert len(page["metrics"]) < 500
+    assert page["timings"][-1]["tokens"] == page["at"]["tokens"] == 10 * 597
+    assert asked(site.url, "/api/metrics?run=none")[0].status == 400
+
+
 def test_read_only_pages_change_nothing(tmp_path: Path) -> None:
     made_run(tmp_path / "one").close()
     with serving(tmp_path, read_only=True) as url:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
-from covey.insight.pages.records import Runs, run_state
+from covey.insight.pages.records import Runs, host_elsewhere, run_state
 from covey.insight.pages.thinning import Record
 from covey.runs.removal import move_to_trash, pipeline_of, put_back
 from covey.runs.tags import write_tags
@@ -31,15 +31,26 @@ class Changes:
     def trash(self, wanted: Record) -> Record:
         """Move a run, with the pipeline that it is a stage of, to the trash.
 
-        Raises ConfigError if it is not to be deleted from here, FolderBusy if it is at work.
+        ``wanted["ended_on"]`` has the hosts of which the reader knows that the run has ended there. Raises
+        ConfigError if it is not to be deleted from here, FolderBusy if it is at work.
         """
         name = _text(wanted, "run")
+        hosts = wanted.get("ended_on")
+        ended_on = hosts if isinstance(hosts, list) else []
         with self.busy:
             folder = self.runs.folder(name)
             home = pipeline_of(folder)
             for other, path in self.runs.folders().items():
-                if path.is_relative_to(home) and run_state(path) == "training":
+                if not path.is_relative_to(home) or run_state(path) != "training":
+                    continue
+                host = host_elsewhere(path)
+                if not host:
                     raise ConfigError(f"{other} is training. End it first")
+                if host not in ended_on:
+                    raise ConfigError(
+                        f"{other} may be training on {host}, which cannot be seen from here. Confirm that it "
+                        "has ended there"
+                    )
             assert self.runs.root is not None
             self.trashed[name] = move_to_trash(folder, self.runs.root)
             return {"place": str(self.trashed[name][1])}

@@ -102,6 +102,8 @@ class Tail:
 
     path: Path
     at: int = 0
+    tokens: float = 0.0
+    """Tokens that were trained on by the records read so far."""
     unreadable: int = 0
 
     def read(self) -> list[Record]:
@@ -116,7 +118,15 @@ class Tail:
         self.at += len(whole) + 1 if whole else 0
         found = [stream_record(line) for line in whole.split(b"\n") if line.strip()]  # a resume blanks lines
         self.unreadable += found.count(None)
-        return [record | _thirds(record) for record in found if record is not None]
+        return [record | _thirds(record) | self._trained(record) for record in found if record is not None]
+
+    def _trained(self, record: Mapping[str, Any]) -> Record:
+        """Return the tokens that were trained on by the end of a step, from its times; empty if unknown."""
+        seconds, rate = (record.get(f"{name}/update") for name in ("seconds", "tokens_per_second"))
+        if not isinstance(seconds, float | int) or not isinstance(rate, float | int):
+            return {}
+        self.tokens += seconds * rate
+        return {"tokens": round(self.tokens)}
 
 
 def _thirds(record: Mapping[str, Any]) -> Record:
@@ -129,8 +139,10 @@ def _thirds(record: Mapping[str, Any]) -> Record:
 
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
-    """Return readers of all streams of a run, from these bytes on."""
-    return {name: Tail(folder / f"{name}.jsonl", (at or {}).get(name, 0)) for name in PAGE_STREAMS}
+    """Return readers of all streams of a run, from these bytes and this number of tokens on."""
+    at = at or {}
+    tokens = at.get("tokens", 0)
+    return {name: Tail(folder / f"{name}.jsonl", at.get(name, 0), tokens) for name in PAGE_STREAMS}
 
 
 def run_state(folder: Path) -> RunState:
@@ -143,16 +155,36 @@ def run_state(folder: Path) -> RunState:
     ended: RunState = "interrupted" if resumable(folder) else "stopped"
     if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
         return ended
+    owner = _owner(folder)
+    if owner is None:
+        return ended
+    process, host = owner
+    if host != os.uname().nodename:
+        return "training"  # it is believed to be at work: its processes cannot be seen from here
     try:
-        # "process PID on HOST". Signal 0 only tests whether the process exists; on another host it is
-        # believed to be at work.
-        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
-        os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
+        os.kill(process, 0)  # only tests whether the process exists
     except PermissionError:
         return "training"  # by another user
-    except (OSError, ValueError, IndexError, OverflowError, CheckpointError):
+    except (OSError, OverflowError):
         return ended
     return "training"
+
+
+def _owner(folder: Path) -> tuple[int, str] | None:
+    """Return the process and the host that a lock file names; None if it names none."""
+    try:  # "process PID on HOST"
+        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
+        return int(words[1]), words[3]
+    except (OSError, ValueError, IndexError, CheckpointError):
+        return None
+
+
+def host_elsewhere(folder: Path) -> str:
+    """Return the other host on which a run trains, by its lock file; empty if it does not."""
+    owner = _owner(folder)
+    if owner is None or owner[1] == os.uname().nodename or run_state(folder) != "training":
+        return ""
+    return owner[1]
 
 
 def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
@@ -169,7 +201,7 @@ def listed_runs(runs: Runs) -> Record:
 
 def _row(name: str, folder: Path) -> Record:
     row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder), "model": ""}
-    row |= {"tags": read_tags(folder), "ended": read_ending(folder)}
+    row |= {"tags": read_tags(folder), "ended": read_ending(folder), "elsewhere": host_elsewhere(folder)}
     try:
         return row | _known(folder)
     except CoveyError as error:
@@ -324,7 +356,7 @@ def run_page(name: str, folder: Path) -> Record:
         "duration": duration(seconds) if seconds else "",
         "remarks": [vars(remark) for remark in remarks],
         "notes": list(dict.fromkeys(note for note in notes if note)),
-        "at": positions,
+        "at": {**positions, "tokens": round(known.tails["timings"].tokens)},
         **news(records),
         "logged": recorded_steps(folder),
     }
@@ -354,9 +386,18 @@ def news(read: Mapping[str, list[Record]]) -> Record:
 
     Evaluations come without the outcome and the hash of every problem.
     """
-    evals = [{k: v for k, v in e.items() if k not in ("outcome", "basis")} for e in read["evals"]]
     named = {name for stream in MEASURED for record in read[stream] for name in record}
-    return {**read, "evals": evals, "hints": hints(named)}
+    return {**read, "evals": _means(read["evals"]), "hints": hints(named)}
+
+
+def _means(evals: Iterable[Record]) -> list[Record]:
+    return [{k: v for k, v in e.items() if k not in ("outcome", "basis")} for e in evals]
+
+
+def run_metrics(name: str, folder: Path) -> Record:
+    """Return all records of a run's metrics, times and evaluations, for a download."""
+    read = {stream: tail.read() for stream, tail in tails(folder).items() if stream in MEASURED}
+    return {"run": name, **read, "evals": _means(read["evals"])}
 
 
 def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:

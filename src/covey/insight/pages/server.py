@@ -32,7 +32,16 @@ from covey.insight.pages import lab
 from covey.insight.pages.changes import Changes
 from covey.insight.pages.compare import compared
 from covey.insight.pages.drawings import lab_contents
-from covey.insight.pages.records import Runs, Tail, listed_runs, newly_logged, news, run_state, tails
+from covey.insight.pages.records import (
+    Runs,
+    Tail,
+    listed_runs,
+    newly_logged,
+    news,
+    run_metrics,
+    run_state,
+    tails,
+)
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
@@ -242,6 +251,10 @@ def _run(runs: Runs, request: Request) -> object:
     return runs.page(request.query_params.get("run", ""))
 
 
+def _metrics(runs: Runs, request: Request) -> object:
+    return run_metrics(request.query_params.get("run", ""), _folder(runs, request))
+
+
 def _compare(runs: Runs, request: Request) -> object:
     return compared(_folder(runs, request, "a"), _folder(runs, request, "b"))
 
@@ -270,6 +283,7 @@ def _tool(_: Runs, request: Request) -> object:
 ANSWERS: Mapping[str, Callable[[Runs, Request], object]] = {
     "runs": _runs,
     "run": _run,
+    "metrics": _metrics,
     "compare": _compare,
     "step": _step,
     "group": _group,

@@ -7,7 +7,7 @@ import { csvButton } from "./download.js";
 
 // The first charts are large; the others are folded away.
 const LARGE = 3;
-const AXES = [["step", "by step"], ["hours", "by hours"]];
+const AXES = [["step", "by step"], ["hours", "by hours"], ["tokens", "by tokens trained on"]];
 const SMOOTHING = [["1", "as measured"], ["5", "mean of 5 points"], ["20", "mean of 20 points"]];
 const SEEDS = [["band", "seeds: mean and range"], ["single", "seeds: one curve each"]];
 const COLOURS = ["a", "b", "c", "d", "e", "f"];
@@ -25,14 +25,24 @@ function columns(run) {
   return found;
 }
 
-// A function from a step to the hours of the run by then, on straight lines between the steps that are known.
-function clock(run) {
-  const times = [[0, 0], ...(run.timings ?? []).filter((t) => typeof t.elapsed === "number").map((t) => [t.step + 1, t.elapsed / 3600])];
+// How a place on each axis is written.
+const AT = {
+  step: (v) => (Number.isInteger(v) ? fmt(v, 0) : ""),
+  hours: (v, step) => fmt(v, places(step)),
+  tokens: (v) => v.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 }),
+};
+
+// The record of a step -> what the run had come to by its end, along an axis other than the step.
+const COME_TO = { hours: (t) => t.elapsed / 3600, tokens: (t) => t.tokens };
+
+// A function from a step to hours or tokens, on straight lines between the steps that are known.
+function along(axis, run) {
+  const steps = [[0, 0], ...(run.timings ?? []).map((t) => [t.step + 1, COME_TO[axis](t)]).filter(([, v]) => Number.isFinite(v))];
   return (step) => {
-    const i = times.findIndex(([s]) => s >= step);
-    if (i <= 0) return times.at(i)[1];
-    const [[s0, h0], [s1, h1]] = [times[i - 1], times[i]];
-    return h0 + ((step - s0) / (s1 - s0)) * (h1 - h0);
+    const i = steps.findIndex(([s]) => s >= step);
+    if (i <= 0) return steps.at(i)[1];
+    const [[s0, v0], [s1, v1]] = [steps[i - 1], steps[i]];
+    return v0 + ((step - s0) / (s1 - s0)) * (v1 - v0);
   };
 }
 
@@ -117,11 +127,11 @@ export function curves(source) {
 
   function plot(host, { values, made, bands }, colours, show, height) {
     const number = show ? (v, step) => percent(v, places(100 * step)) : (v, step) => fmt(v, places(step));
-    const time = across.value === "hours" ? (v, step) => fmt(v, places(step)) : (v) => (Number.isInteger(v) ? fmt(v, 0) : "");
+    const place = AT[across.value];
     return new window.uPlot({
       width: host.clientWidth - 2, height, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(...spread(low ?? 0, high ?? low ?? 0), 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
-      axes: [axis(colours, time, 30), axis(colours, number, 56)],
+      axes: [axis(colours, place, 30), axis(colours, number, 56)],
       series: [{ label: across.value }, ...made], bands,
     }, values, host);
   }
@@ -129,9 +139,9 @@ export function curves(source) {
   // The points of a metric of a run as the reader wants them. Held-out points are few, and have intervals of their own.
   function shaped(points, r, name) {
     const smooth = mean.value !== "1" && !name.startsWith("held-out:") ? smoothed(points, Number(mean.value)) : points;
-    if (across.value !== "hours") return smooth;
-    const hours = clock(runs[r]);
-    return new Map([...smooth].map(([step, v]) => [hours(step), v]));
+    if (across.value === "step") return smooth;
+    const place = along(across.value, runs[r]);
+    return new Map([...smooth].map(([step, v]) => [place(step), v]));
   }
 
   function table(data, series, colours, show) {

@@ -1,6 +1,6 @@
-// What is shown as a file: a chart or a table as CSV.
+// What is shown as a file: a chart or a table as CSV, all metrics of a run as CSV or JSON.
 
-import { h } from "./dom.js";
+import { ask, failure, h } from "./dom.js";
 
 const cell = (value) => {
   const text = String(value ?? "");
@@ -10,16 +10,39 @@ const cell = (value) => {
 };
 
 export const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\n");
+const TYPES = { csv: "text/csv", json: "application/json" };
 
-// `rows`: a function, since what is shown changes.
-export function csvButton(name, rows) {
-  return h("button", { class: "plain csv", type: "button", title: `Download "${name}" as CSV`, "aria-label": `Download "${name}" as CSV`, onclick: () => {
-    const url = URL.createObjectURL(new Blob([csv(rows())], { type: "text/csv" }));
-    const file = `${name.replace(/[^\p{L}\p{N}.]+/gu, "_").replace(/^_|_$/g, "")}.csv`;
-    h("a", { href: url, download: file }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
-  } }, "CSV");
+// `content`: a function, since what is shown changes; it may ask the server first.
+function fileButton(name, kind, content) {
+  const word = kind.toUpperCase(), says = `Download "${name}" as ${word}`;
+  const button = h("button", { class: "plain csv", type: "button", title: says, "aria-label": says, onclick: async () => {
+    try {
+      const url = URL.createObjectURL(new Blob([await content()], { type: TYPES[kind] }));
+      const file = `${name.replace(/[^\p{L}\p{N}.]+/gu, "_").replace(/^_|_$/g, "")}.${kind}`;
+      h("a", { href: url, download: file }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 10_000);
+    } catch (error) {
+      button.after(failure(error));
+    }
+  } }, word);
+  return button;
 }
+
+export const csvButton = (name, rows) => fileButton(name, "csv", () => csv(rows()));
+
+// A row for each step, with its metrics and times, none of them thinned.
+function byStep({ metrics, timings }) {
+  const steps = new Map();
+  for (const record of [...metrics, ...timings]) steps.set(record.step, { ...steps.get(record.step), ...record });
+  const names = [...new Set([...steps.values()].flatMap(Object.keys))].filter((name) => name !== "step").sort();
+  const rows = [...steps.keys()].sort((p, q) => p - q).map((step) => steps.get(step));
+  return [["step", ...names], ...rows.map((row) => [row.step, ...names.map((name) => row[name])])];
+}
+
+export const metricButtons = (run) => [
+  fileButton(`${run} metrics`, "csv", async () => csv(byStep(await ask("metrics", { run })))),
+  fileButton(`${run} metrics`, "json", async () => JSON.stringify(await ask("metrics", { run }), null, 1)),
+];
 
 // The rows of a table element; numbers as they are, not as they are rounded.
 export const rowsOf = (table) => [...table.rows].map((row) => [...row.cells].map((one) => {

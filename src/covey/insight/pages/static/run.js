@@ -2,7 +2,7 @@
 
 import { ask, failure, fmt, h, hintOf, holds, isStatic, pageLink, percent, seconds, term, trail, withToken, written } from "./dom.js";
 import { curves } from "./curves.js";
-import { csvButton, rowsOf } from "./download.js";
+import { csvButton, metricButtons, rowsOf } from "./download.js";
 import { completion, prompt } from "./step.js";
 
 const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
@@ -49,7 +49,7 @@ export async function runPage(name, part = false) {
 
   redraw();
   examples(run, name).then((nodes) => shown.replaceChildren(...nodes));
-  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, h("section", {}, h("h2", {}, "Curves"), charts.node), steps, held, shown, noted,
+  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, h("section", {}, h("h2", {}, "Curves"), charts.node, isStatic() ? null : h("p", { class: "choices muted small" }, "All metrics and times of every step: ", metricButtons(name))), steps, held, shown, noted,
     h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
   const source = isStatic() ? null : follow(run, name, redraw);
   return { title: name, node, shown: charts.draw, leave: () => { charts.leave(); source?.close(); } };

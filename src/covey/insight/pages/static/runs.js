@@ -123,13 +123,21 @@ async function tagRuns(runs) {
 // A stage goes with its whole pipeline, whose folder lies around those of its stages.
 const homeOf = (run) => (/^\d+-/.test(run.run.split("/").at(-1)) && run.run.includes("/") ? run.run.split("/").slice(0, -1).join("/") : run.run);
 
+// Nobody here can see whether a process of another host has ended; the reader has to know.
+const endedElsewhere = (hosts, runs) => asked(`Has training ended on ${hosts.join(", ")}?`, "It has ended: delete", [
+  h("ul", {}, runs.map((run) => h("li", {}, written(run.run), " · ", written(run.elsewhere)))),
+  h("p", {}, "The lock names a process on another host, and this machine cannot see whether it still runs. If it does, the move takes its files away: it ends with an error at its next write, and the steps since its last checkpoint are lost."),
+  h("p", { class: "muted" }, "Look there first. If that host is gone, nothing is at work.")], true);
+
 async function deleteRuns(runs, all, again) {
   const homes = [...new Set(runs.map(homeOf))], first = homes.map((home) => runs.find((run) => homeOf(run) === home));
   const moved = all.filter((run) => homes.includes(homeOf(run)));
   const body = [h("ul", {}, moved.map((run) => h("li", {}, written(run.run)))), h("p", { class: "muted" }, "Their folders move to .trash next to them, where you can remove them.")];
   if (!await asked(`Delete ${moved.length === 1 ? "this run" : `these ${moved.length} runs`}?`, "Move to the trash", body, true)) return null;
+  const hosts = [...new Set(moved.map((run) => run.elsewhere).filter(Boolean))];
+  if (hosts.length && !await endedElsewhere(hosts, moved.filter((run) => run.elsewhere))) return null;
   const places = [];
-  for (const run of first) places.push((await send("trash", { run: run.run })).place);
+  for (const run of first) places.push((await send("trash", { run: run.run, ended_on: hosts })).place);
   const undo = async () => {
     try {
       for (const run of first) await send("restore", { run: run.run });
