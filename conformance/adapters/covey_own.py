@@ -72,6 +72,8 @@ def preference(case: Case) -> dict[str, Any]:
     trained = [given[name].requires_grad_() for name in case["trained"]]
     if "nll" in case["needs"]:
         given["nll"] = -given["chosen"] / given["chosen_lengths"]
+    if "chosen_nll" in case["needs"]:  # its mean is that of all tokens
+        given["chosen_nll"] = -given["chosen"] / given["chosen_lengths"].double().mean()
     values = function(**{name: given[name] for name in case["needs"]}, **settings)
     gradient = torch.stack(torch.autograd.grad(values.mean(), trained))
     return {"tokens": values.detach(), "loss": values.mean().detach(), "gradient": gradient}

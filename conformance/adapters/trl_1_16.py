@@ -78,6 +78,8 @@ KINDS = {
     "sppo": "sppo_hard",
     "apo_zero": "apo_zero",
     "apo_down": "apo_down",
+    "ln_dpo": "sigmoid_norm",
+    "mpo": ["sigmoid", "bco_pair", "sft"],
 }
 SCALES = {
     ("group_zscore", None): ("sum_then_normalize", "group"),
@@ -305,7 +307,11 @@ def offline(asked: Case, case: Case) -> dict[str, Any]:
 
 def of_pairs(asked: Case, case: Case, pairs: list[Tensor]) -> Tensor:
     """``DPOTrainer._compute_loss`` on pairs whose summed log-probs are given."""
-    kind = KINDS[asked["name"]]
+    kinds = KINDS[asked["name"]]
+    mixed = isinstance(kinds, list)
+    weights = (
+        [asked[f"{name}_weight"] for name in ("preference", "quality", "generation")] if mixed else [1.0]
+    )
     lengths = torch.cat([tensor(case, f"{name}_lengths") for name in ("chosen", "rejected")])
     longest = int(lengths.max())
     mask = torch.nn.functional.pad((torch.arange(longest) < lengths[:, None]).long(), (1, 0))
@@ -321,8 +327,8 @@ def of_pairs(asked: Case, case: Case, pairs: list[Tensor]) -> Tensor:
         ld_alpha=None,
         precompute_ref_logps=True,
         f_divergence_type="reverse_kl",
-        loss_types=[kind],
-        loss_weights=[1.0],
+        loss_types=kinds if mixed else [kinds],
+        loss_weights=weights,
         use_weighting=False,
         beta=asked.get("beta", asked.get("tau")),
         label_smoothing=asked.get("label_smoothing", 0.0),

@@ -23,7 +23,9 @@ from covey.objective.preference import (
     hinge,
     ipo,
     kto,
+    ln_dpo,
     log_sigmoid,
+    mpo,
     nca,
     orpo,
     robust_dpo,
@@ -173,6 +175,43 @@ def test_losses_of_the_margin() -> None:
     assert discopop(*arguments, beta=1.0, tau=1e-3).tolist() == pytest.approx([1 / 3])
 
 
+def test_dpo_of_other_divergences() -> None:
+    # Ratios 4 and 1: margins of -1/r, log(r / (1 + r)) and r^(a - 1) / (a - 1) for a = 1/2.
+    chosen = v(2 * LOG(2), grad=True)
+    arguments = (chosen, v(0.0), v(0.0), v(0.0))
+    for divergence, far, slope_of_chosen in (
+        ("forward_kl", 1 - 1 / 4, 1 / 4),
+        ("jensen_shannon", LOG(4 / 5 * 2), 1 / 5),
+        ("alpha", -2 * (1 / 2 - 1), 1 / 2),
+    ):
+        loss = dpo(*arguments, beta=1.0, divergence=divergence)
+        assert loss.tolist() == pytest.approx([math.log1p(math.exp(-far))])
+        # -sig(-far) d far / d log r
+        assert slope(loss, chosen) == pytest.approx([-slope_of_chosen / (1 + math.exp(far))])
+    near = dpo(*arguments, beta=1.0, divergence="alpha", alpha=1 - 1e-9)
+    assert near.tolist() == pytest.approx(dpo(*arguments, beta=1.0).tolist())
+    unlikely = dpo(v(-300.0), *arguments[1:], divergence="forward_kl")
+    assert unlikely.isfinite().all()
+
+
+def test_length_normalized_dpo() -> None:
+    # Log-ratios of 3 tokens and 2: averages log 3 and 0, sigmoid 3/4.
+    chosen, rejected = v(3 * LOG(3), grad=True), v(1.0, grad=True)
+    loss = ln_dpo(chosen, rejected, v(0.0), v(1.0), v(3), v(2), beta=1.0)
+    assert loss.tolist() == pytest.approx([-LOG(3 / 4)])
+    assert slope(loss, chosen) == pytest.approx([-1 / 4 / 3])
+    assert slope(loss, rejected) == pytest.approx([1 / 4 / 2])
+
+
+def test_mixed_preferences() -> None:
+    # Log-ratios log 3 and 0 with beta 1: DPO -log 3/4, BCO -log 3/4 - log 1/2; the likelihood is given.
+    chosen = v(LOG(3), grad=True)
+    arguments = (chosen, v(0.0), v(0.0), v(0.0), v(5.0))
+    loss = mpo(*arguments, beta=1.0, preference_weight=2.0, quality_weight=3.0, generation_weight=0.5)
+    assert loss.tolist() == pytest.approx([-2 * LOG(3 / 4) - 3 * LOG(3 / 8) + 2.5])
+    assert slope(loss, chosen) == pytest.approx([-(2 + 3) / 4])
+
+
 def test_reward_model() -> None:
     up, down = v(LOG(3), grad=True), v(0.0)
     loss = bradley_terry(up, down)
@@ -199,10 +238,14 @@ def against(loss: Callable[..., Tensor], chosen: Tensor, rejected: Tensor) -> Te
         lambda a, b: hinge(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
         *(partial(against, loss) for loss in (exo, nca, bco, sppo, apo_zero, apo_down, discopop)),
         lambda a, b: apo_zero_unpaired(a - b, torch.tensor([True, False]), undesirable_weight=0.5),
+        lambda a, b: ln_dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), v(3, 2), v(2, 5)),
+        lambda a, b: mpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), -a / 2),
+        *(partial(against, partial(dpo, divergence=d)) for d in ("forward_kl", "jensen_shannon", "alpha")),
     ],
     ids=[
         *("dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry", "robust_dpo", "hinge"),
         *("exo", "nca", "bco", "sppo", "apo_zero", "apo_down", "discopop", "apo_zero_unpaired"),
+        *("ln_dpo", "mpo", "forward_kl", "jensen_shannon", "alpha"),
     ],
 )
 def test_gradients_by_finite_differences(loss) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SETTINGS: dict[str, list[Mapping[str, object]]] = {  # tests/config/test_methods.py names one that is missing
-    "dpo": [{"beta": 0.5}, {"label_smoothing": 0.2}],
+    "dpo": [
+        {"beta": 0.5},
+        {"label_smoothing": 0.2},
+        {"divergence": "forward_kl"},
+        {"divergence": "jensen_shannon", "beta": 0.5},
+        {"divergence": "alpha", "alpha": 0.3},
+    ],
+    "ln_dpo": [{"beta": 2.0}],
+    "mpo": [{"beta": 0.5}, {"preference_weight": 0.3, "quality_weight": 0.6, "generation_weight": 0.5}],
     "robust_dpo": [{"beta": 0.7}],
     "hinge": [{"beta": 0.4}],
     "ipo": [{"tau": 0.4}, {"tau": 0.4, "level": "summed"}],

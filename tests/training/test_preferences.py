@@ -137,19 +137,31 @@ def test_answers_are_on_their_side_of_the_point_that_the_loss_takes() -> None:
     assert seen["preference/accuracy"] == 0.5
 
 
-TRL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "dpo": ("sigmoid", {"beta": 0.3}, {"beta": 0.3}),
-    "robust_dpo": ("robust", {"beta": 0.3, "label_smoothing": 0.1}, {"beta": 0.3, "label_smoothing": 0.1}),
-    "hinge": ("hinge", {"beta": 0.3}, {"beta": 0.3}),
-    "ipo": ("ipo", {"beta": 0.3}, {"tau": 0.3}),
-    "exo": ("exo_pair", {"beta": 0.3, "label_smoothing": 0.1}, {"beta": 0.3, "label_smoothing": 0.1}),
-    "nca": ("nca_pair", {"beta": 0.3}, {"beta": 0.3}),
-    "bco": ("bco_pair", {"beta": 0.3}, {"beta": 0.3}),
-    "sppo": ("sppo_hard", {"beta": 0.3}, {"beta": 0.3}),
-    "apo_zero": ("apo_zero", {"beta": 0.3}, {"beta": 0.3}),
-    "apo_down": ("apo_down", {"beta": 0.3}, {"beta": 0.3}),
-    "discopop": ("discopop", {"beta": 0.3, "discopop_tau": 0.2}, {"beta": 0.3, "tau": 0.2}),
-}
+PLAIN = {"beta": 0.3}
+ALPHA = {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.3}
+TRL: list[tuple[str, list[str], dict[str, Any], dict[str, Any]]] = [
+    ("dpo", ["sigmoid"], PLAIN, PLAIN),
+    ("robust_dpo", ["robust"], {"beta": 0.3, "label_smoothing": 0.1}, {"beta": 0.3, "label_smoothing": 0.1}),
+    ("hinge", ["hinge"], PLAIN, PLAIN),
+    ("ipo", ["ipo"], {"beta": 0.3}, {"tau": 0.3}),
+    ("exo", ["exo_pair"], {"beta": 0.3, "label_smoothing": 0.1}, {"beta": 0.3, "label_smoothing": 0.1}),
+    ("nca", ["nca_pair"], PLAIN, PLAIN),
+    ("bco", ["bco_pair"], PLAIN, PLAIN),
+    ("sppo", ["sppo_hard"], PLAIN, PLAIN),
+    ("apo_zero", ["apo_zero"], PLAIN, PLAIN),
+    ("apo_down", ["apo_down"], PLAIN, PLAIN),
+    ("discopop", ["discopop"], {"beta": 0.3, "discopop_tau": 0.2}, {"beta": 0.3, "tau": 0.2}),
+    ("ln_dpo", ["sigmoid_norm"], PLAIN, PLAIN),
+    ("dpo", ["sigmoid"], {**PLAIN, "f_divergence_type": "forward_kl"}, {**PLAIN, "divergence": "forward_kl"}),
+    (
+        "dpo",
+        ["sigmoid"],
+        {**PLAIN, "f_divergence_type": "js_divergence"},
+        {**PLAIN, "divergence": "jensen_shannon"},
+    ),
+    ("dpo", ["sigmoid"], {**PLAIN, **ALPHA}, {**PLAIN, "divergence": "alpha", "alpha": 0.3}),
+    ("mpo", ["sigmoid", "bco_pair", "sft"], {**PLAIN, "loss_weights": [0.8, 0.2, 1.0]}, PLAIN),
+]
 
 
 def trl_inputs(examples: list[Prompted]) -> dict[str, Tensor]:
@@ -172,13 +184,13 @@ def test_losses_and_gradients_are_those_of_trls_dpo_trainer(tmp_path: Path) -> N
     policy, reference = policies()
     examples = pairs(*RAGGED)
     rows = datasets.Dataset.from_list([{"prompt": "1+2=", "chosen": "3", "rejected": "4"}] * 3)
-    for method, (loss_type, theirs, settings) in TRL.items():
+    for method, loss_types, theirs, settings in TRL:
         trainer = trl.DPOTrainer(
             model=copy.deepcopy(policy.model),
             ref_model=copy.deepcopy(reference.model),
             args=trl.DPOConfig(
                 output_dir=str(tmp_path),
-                loss_type=[loss_type],
+                loss_type=loss_types,
                 report_to=[],
                 use_cpu=True,
                 bf16=False,

@@ -273,7 +273,7 @@ def test_fields_are_those_of_the_installed_trl(config: Any) -> None:
     [
         *((GRPOConfig, "adam_epsilon", 1e-5), (GRPOConfig, "repetition_penalty", 1.1)),
         *((GRPOConfig, "data_seed", 3), (RLOOConfig, "reward_clip_range", [-1.0, 1.0])),
-        *((DPOConfig, "f_divergence_type", "js_divergence"), (SFTConfig, "neftune_noise_alpha", 5.0)),
+        *((DPOConfig, "ld_alpha", 0.5), (SFTConfig, "neftune_noise_alpha", 5.0)),
     ],
 )
 def test_what_differs_from_trls_default_is_not_passed_over(config: Any, name: str, value: object) -> None:
@@ -578,6 +578,51 @@ def test_a_users_metrics_are_computed_from_predictions_in_the_order_of_trl(
     with pytest.raises(ValueError, match="batch_eval_metrics=True: compute_metrics is called once"):
         trainer(model, args=quick(config, tmp_path, batch_eval_metrics=True), processing_class=words,
                 train_dataset=rows, compute_metrics=length)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "method", "loss"),
+    [
+        ({}, "dpo", {"beta": 0.1}),
+        ({"loss_type": "sigmoid_norm", "beta": 2.0}, "ln_dpo", {"beta": 2.0}),
+        ({"f_divergence_type": "js_divergence"}, "dpo", {"beta": 0.1, "divergence": "jensen_shannon"}),
+        (
+            {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.25},
+            "dpo",
+            {"beta": 0.1, "divergence": "alpha", "alpha": 0.25},
+        ),
+        ({"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 1.0}, "dpo", {"beta": 0.1}),
+        (
+            {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
+            "mpo",
+            {"beta": 0.1, "preference_weight": 0.8, "quality_weight": 0.2, "generation_weight": 1.0},
+        ),
+        (
+            {"loss_type": "sft"},
+            "mpo",
+            {"beta": 0.1, "preference_weight": 0.0, "quality_weight": 0.0, "generation_weight": 1.0},
+        ),
+    ],
+)
+def test_losses_of_pairs_are_those_of_trl(names: dict[str, Any], method: str, loss: dict[str, Any]) -> None:
+    settings = settings_of(DPOConfig(**names), 16)
+    assert (settings["method"], settings["loss"]) == (method, loss)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"loss_type": "aot"}, "loss_type='aot': covey has one loss at a time, of sigmoid, .* or several of"),
+        ({"loss_type": ["sigmoid", "hinge"]}, "or several of sigmoid, bco_pair, sft"),
+        ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "one weight for each of sigmoid, sft"),
+        ({"loss_weights": [0.5]}, "a single loss has no weight"),
+        ({"loss_type": "hinge", "f_divergence_type": "forward_kl"}, "only the sigmoid loss has another"),
+        ({"f_divergence_type": "hellinger"}, "covey has reverse_kl, forward_kl, js_divergence, alpha_div"),
+    ],
+)
+def test_losses_of_pairs_that_covey_has_not_are_refused(names: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings_of(DPOConfig(**names), 16)
 
 
 @pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])

@@ -44,6 +44,8 @@ class PreferenceData:
     nll: Tensor | None = None
     """Negative log-likelihood of prompt and chosen answer, scaled so that its mean over the pairs of a step
     is the mean over all their tokens."""
+    chosen_nll: Tensor | None = None
+    """The same of the chosen answer alone."""
     log_ratio: Tensor | None = None
     desirable: Tensor | None = None
     reference_point: Tensor | None = None
@@ -62,6 +64,28 @@ def margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: T
     return (chosen - ref_chosen) - (rejected - ref_rejected)
 
 
+Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"]
+
+
+def divergence_slope(log_ratio: Tensor, divergence: Divergence, alpha: float) -> Tensor:
+    """f'(r) of the divergence f, r = pi/ref of an answer, without a constant that margins lose. (B,) -> (B,).
+
+    log r of the reverse KL, -1 / r of the forward KL, log(r / (1 + r)) of Jensen and Shannon's, and
+    r^(a - 1) / (a - 1) of the alpha divergence. f-DPO, arXiv 2309.16240, table 1, whose alpha is 1 - a.
+    """
+    if divergence == "forward_kl":
+        return -(-log_ratio).clamp(max=LARGEST).exp()
+    if divergence == "jensen_shannon":
+        return log_sigmoid(log_ratio)
+    if divergence == "alpha":
+        return ((alpha - 1) * log_ratio).clamp(max=LARGEST).exp() / (alpha - 1)
+    return log_ratio
+
+
+LARGEST = 80.0
+"""Largest exponent of e in a divergence; e^89 is not a number of float32."""
+
+
 def dpo(
     chosen: Tensor,
     rejected: Tensor,
@@ -70,12 +94,23 @@ def dpo(
     *,
     beta: Beta = 0.1,
     label_smoothing: PairNoise = 0.0,
+    divergence: Annotated[
+        Divergence, Setting("Distance to the reference that the loss stands on: DPO's is the reverse KL.")
+    ] = "reverse_kl",
+    alpha: Annotated[
+        Positive,
+        Lt(1),
+        Setting("Order of the alpha divergence; near 1 the reverse KL, near 0 the forward."),
+    ] = 0.5,
 ) -> Tensor:
-    """-(1 - e) log sig(beta D) - e log sig(-beta D), D = log-ratio margin. (B,) -> (B,).
+    """-(1 - e) log sig(beta D) - e log sig(-beta D), D = margin of log-ratios. (B,) -> (B,).
 
-    DPO, arXiv 2305.18290; ``label_smoothing`` e > 0: conservative DPO.
+    DPO, arXiv 2305.18290; ``label_smoothing`` e > 0: conservative DPO. Under another ``divergence`` D is the
+    margin of its slopes, f-DPO.
     """
-    pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
+    up = divergence_slope(chosen - ref_chosen, divergence, alpha)
+    down = divergence_slope(rejected - ref_rejected, divergence, alpha)
+    pull = beta * (up - down)
     return -(1 - label_smoothing) * log_sigmoid(pull) - label_smoothing * log_sigmoid(-pull)
 
 
@@ -95,6 +130,47 @@ def robust_dpo(
     pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
     loss = -(1 - label_smoothing) * log_sigmoid(pull) + label_smoothing * log_sigmoid(-pull)
     return loss / (1 - 2 * label_smoothing)
+
+
+def ln_dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    *,
+    beta: Beta = 5.0,
+) -> Tensor:
+    """-log sig(beta (x/|chosen| - y/|rejected|)), x and y the log-ratios. (B,) -> (B,).
+
+    Length-normalized DPO: a long answer does not outweigh a short one. Tulu 3, arXiv 2411.15124, eq. 6.
+    """
+    up = (chosen - ref_chosen) / chosen_lengths
+    down = (rejected - ref_rejected) / rejected_lengths
+    return -log_sigmoid(beta * (up - down))
+
+
+def mpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    chosen_nll: Tensor,
+    *,
+    beta: Beta = 0.1,
+    preference_weight: Annotated[NonNegative, Setting("Weight of DPO's loss.")] = 0.8,
+    quality_weight: Annotated[NonNegative, Setting("Weight of BCO's loss.")] = 0.2,
+    generation_weight: Annotated[NonNegative, Setting("Weight of the chosen answer's likelihood.")] = 1.0,
+) -> Tensor:
+    """w_p DPO + w_q BCO + w_g NLL(chosen). (B,) -> (B,).
+
+    Mixed preference optimization, arXiv 2411.10442, eq. 4. With ``quality_weight`` 0 it is RPO, arXiv
+    2404.19733: DPO that keeps the chosen answer likely.
+    """
+    answers = (chosen, rejected, ref_chosen, ref_rejected)
+    pairs = preference_weight * dpo(*answers, beta=beta) + quality_weight * bco(*answers, beta=beta)
+    return pairs + generation_weight * chosen_nll
 
 
 def hinge(
@@ -319,7 +395,7 @@ PREFERENCES: Mapping[str, Callable[..., Tensor]] = {
     f.__name__: f
     for f in (
         dpo, ipo, kto, orpo, simpo, robust_dpo, hinge, exo, nca, bco, sppo, apo_zero, apo_down, discopop,
-        apo_zero_unpaired,
+        apo_zero_unpaired, ln_dpo, mpo,
     )
 }  # fmt: skip
 """`method` -> its loss, whose keyword-only parameters a config's `loss` may set."""

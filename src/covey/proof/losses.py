@@ -271,12 +271,32 @@ def _of_each(name: str, b: float, x: Tensor, y: Tensor) -> Tensor:
     return _logistic(b * x) + _logistic(b * (y - x))  # apo_down
 
 
-OF_MARGIN = ("dpo", "robust_dpo", "hinge", "exo", "discopop")
+def _slope(r: Tensor, s: AxisSettings) -> Tensor:
+    """Return the derivative of DPO's divergence at the ratio of an answer."""
+    if s["divergence"] == "forward_kl":
+        return 1 - 1 / r
+    if s["divergence"] == "jensen_shannon":
+        return (2 * r / (1 + r)).log()
+    if s["divergence"] == "alpha":
+        return (1 - r ** (s["alpha"] - 1)) / (1 - s["alpha"])
+    return r.log()
+
+
+OF_MARGIN = ("robust_dpo", "hinge", "exo", "discopop")
 OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
 
 
 def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
-    """Return the loss of a pair of answers, without ORPO's imitation of the chosen one."""
+    """Return the loss of a pair of answers, without ORPO's or MPO's imitation of the chosen one."""
+    if name == "dpo":
+        return _of_margin(name, s["beta"] * (_slope(good.gain.exp(), s) - _slope(bad.gain.exp(), s)), s)
+    if name == "mpo":
+        plain = _cross_entropy("dpo", s["beta"] * (good.gain - bad.gain), 0.0)
+        return s["preference_weight"] * plain + s["quality_weight"] * _of_each(
+            "bco", s["beta"], good.gain, bad.gain
+        )
+    if name == "ln_dpo":
+        return (1 + (s["beta"] * (bad.gain / bad.length - good.gain / good.length)).exp()).log()
     if name in OF_MARGIN:
         return _of_margin(name, s["beta"] * (good.gain - bad.gain), s)
     if name in OF_EACH:

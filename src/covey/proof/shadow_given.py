@@ -119,7 +119,10 @@ def compared(
     batch: Sequence[ShadowExample],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
-    """Yield the losses of pairs, as a mean. ORPO also imitates chosen answers with prompts, per token."""
+    """Yield the losses of pairs, as a mean. ORPO also imitates chosen answers with prompts, per token; MPO
+    without prompts.
+    """
+    said = sum(len(e.answers[0].trained) for e in batch)
     tokens = sum(len(e.prompt) - 1 + len(e.answers[0].trained) for e in batch)
     for example in batch:
         good, bad = (judged(trainer, setting, lessons, example, answer) for answer in example.answers)
@@ -127,6 +130,8 @@ def compared(
         if lessons.method == "orpo":
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
             loss = loss - whole.sum() / tokens
+        if lessons.method == "mpo":
+            loss = loss - lessons.loss["generation_weight"] * good.total / said
         up, down = (float(implied(lessons, answer)) for answer in (good, bad))
         for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
             metrics[f"preference/{name}"] += value / len(batch)

@@ -17,8 +17,10 @@ NEVER = 10**9
 """A number of steps that no run has."""
 NO_CLIP = 1e9
 VLLM = "vllm_importance_sampling_"
-DPO_LOSSES: Mapping[str, tuple[str, Callable[[Arguments], dict[str, float]]]] = {
-    "sigmoid": ("dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
+LossSettings = dict[str, float | str]
+DPO_LOSSES: Mapping[str, tuple[str, Callable[[Arguments], LossSettings]]] = {
+    "sigmoid": ("dpo", lambda a: {"beta": a.beta}),
+    "sigmoid_norm": ("ln_dpo", lambda a: {"beta": a.beta}),
     "hinge": ("hinge", lambda a: {"beta": a.beta}),
     "ipo": ("ipo", lambda a: {"tau": a.beta}),
     "robust": ("robust_dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
@@ -32,6 +34,15 @@ DPO_LOSSES: Mapping[str, tuple[str, Callable[[Arguments], dict[str, float]]]] = 
     "discopop": ("discopop", lambda a: {"beta": a.beta, "tau": a.discopop_tau}),
 }
 """DPOConfig's loss_type -> covey's method, and its loss from the config."""
+MIXED = {"sigmoid": "preference_weight", "bco_pair": "quality_weight", "sft": "generation_weight"}
+"""DPOConfig's losses that covey mixes -> the weight of covey's `mpo`."""
+DIVERGENCES = {
+    "reverse_kl": "reverse_kl",
+    "forward_kl": "forward_kl",
+    "js_divergence": "jensen_shannon",
+    "alpha_divergence": "alpha",
+}
+"""DPOConfig's f_divergence_type -> covey's loss.divergence."""
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
 """TRL's losses of answers judged alone, which covey calls as TRL does."""
 
@@ -229,7 +240,7 @@ def _correction(args: Arguments) -> dict[str, object] | None:
     )
 
 
-def given_rows(args: Arguments, schedule: Schedule, method: str, **loss: float) -> dict[str, object]:
+def given_rows(args: Arguments, schedule: Schedule, method: str, **loss: float | str) -> dict[str, object]:
     """Return the settings of a trainer of given rows."""
     return {
         **shared_settings(args, schedule),
@@ -250,13 +261,48 @@ def sft_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
 def dpo_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return DPO's settings. Raises Refused for a loss that covey does not have."""
     losses = [args.loss_type] if isinstance(args.loss_type, str) else list(args.loss_type)
+    if losses == ["sft"] or (len(losses) > 1 and set(losses) <= set(MIXED)):
+        return given_rows(args, schedule, "mpo", **_mixture(args, losses))
     if len(losses) != 1 or losses[0] not in DPO_LOSSES:
         raise Refused(
             f"DPOConfig: loss_type={args.loss_type!r}: covey has one loss at a time, of "
-            f"{', '.join(DPO_LOSSES)}"
+            f"{', '.join(DPO_LOSSES)}, or several of {', '.join(MIXED)}"
         )
     method, loss = DPO_LOSSES[losses[0]]
-    return given_rows(args, schedule, method, **loss(args))
+    if list(args.loss_weights or [1.0]) != [1.0]:
+        raise Refused(f"DPOConfig: loss_weights={args.loss_weights!r}: a single loss has no weight")
+    return given_rows(args, schedule, method, **loss(args), **_divergence(args, losses[0]))
+
+
+def _mixture(args: Arguments, losses: list[str]) -> LossSettings:
+    """Return the weights of several losses; a loss that is not among them has none. Raises Refused."""
+    weights = list(args.loss_weights or [1.0] * len(losses))
+    if len(weights) != len(losses) or len(set(losses)) != len(losses):
+        raise Refused(
+            f"DPOConfig: loss_weights={args.loss_weights!r}: give one weight for each of "
+            f"{', '.join(losses)}, and each loss once"
+        )
+    _divergence(args, "a mixture")
+    own = dict(zip(losses, weights, strict=True))
+    return {"beta": args.beta, **{weight: float(own.get(name, 0.0)) for name, weight in MIXED.items()}}
+
+
+def _divergence(args: Arguments, loss: str) -> LossSettings:
+    """Return the divergence of DPO's own loss. Raises Refused for another loss with one."""
+    name = DIVERGENCES.get(str(enum_value(args.f_divergence_type)))
+    if name is None:
+        raise Refused(
+            f"DPOConfig: f_divergence_type={args.f_divergence_type!r}: covey has {', '.join(DIVERGENCES)}"
+        )
+    # At an order of 1 the alpha divergence is the reverse KL, as TRL has it too.
+    if name == "reverse_kl" or (name == "alpha" and abs(args.f_alpha_divergence_coef - 1) < 1e-6):
+        return {}
+    if loss != "sigmoid":
+        raise Refused(
+            f"DPOConfig: f_divergence_type={args.f_divergence_type!r} with {loss}: only the sigmoid loss "
+            "has another divergence than the reverse KL"
+        )
+    return {"divergence": name, **({"alpha": args.f_alpha_divergence_coef} if name == "alpha" else {})}
 
 
 def kto_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
