@@ -710,6 +710,62 @@ def test_a_stream_is_read_as_far_as_steps_need(tmp_path: Path) -> None:
         GRPOTrainer("tiny", varied, quick(GRPOConfig, tmp_path), endless())
 
 
+class Interrupt(TrainerCallback):
+    """Ends the process in the middle of a run, as Ctrl-C does."""
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+class Stream:
+    """As `datasets.IterableDataset`: rows from the first one whenever it is iterated, no length."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.read = 0
+
+    def __iter__(self) -> Any:
+        for row in self.rows * 9:
+            self.read += 1
+            yield row
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config", "rows"), [(SFTTrainer, SFTConfig, TEXTS), (DPOTrainer, DPOConfig, PAIRS)]
+)
+@pytest.mark.parametrize("once", [False, True], ids=["data set", "generator"])
+def test_a_run_on_a_stream_resumes_on_the_rows_that_it_had_not_seen(
+    tmp_path: Path, trainer: Any, config: Any, rows: Any, once: bool
+) -> None:
+    def made(name: str, stream: Any, *callbacks: Any) -> Any:
+        given = live()
+        args = quick(config, tmp_path / name, max_steps=4, save_strategy="steps", save_steps=1,
+                     train_sampling_strategy="sequential")  # fmt: skip
+        return trainer(given["model"], args=args, processing_class=given["tokenizer"],
+                       train_dataset=stream, callbacks=callbacks)  # fmt: skip
+
+    def new() -> Any:
+        return iter(Stream(rows)) if once else Stream(rows)
+
+    whole = made("whole", new())
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        made("parts", new(), Interrupt()).train()
+    stream = new()
+    resumed = made("parts", stream)
+    assert once or stream.read == 4 * 8, "no further than the steps need, and once"
+    assert resumed.train(resume_from_checkpoint=True).global_step == 4
+    ended = weights(whole.model)
+    assert all(torch.equal(ended[name], weight) for name, weight in weights(resumed.model).items())
+    with pytest.raises(KeyboardInterrupt):
+        made("others", new(), Interrupt()).train()
+    advanced = iter(Stream(rows))
+    next(advanced)
+    with pytest.raises(ConfigError, match=r"rows of data\.train .* A stream continues where the run was"):
+        made("others", advanced).train(resume_from_checkpoint=True)
+
+
 def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
     """TRL's own scripts call `end`, transformers' write the numbers; what covey lacks is refused in words."""
     given = live()

@@ -28,6 +28,10 @@ INPUTS = "inputs.json"
 """File in the run's folder."""
 
 
+class OtherInputs(ConfigError):
+    """A run would continue with other rows or functions than it began with."""
+
+
 def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
     """Return description -> hash for given rows, data files and the parts of the user's functions."""
     data = loaded.config.data
@@ -92,14 +96,14 @@ def changed_inputs(loaded: ResolvedConfig) -> list[str]:
 
 
 def refuse_other_inputs(loaded: ResolvedConfig, ended: bool) -> None:
-    """Raise ConfigError if a run would continue, or return its result, with other inputs."""
+    """Raise OtherInputs if a run would continue, or return its result, with other inputs."""
     if not (changed := changed_inputs(loaded)):
         return
     output = loaded.config.output
     held = "has ended with" if ended else "holds a run with"
     anew = "choose another output, or begin anew in Python by overwrite=True"
     rest = "" if ended else f". `covey.resume({str(output)!r}, ...)` continues it with what is given now"
-    raise ConfigError(
+    raise OtherInputs(
         f"{output} {held} other rewards or data: {'; '.join(changed)}. To train with them {anew}{rest}"
     )
 

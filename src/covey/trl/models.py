@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -114,6 +115,11 @@ def _refuse_options(options: Mapping[str, Any] | None, why: str) -> None:
         plain = value in (None, False, "main") or name in ("attn_implementation", "use_cache", "device_map")
         if not (name in INERT and plain) and not (name == "dtype" and value is None):
             raise Refused(f"model_init_kwargs: {name}={value!r} {why}")
+
+
+def frozen_copy(model: Any) -> Any:
+    """Return a copy of a model as it is now."""
+    return copy.deepcopy(model)
 
 
 def with_adapters(model: Any, peft_config: Any) -> Any:

@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from covey.trl import rows
 from covey.trl.configs import Arguments, DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from covey.trl.meanings import Refused
-from covey.trl.models import reward_model_of, writer
+from covey.trl.models import frozen_copy, reward_model_of, writer
 from covey.trl.predictions import Labels, batch_by_batch, predictions, read_by
 from covey.trl.rows import Row, RowReader, covey_row, like, listed
 from covey.trl.settings import Schedule
-from covey.trl.trainer import BASES, Trainer, frozen_copy
+from covey.trl.trainer import BASES, Trainer
 
 
 class RowForm(NamedTuple):

@@ -28,6 +28,11 @@ UNTRAINED = -100
 """TRL's label of a token that is not trained."""
 
 
+def is_stream(rows: object) -> bool:
+    """Whether rows are read one after another, from an iterator or a data set without a length."""
+    return isinstance(rows, Iterable) and not hasattr(rows, "__len__")
+
+
 def listed(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for one without end."""
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):

@@ -9,10 +9,10 @@ from typing import Any
 from covey.config.usercode import spec_of
 from covey.trl.configs import Arguments, GRPOConfig, RLOOConfig
 from covey.trl.meanings import Refused
-from covey.trl.models import writer
+from covey.trl.models import frozen_copy, writer
 from covey.trl.rewards import mark_verdict, reward_entries
 from covey.trl.rows import Row, listed
-from covey.trl.trainer import BASES, LOGGER, Trainer, frozen_copy
+from covey.trl.trainer import BASES, LOGGER, Trainer
 from covey_verify.usercode import name_of
 
 NO_LIMIT = 1_000

@@ -6,11 +6,10 @@ keeps ``state``. ``evaluate`` measures rows by the run's objective, without an u
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -28,12 +27,13 @@ from covey.errors import GuardStop
 from covey.insight.result import Result
 from covey.learner.process import default_torch_modes, restore_process_settings
 from covey.models.model_objects import restore_model_object
+from covey.runs.inputs import OtherInputs
 from covey.training.measure import measure
 from covey.training.run import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
-from covey.trl.rows import Row, in_order, listed
+from covey.trl.rows import Row, in_order, is_stream, listed
 from covey.trl.script_objects import Printer, TrainOutput
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
 
@@ -46,6 +46,7 @@ ASKED_BY: Mapping[str, str] = {
     "on_save": "should_save",
 }
 """Event -> the wish of a callback that it fulfils."""
+ANEW = "A stream continues where the run was if it is given from its start, and in the same order"
 
 
 class Trainer(Observer):
@@ -75,7 +76,8 @@ class Trainer(Observer):
         self._refuse(others)
         if train_dataset is None:
             raise Refused("`train_dataset` is required")
-        if isinstance(train_dataset, Iterator):  # it can be read only once
+        self.streamed = is_stream(train_dataset)
+        if self.streamed:  # it is read once, from its start, as far as the run's steps need
             train_dataset = listed(train_dataset, "train_dataset", self._most())
         self.reference: Any = None
         """The frozen model that preferences are compared with, if it is not the model as the run begins."""
@@ -141,6 +143,8 @@ class Trainer(Observer):
         quiet = bool(self.args.disable_tqdm)
         try:
             self.result = run_start(start, quiet=quiet, overwrite=not again, observer=self)
+        except OtherInputs as error:
+            raise Refused(f"{error}. {ANEW}" if self.streamed else str(error)) from None
         except GuardStop as reason:
             self._stopped = str(reason)
             print(f"stopped: {reason}")
@@ -442,8 +446,3 @@ def _wants_resume(asked: object, output: str) -> bool:
             f"train: resume_from_checkpoint={str(asked)!r} is not in {output}, whose run would continue"
         )
     return bool(asked)
-
-
-def frozen_copy(model: Any) -> Any:
-    """Return a copy of a model as it is now."""
-    return copy.deepcopy(model)
