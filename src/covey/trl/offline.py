@@ -40,7 +40,7 @@ class GivenTrainer(Trainer):
     def __init__(self, model: Any, args: Any = None, *, compute_metrics: Any = None, **given: Any) -> None:
         self.compute_metrics = compute_metrics
         self._computed: Mapping[str, float] = {}
-        """What it returned last."""
+        """The metrics that it returned last."""
         super().__init__(model, args, **given)
         if compute_metrics is not None and self.args.batch_eval_metrics:
             raise Refused(
