@@ -202,7 +202,7 @@ def test_a_report_needs_a_run_and_a_place(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_report_shows_what_the_page_of_the_run_shows(page, tmp_path: Path) -> None:
-    """One renderer: the text of both is the same, but for the way to other pages."""
+    """One renderer: the text of both is the same, but for the way to other pages, and to the run's files."""
     folder = made_run(tmp_path / "run", train={"steps": 9, "lr": 0.5})
     rounds(folder, 3)
     for step, rate in ((0, 0.25), (3, 0.5)):
@@ -233,6 +233,8 @@ def test_a_report_shows_what_the_page_of_the_run_shows(page, tmp_path: Path) -> 
     assert own.rstrip() == served.pop(facts).rstrip() and "it holds everything that it shows" in said
     assert kept.pop("Look into a step").splitlines()[-1] == "Step 0 · Step 1 · Step 2"
     served.pop("Look into a step")
+    served["Curves"], _, files = served["Curves"].partition("\n\nAll metrics and times of every step:\n")
+    assert files.split() == ["CSV", "JSON"]
     assert kept == served
     whole = "\n".join([own, *kept.values()])
     for text in (
