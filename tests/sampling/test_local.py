@@ -187,6 +187,21 @@ def test_stop_strings_end_with_the_token_that_completes_them(policy: Policy) -> 
             assert completion.finish == "stop"
 
 
+def test_a_stop_string_is_found_where_every_byte_is_a_token(policy: Policy, monkeypatch) -> None:
+    stop = "最后的答案到此为止了"
+    drawn = list(f"so {stop} and more".encode())
+    # Byte by byte, as by a tokenizer without merges for this script.
+    monkeypatch.setattr(policy, "decode", lambda ids: bytes(ids).decode(errors="replace"))
+    bias = torch.full((len(drawn), policy.drawable_ids), -1e9)
+    for place, token in enumerate(drawn):
+        bias[place, token] = 1e9
+    places = iter(bias)
+    monkeypatch.setattr("covey.sampling.local.exclude_unknown", lambda logits, _: next(places)[None])
+    params = SamplingParams(len(drawn), stop=(stop,))
+    completion = sampled(policy, requests(random_prompts(5), size=1), params)[0, 0]
+    assert completion.text == f"so {stop}"
+
+
 def test_frequencies_follow_the_distribution(policy: Policy) -> None:
     prompt = random_prompts(4)[0]
     found = sampled(policy, requests([prompt], size=4000), SamplingParams(max_tokens=1), slots=4000)

@@ -332,8 +332,8 @@ class _Running:
 
     def _stop_string(self, slot: int) -> bool:
         # Only a tail is decoded, so that the cost of a step does not grow with the completion. It has a token
-        # per character of the longest stop string, and 8 more, since a token may hold a part of a character.
-        length = max(map(len, self.params.stop)) + 8
+        # per byte of the longest stop string, since a token may hold as little as that, and 8 more.
+        length = max(len(stop.encode()) for stop in self.params.stop) + 8
         tail = self.tokens[slot, : self.lengths[slot]][-length:]
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
