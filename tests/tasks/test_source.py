@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from covey.config.load import load_config
 from covey.tasks.preflight import trained_on
 from covey.tasks.source import Source, load_source
 from covey.types import Problem
+from covey_verify.errors import ConfigError
 
 
 def test_all_pairs_of_a_prompt_are_held_out_or_none(tmp_path: Path) -> None:
@@ -33,3 +36,10 @@ def test_held_out_prompts_that_are_trained_on_are_found() -> None:
     train = [Problem("a:1", "What is  2+2?"), Problem("a:2", "what is 2+2? "), Problem("a:3", "x")]
     test = [Problem("b:1", "What is 2+2?"), Problem("b:2", "What is 2+3?")]
     assert trained_on(Source(train, test)) == {"b:1": "a:1"}
+
+
+def test_a_number_of_rows_to_generate_is_refused_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "run.yaml").write_text("{model: tiny, data: {train: q.jsonl, train_size: 1}}")
+    with pytest.raises(ConfigError, match="data.train_size: .* every row of a file"):
+        load_source(load_config(tmp_path / "run.yaml"))
