@@ -65,6 +65,12 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         ("a.csv", "prompt,answer\na,1\nb\n", "a.csv:3: the row has more or fewer fields"),
         ("a.csv", 'prompt,answer\na,1\n"b,2\nc,3\nd,4\n', "a.csv:3: not valid CSV"),
         ("a.csv", b"prompt\n\xff\xfe\n", "not valid CSV"),
+        (
+            "a.csv",
+            'prompt\n"[{""role"": ""user"", ""content"": ""1+1=""}]"\n',
+            "a.csv:2: 'prompt' is a text that holds a list of messages",
+        ),
+        ("a.csv", "prompt\n\"[{'content': '1+1='}]\"\n", "a text that holds a list of messages"),
         ("a.parquet", b"nonsense", "not valid parquet"),
         ("a.txt", "x", "this kind of file is unknown"),
     ],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy as np
 import pytest
 
@@ -209,19 +211,23 @@ def test_an_endless_iterator_of_rows_is_refused() -> None:
 class Table:
     """As a pandas.DataFrame: iteration gives the names of columns."""
 
-    columns = ("prompt", "answer")
+    columns = ("instruction", "input", "output", "tags")
 
     def __iter__(self) -> Any:
         return iter(self.columns)
 
-    def to_dict(self, orient: str) -> list[dict[str, str]]:
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
         assert orient == "records"
-        return [{"prompt": "1+1=", "answer": "2"}]
+        # pandas' forms of a missing number and of a list that comes from parquet.
+        return [{"instruction": "Say hi.", "input": math.nan, "output": "hi", "tags": np.array(["a", "b"])}]
 
 
 def test_a_table_is_its_rows_and_several_tables_are_named() -> None:
-    given = with_objects({"data": {"train": Table()}})["data"]
-    assert given["train"].rows == [{"prompt": "1+1=", "answer": "2"}]  # type: ignore[index]
+    settings = {"model": "tiny", "method": "sft", "data": {"train": Table()}}
+    (example,) = load_source(load_config(values=with_objects(settings))).examples
+    assert example.problem.prompt == "Say hi."
+    assert example.problem.columns["input"] is None
+    assert example.problem.columns["tags"] == ["a", "b"]
     with pytest.raises(ConfigError, match="'validation', 'train'"):
         with_objects({"data": {"train": {"validation": [], "train": []}}})
 

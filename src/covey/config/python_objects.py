@@ -67,7 +67,7 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
     if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
         return list(rows.to_dicts())
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
-        return list(rows.to_dict(orient="records"))
+        return [{name: _cell(value) for name, value in row.items()} for row in rows.to_dict(orient="records")]
     if hasattr(rows, "__len__"):
         return list(rows)
     items = list(islice(rows, MOST_STREAMED + 1))
@@ -77,6 +77,15 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
             "write the rows to a file"
         )
     return items
+
+
+def _cell(value: object) -> object:
+    """Return a value of a pandas table as JSON would have it: lists for arrays, None for what is missing."""
+    if isinstance(value, np.ndarray):  # pandas reads the lists of parquet as arrays
+        return [_cell(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _cell(item) for key, item in value.items()}
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def or_object(kind: object) -> GetPydanticSchema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ COLUMNS_OF: Mapping[Kind, str] = {
 }
 """Kind of example -> the columns of its rows, for messages."""
 PLACE = re.compile(r"\{(\w+)\}")
+MESSAGES_IN_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(role|content|from|value)\1\s*:""")
+"""The beginning of a list of messages as JSON or Python writes it."""
 
 
 UNTRAINED = "weight"
@@ -226,7 +227,7 @@ def _example(problem: Problem, method: str, data: Data) -> Example:
 def _answer(problem: Problem, data: Data) -> Example:
     columns = problem.columns
     if "{" in data.completion:
-        missing = [name for name in PLACE.findall(data.completion) if _missing(columns.get(name))]
+        missing = [name for name in PLACE.findall(data.completion) if columns.get(name) is None]
         if missing:
             raise DataError(
                 f"{problem.id}: data.completion names column {missing[0]!r}, which the row does not have"
@@ -234,7 +235,7 @@ def _answer(problem: Problem, data: Data) -> Example:
         answer: object = PLACE.sub(lambda m: str(columns[m[1]]), data.completion)
     else:
         answer = columns.get(data.completion)
-    if _missing(answer) or isinstance(answer, dict):
+    if answer is None or isinstance(answer, dict):
         raise DataError(
             f"{problem.id}: column {data.completion!r} (data.completion) must hold the answer to imitate, as "
             "text or messages"
@@ -253,11 +254,6 @@ def _sampled(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
     if missing := [name for name in columns if name not in answers]:
         raise DataError(f"{problem.id}: {SAMPLED} has no tokens for {missing[0]!r}. {REMEDY}")
     return tuple(answers[name] for name in columns)
-
-
-def _missing(value: object) -> bool:
-    """Return whether a value is missing, for which pandas writes NaN."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _says_nothing(answer: AnswerText) -> bool:
@@ -325,9 +321,23 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
                 f"{problem.id}: {column!r} is a chat, but the prompt is text; set data.chat: true"
             )
         return _with_flags(problem, column, messages)
-    if not isinstance(answer, str | int | float) or isinstance(answer, bool) or _missing(answer):
+    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         raise DataError(f"{problem.id}: {column!r} must be text, not {str(answer)[:60]!r}")
+    if problem.sampled is None:
+        refuse_messages_in_text(problem.id, column, str(answer))
     return str(answer)
+
+
+def refuse_messages_in_text(where: str, column: str, text: str) -> None:
+    """Raise DataError for a text that is a list of messages, which a table without lists, as CSV, holds.
+
+    The model would read its brackets and quotes.
+    """
+    if MESSAGES_IN_TEXT.match(text):
+        raise DataError(
+            f"{where}: {column!r} is a text that holds a list of messages, {text[:40]!r}...; write these rows "
+            "as JSONL or parquet, where it is a list"
+        )
 
 
 def _with_flags(problem: Problem, column: str, messages: Messages) -> Messages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 from covey.config.python_objects import RowsObject
 from covey.config.schema import Data
 from covey.system.opening import is_deep
-from covey.tasks.examples import PLACE, messages_of, with_prompt
+from covey.tasks.examples import PLACE, messages_of, refuse_messages_in_text, with_prompt
 from covey.tasks.sampled import SAMPLED, read_sampled
 from covey.tasks.schemas import recognized
 from covey.types import Problem
@@ -177,6 +178,7 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
 
 
 def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
+    row = {name: None if _is_nan(value) else value for name, value in row.items()}
     if SAMPLED in row:
         return _sampled_problem(where, identifier, row)
     row = with_prompt(in_our_names(row, data), where, data)
@@ -198,6 +200,11 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
         )
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
     return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))
+
+
+def _is_nan(value: object) -> bool:
+    """Return whether a value is NaN: a missing value of rows that were a table of pandas, in JSON too."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Problem:
@@ -265,6 +272,8 @@ def prompt_of(where: str, row: Mapping[str, object], data: Data) -> tuple[str | 
 def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages:
     prompt = row[data.prompt]
     if isinstance(prompt, str) and prompt.strip():
+        if SAMPLED not in row:
+            refuse_messages_in_text(where, data.prompt, prompt)
         if data.template is not None:
             prompt = _filled(where, data.template, {**row, "prompt": prompt}, data)
         if not data.chat and data.system is None:
