@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from covey.objective import corrections, penalties, ratios, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm
@@ -15,6 +16,7 @@ from covey.objective.data import LossInputs
 from covey.objective.diagnostics import gradient_coefficient
 from covey.objective.loss import penalty, policy_loss, policy_values
 from covey.objective.penalties import KL, Entropy
+from covey_verify.errors import CoveyError
 from tests.objective.inputs import LOG, TOTALS, algorithm, made_inputs, t
 from tests.objective.table import evaluated, inputs_of, leaves, made_batch, made_groups
 
@@ -137,6 +139,21 @@ def test_a_choice_takes_its_data_by_name() -> None:
     assert choice(data) == (3, 1, 7)
     assert choice.needs == ("values", "mask")
     assert choice.all_settings == {"share": 7}
+
+
+def test_a_users_function_that_reduces_by_itself_is_refused() -> None:
+    """Torch would expand its mean to every token, and the loss would depend on the micro-batches."""
+
+    def mean_loss(ratio: Tensor, advantages: Tensor) -> Tensor:
+        return -(ratio * advantages).mean()
+
+    def by_completion(advantages: Tensor) -> Tensor:
+        return advantages.abs().mean(-1)
+
+    with pytest.raises(CoveyError, match=r"algorithm.surrogate .*mean_loss returns the shape \(\) where \(2, 2"):
+        policy_loss(algorithm(surrogate=bind(mean_loss)), made_inputs())
+    with pytest.raises(CoveyError, match=r"algorithm.token_weights .* \(2, 2\) or \(2, 1\) is expected"):
+        policy_loss(algorithm(token_weights=(bind(by_completion),)), made_inputs())
 
 
 # --- what an algorithm needs ----------------------------------------------------------------------

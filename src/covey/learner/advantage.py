@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.learner.batching import Batch, ValueTargets
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import Bound
+from covey.objective.bound import Bound, values_of
 from covey.objective.data import BatchData, GroupData, KLData
 from covey.objective.penalties import bounded_value
 from covey.objective.value import Critic, value_targets
@@ -97,7 +97,7 @@ def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
             rewards=batch.rewards[trained],
             group=batch.group[trained],
         )
-        advantages[trained] = algorithm.whiten(whole)
+        advantages[trained] = values_of("whiten", algorithm.whiten, whole, whole.mask.shape, (len(trained), 1))
     return advantages
 
 
@@ -255,7 +255,11 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
         coef = kl.coef if coef is None else coef
         ref_log_ratio = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
         if kl.level == "completion":
-            response = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio.sum(-1))), kl.bound)
+            ref_log_ratio = ref_log_ratio.sum(-1)
+        values = values_of("kl.estimator", kl.estimator, KLData(ref_log_ratio), ref_log_ratio.shape)
+        costs = -coef * bounded_value(values, kl.bound)
+        if kl.level == "completion":
+            response = costs
         else:
-            token = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio)), kl.bound)
+            token = costs
     return _KLReward(response, token)

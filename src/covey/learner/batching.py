@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed, pack
-from covey.objective.bound import Bound
+from covey.objective.bound import Bound, values_of
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
 from covey.sampling.prompts import Prompted
@@ -184,7 +184,7 @@ def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor], noise: Ten
         old_collision=None if old is None else old.collision,
         noise=None if noise is None else noise[batch.origin, : batch.mask.shape[1]],
     )
-    return replace(batch, selected=choose(data))
+    return replace(batch, selected=values_of("select_tokens", choose, data, batch.mask.shape))
 
 
 @dataclass(frozen=True)

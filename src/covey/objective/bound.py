@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from covey_verify.errors import CoveyError
 
 Data_contra = TypeVar("Data_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
@@ -87,6 +89,22 @@ class Bound(Generic[Data_contra, Out_co]):
 def bind(function: Callable[..., Out_co], **settings: object) -> Bound[object, Out_co]:
     """Bind settings to a function of the objective."""
     return Bound(function, settings)
+
+
+def values_of(
+    axis: str, bound: Bound[Data_contra, Out_co], data: Data_contra, *shapes: Sequence[int]
+) -> Out_co:
+    """Call a function of an axis. Raises CoveyError if a user's returns no tensor of one of ``shapes``.
+
+    Torch would expand a tensor of another shape, such as a mean over tokens, to every token.
+    """
+    found = bound(data)
+    shape = getattr(found, "shape", None)
+    if bound.own and (shape is None or tuple(shape) not in map(tuple, shapes)):
+        returned = type(found).__name__ if shape is None else f"the shape {tuple(shape)}"
+        due = " or ".join(str(tuple(s)) for s in shapes)
+        raise CoveyError(f"algorithm.{axis} {bound.name} returns {returned} where {due} is expected")
+    return found
 
 
 AnyBound: TypeAlias = Bound[Any, object]

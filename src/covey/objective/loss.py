@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from covey.objective.bound import values_of
 from covey.objective.data import KLData, LossInputs
 from covey.objective.penalties import at_level, bounded_value, with_gradient
 
@@ -40,9 +41,11 @@ def policy_loss(
     algorithm's; controllers pass their current ones.
     """
     # Later axes may ask for the ratio, so it is computed first.
-    inputs = replace(inputs, ratio=algorithm.ratio(inputs))
+    by_token = inputs.mask.shape
+    ratio = values_of("ratio", algorithm.ratio, inputs, by_token, (by_token[0], 1))
+    inputs = replace(inputs, ratio=ratio)
     # (N,) -> (N, T), 0 off the mask.
-    weight = algorithm.reduce(inputs)[:, None] * inputs.mask
+    weight = values_of("reduce", algorithm.reduce, inputs, by_token[:1])[:, None] * inputs.mask
     policy = (policy_values(algorithm, inputs) * weight).sum()
     kl = entropy = policy.new_zeros(())
     total = policy
@@ -67,9 +70,12 @@ def imitation(inputs: LossInputs) -> Tensor:
 
 def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
     """Return each token's term of the policy loss before the reduction. (N, T)."""
-    values = algorithm.surrogate(inputs)
+    by_token = inputs.mask.shape
+    values = values_of("surrogate", algorithm.surrogate, inputs, by_token)
     for weight in algorithm.policy_weights:
-        values = values * weight(inputs).detach()
+        axis = "correction" if weight in algorithm.correction else "token_weights"
+        factors = values_of(axis, weight, inputs, by_token, (by_token[0], 1))
+        values = values * factors.detach()
     return values
 
 
@@ -82,5 +88,6 @@ def penalty(kl: KL, inputs: LossInputs) -> Tensor:
     to_sampler = kl.to == "sampler"
     ref_log_ratio = inputs.sampler_log_ratio if to_sampler else inputs.ref_log_ratio
     ref_log_ratio = at_level(ref_log_ratio, inputs.mask, kl.level)
-    value = kl.estimator(KLData(ref_log_ratio, inputs.full_kl))
+    shape = inputs.mask.shape
+    value = values_of("kl.estimator", kl.estimator, KLData(ref_log_ratio, inputs.full_kl), shape)
     return with_gradient(value, ref_log_ratio, inputs.ratio, kl.gradient, kl.bound)
