@@ -194,6 +194,17 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
     assert "math_answer: 100 % no_answer" in out(capsys, "rescore", runs[0], "math_answer")
 
 
+def test_a_run_that_credits_steps_is_rescored_by_their_sum(tmp_path: Path, capsys) -> None:
+    steps = "def r(completion):\n    first = (0, 1, float(sum(map(ord, completion)) % 5))\n"
+    steps += "    return Score(0.5, steps=(first,))\n"
+    (tmp_path / "r.py").write_text(f"from covey_verify.types import Score\n\n\n{steps}")
+    algorithm = {"name": "grpo_process", "kl": None}
+    rewards = (f"{tmp_path / 'r.py'}:r",)
+    start(tmp_path / "run", algorithm=algorithm, rewards=rewards, train={"steps": 1})
+    found = json.loads(out(capsys, "rescore", tmp_path / "run", tmp_path / "run", "--json"))
+    assert all(row["old"] == row["new"] for row in found["of_groups"])
+
+
 def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> None:
     asked = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
     (file := tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))

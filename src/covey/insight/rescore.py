@@ -11,6 +11,7 @@ import numpy as np
 
 from covey.models.wording import ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
+from covey.rewards.groups import with_credit
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
@@ -19,7 +20,7 @@ from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.text import Say, finite
 from covey.tasks.source import load_problems
-from covey.types import Completion, Problem
+from covey.types import Completion, Credit, Group, Problem
 from covey_verify.errors import DataError
 
 GROUPS_SHOWN = 12
@@ -99,7 +100,8 @@ def rescore(
     for step in logged:
         log = read_rollouts(stage, step)
         own = [_problem_of(log, n, problems, wording, f"{stage}, step {step}") for n in log.groups]
-        groups += rescored_step(log, step, own, list(map(log.completion, range(len(log.rows)))), rewards)
+        completions = list(map(log.completion, range(len(log.rows))))
+        groups += rescored_step(log, step, own, completions, rewards, loaded.algorithm.credit)
     return groups
 
 
@@ -109,15 +111,20 @@ def rescored_step(
     problems: Sequence[Problem],
     completions: Sequence[Completion],
     rewards: Rewards,
+    credit: Credit = "completion",
 ) -> list[RescoredGroup]:
-    """Score the groups of one step again: a problem for each group, a completion for each row of the log."""
+    """Score the groups of one step again: a problem for each group, a completion for each row of the log.
+
+    ``credit``: what the run's algorithm credits, which decides the reward of a completion with steps.
+    """
     scorer = Scorer(rewards, step)
     # All groups are submitted first, then awaited: rewards run in parallel.
     pending = [
         _submit(scorer, problem, [completions[place] for place in places])
         for problem, places in zip(problems, log.groups.values(), strict=True)
     ]
-    return [_result(log, step, number, group) for number, group in zip(log.groups, pending, strict=True)]
+    scored = [with_credit(group.result(), credit) for group in pending]
+    return [_result(log, step, number, group) for number, group in zip(log.groups, scored, strict=True)]
 
 
 def _problem_of(
@@ -145,10 +152,8 @@ def _submit(scorer: Scorer, problem: Problem, completions: Sequence[Completion])
     return group
 
 
-def _result(log: RolloutLog, step: int, number: int, group: GroupScoring) -> RescoredGroup:
-    """Wait for a group's rewards."""
+def _result(log: RolloutLog, step: int, number: int, new: Group) -> RescoredGroup:
     old = np.array([log.rows[place]["reward"] for place in log.groups[number]], dtype=np.float64)
-    new = group.result()
     statuses = Counter[tuple[str, str]](
         (name, s.status) for name, component in new.components.items() for s in component.scores
     )
