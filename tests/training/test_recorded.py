@@ -84,6 +84,14 @@ def test_a_run_is_measured_by_its_final_model(project: Path, capsys, monkeypatch
     assert main(["check", str(folder), "--json"]) == 0
 
 
+def test_rows_that_the_run_has_left_out_are_not_measured(project: Path, capsys) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1) if i else "?"} for i in range(12)]
+    (project / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scoring = {"max_bad_references": 0.5}
+    folder = trained(project, method="sft", rewards=["math_answer"], scoring=scoring, algorithm="dapo")
+    assert measured(capsys, folder) == logged(folder, -1)
+
+
 @pytest.mark.parametrize(("lora", "lr"), [(None, 0.01), ({"rank": 2}, 0.5)], ids=["whole", "lora"])
 def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
     project: Path, capsys, lora: dict | None, lr: float

@@ -12,7 +12,7 @@ from covey.config.load import ResolvedConfig
 from covey.models.load import load_policy, speed_notes
 from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
-from covey.rewards.audit import check_columns
+from covey.rewards.audit import check_columns, check_references
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
 from covey.rollouts.learned import rewards_of
@@ -59,6 +59,11 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
     def warn(note: str) -> None:
         console.say(note, "yellow")
 
+    # The problems of a run's own evaluations, so that both measure the same.
+    usable, skipped = check_references(source.test, rewards, config.scoring.max_bad_references)
+    source = replace(source, test=usable)
+    for row, why in skipped.items():
+        warn(f"skipping {row}: {why}")
     with model_of(loaded, warn, texts_of(source, config)) as policy:
         encoded = encode(policy, source.test, config)
         problems = encoded[: config.eval.problems]
