@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from covey.cli import main
@@ -154,6 +154,19 @@ def test_what_cannot_be_written_faithfully_is_refused(tmp_path: Path, name: str,
     with pytest.raises(ConfigError, match=said):
         write_gguf(model_folder(tmp_path / "model", name), tmp_path / "model.gguf", "f16")
     assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize("change", ["lowercase", "prefix"])
+def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(tmp_path: Path, change: str) -> None:
+    folder = model_folder(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if change == "lowercase":
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    else:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ConfigError, match="changes texts|splits texts"):
+        write_gguf(folder, tmp_path / "model.gguf", "f16")
 
 
 def test_the_demos_model_is_taken_from_a_package_and_nothing_else_is(

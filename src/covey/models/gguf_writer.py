@@ -103,6 +103,8 @@ def _refuse(config: PretrainedConfig, folder: Path) -> None:
     kind = (config.rope_parameters or {}).get("rope_type", "default")
     if kind != "default":
         raise ConfigError(f"--gguf does not write positions of the type {kind!r}; {INSTEAD} {folder}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ConfigError(f"--gguf does not write attention within a window; {INSTEAD} {folder}")
 
 
 def _add_shape(writer: GGUFWriter, config: PretrainedConfig, name: str) -> None:
@@ -131,6 +133,12 @@ def _add_tokenizer(
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     if described["model"]["type"] != "BPE" or described["model"].get("byte_fallback"):
         raise ConfigError(f"--gguf writes tokenizers of byte-level BPE; {INSTEAD} {folder}")
+    # llama.cpp changes no text before it splits it. NFC, which Qwen's have, leaves all but a few texts alone.
+    normalizer = (described["normalizer"] or {}).get("type")
+    if normalizer not in (None, "NFC"):
+        raise ConfigError(
+            f"--gguf does not write a tokenizer that changes texts ({normalizer}); {INSTEAD} {folder}"
+        )
     added = {token["id"]: token for token in described["added_tokens"]}
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
     # The embedding may have rows that no token uses.
@@ -165,13 +173,14 @@ def _splits(described: Mapping[str, Any], folder: Path) -> str:
 
     parts = described.get("pretokenizers") or [described]
     kinds = [part["type"] for part in parts]
-    if kinds == ["ByteLevel"]:
+    prefixed = any(part.get("add_prefix_space") for part in parts)
+    if kinds == ["ByteLevel"] and parts[0]["use_regex"] and not prefixed:
         return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"]:
+    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and not prefixed:
         return "smollm"
     patterns = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
     for name, pattern in GGUF_PRE_TOKENIZER_SPLITS.items():
-        if kinds == ["Split", "ByteLevel"] and patterns == [pattern]:
+        if kinds == ["Split", "ByteLevel"] and patterns == [pattern] and not prefixed:
             return name
     raise ConfigError(f"--gguf does not know how this tokenizer splits texts; {INSTEAD} {folder}")
 
