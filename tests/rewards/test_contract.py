@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,14 @@ COMPLETIONS = [completion("4"), completion("5")]
 def judged(*functions):
     rewards = load_rewards(functions, Path())
     return rewards.score_group(PROBLEM, np.array([1]), COMPLETIONS, strict=True)
+
+
+def test_what_a_partial_has_bound_no_column_replaces() -> None:
+    def judge(completion, answer, strict=True):
+        return float(completion == answer)
+
+    group = judged(partial(judge, answer="5"))
+    assert group.rewards.tolist() == [0.0, 1.0]
 
 
 def test_both_forms_get_what_their_signature_asks_for() -> None:

@@ -18,7 +18,7 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from covey_verify.errors import RewardError
@@ -209,6 +209,8 @@ class RewardFunction:
         found = dict(offered)
         if self.ours:  # a column named like a setting (points, percent) is no setting
             found = {n: v for n, v in found.items() if n not in self.set_only}
+        if isinstance(self.function, partial):  # nor does one replace what the user has bound
+            found = {n: v for n, v in found.items() if n not in self.function.keywords}
         if not self.takes_all:
             found = {n: v for n, v in found.items() if n in self.parameters}
         given = {**found, **self.settings}
