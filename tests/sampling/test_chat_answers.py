@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 from transformers import GenerationConfig
 
 from covey.config.schema import Config, Data
@@ -188,3 +189,12 @@ def test_a_key_of_a_message_that_the_template_does_not_show_is_named_once() -> N
     assert "p: the chat template omits the key 'date'" in note
     shown = with_template(TURN + "{{ m.date }}" + f"{END}\n{{% endfor %}}" + BEGIN)
     assert not unseen_by_model(shown, problems, Config())
+
+
+def test_a_text_that_the_tokenizer_changes_is_named_once() -> None:
+    policy = with_template(TURN + f"{END}\n{{% endfor %}}" + BEGIN)
+    example = Example("answer", Problem("p", ASKED), ("in Paris",), (1.0,))
+    assert not unseen_by_model(policy, [], Config(), [example])
+    policy.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    (note,) = unseen_by_model(policy, [Problem("q", "Oslo")], Config(), [example])
+    assert note.startswith("p: the tokenizer changes the answer: 'in Paris' is 'in paris' for the model")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from covey.config.load import load_config
+from covey.system.console import RunConsole
 from covey.tasks.preflight import trained_on
 from covey.tasks.source import Source, load_source
+from covey.training.run import RunOptions
+from covey.training.task import checked_task
 from covey.types import Problem
-from covey_verify.errors import ConfigError
 
 
 def test_all_pairs_of_a_prompt_are_held_out_or_none(tmp_path: Path) -> None:
@@ -38,8 +38,17 @@ def test_held_out_prompts_that_are_trained_on_are_found() -> None:
     assert trained_on(Source(train, test)) == {"b:1": "a:1"}
 
 
-def test_a_number_of_rows_to_generate_is_refused_for_a_file(tmp_path: Path) -> None:
+def test_what_a_setting_does_not_do_is_said_before_a_run(tmp_path: Path, capsys) -> None:
     (tmp_path / "q.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    (tmp_path / "run.yaml").write_text("{model: tiny, data: {train: q.jsonl, train_size: 1}}")
-    with pytest.raises(ConfigError, match="data.train_size: .* every row of a file"):
-        load_source(load_config(tmp_path / "run.yaml"))
+    (tmp_path / "r.py").write_text(
+        "def right(completion, answer): return completion == answer\n\n\n"
+        "def brief(completion): return len(completion) < 9\n"
+    )
+    gate = "{'r.py:right': {verdict: true}}, {'r.py:brief': {gated_by: right}}"
+    (tmp_path / "run.yaml").write_text(
+        f"{{model: tiny, data: {{train: q.jsonl, train_size: 1}}, rewards: [{gate}]}}"
+    )
+    checked_task(load_config(tmp_path / "run.yaml"), RunConsole(), RunOptions())
+    said = capsys.readouterr().out
+    assert "data.train_size: a generated task has that many problems" in said
+    assert "brief counts wherever right gives a number, also 0; for correct answers only: gated_by:" in said

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from covey.config.schema import Config
 from covey.models.chat import leaves_out, unused_arguments
@@ -11,6 +12,10 @@ from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
 from covey.types import Problem
 from covey_verify.types import Messages
+
+
+TEXTS_TRIED = 1000
+"""Number of texts that are encoded and decoded again: each takes some ten thousandths of a second."""
 
 
 def unseen_by_model(
@@ -26,6 +31,7 @@ def unseen_by_model(
     notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
     notes += _unread_by_texts(problems, config)
     notes += _forging(policy, problems)
+    notes += _changed_by_tokenizer(policy, problems, examples)
     notes += _begun_turns(problems)
     return [*notes, *_ignored_arguments(policy, problems)]
 
@@ -43,6 +49,34 @@ def _unread_by_texts(problems: Sequence[Problem], config: Config) -> list[str]:
             "template; set data.chat: true"
         )
     return notes
+
+
+def _changed_by_tokenizer(
+    policy: Policy, problems: Sequence[Problem], examples: Sequence[Example]
+) -> list[str]:
+    """Return a note on the first text that its tokens do not give back, as those of a lower-case tokenizer."""
+    for problem, what, text in islice(_texts(problems, examples), TEXTS_TRIED):
+        read = policy.decode.text_with_specials(policy.decode.encode(text)).strip()
+        # Many tokenizers put a space before a text.
+        if read != text.strip():
+            place = next((n for n, (a, b) in enumerate(zip(read, text.strip(), strict=False)) if a != b), 0)
+            said, shown = (t[max(0, place - 10) :][:30] for t in (text.strip(), read))
+            note = f"{problem.id}: the tokenizer changes the {what}: {said!r} is {shown!r} for the model, which"
+            return [f"{note} cannot write the former. Take a model whose tokenizer knows these characters"]
+    return []
+
+
+def _texts(
+    problems: Iterable[Problem], examples: Iterable[Example]
+) -> Iterator[tuple[Problem, str, str]]:
+    for example in examples:
+        for answer in example.answers:
+            said = [answer] if isinstance(answer, str) else [str(m["content"]) for m in answer]
+            yield from ((example.problem, "answer", text) for text in said)
+    for problem in (*problems, *(e.problem for e in examples)):
+        asked = problem.prompt
+        texts = [asked] if isinstance(asked, str) else [str(m["content"]) for m in asked]
+        yield from ((problem, "prompt", text) for text in texts)
 
 
 def _begun_turns(problems: Sequence[Problem]) -> list[str]:

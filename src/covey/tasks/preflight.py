@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from covey.config.load import ResolvedConfig
-from covey.config.schema import Config
+from covey.config.schema import Config, Data
 from covey.config.unread import reads
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
@@ -29,6 +29,12 @@ def usable_problems(
     """
     config = loaded.config
     source = _measurable(source, rewards, config, console)
+    if config.data.train is not None and config.data.train_size != Data().train_size:
+        console.say(
+            "data.train_size: a generated task has that many problems, but every row of data.train is "
+            "trained on; shorten the file to train on fewer",
+            "yellow",
+        )
     _tell_of_leaks(source, console)
     if not len(rewards):
         return source
@@ -79,6 +85,8 @@ def _tell_of_rewards(
         visible = rewards.sandbox.get("visible")
         note = f"model code runs in the {rewards.sandbox['backend']} sandbox"
         console.say(note + (f"; it can learn {visible}" if visible else ""))
+    for note in _always_open(rewards):
+        console.say(note, "yellow")
     if rewards.inline:
         runs = "runs" if len(rewards.inline) == 1 else "run"
         console.say(
@@ -89,6 +97,17 @@ def _tell_of_rewards(
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
+
+
+def _always_open(rewards: Rewards) -> list[str]:
+    """Return a note for each gate on a user's function, of which a wrong answer is an answer too."""
+    theirs = {reward.name for reward in rewards if not reward.ours}
+    return [
+        f"{reward.name} counts wherever {reward.gated_by} gives a number, also 0; for correct answers only: "
+        f"gated_by: '{reward.gated_by}:correct'"
+        for reward in rewards
+        if reward.gated_by in theirs
+    ]
 
 
 def trained_on(source: Source) -> dict[str, str]:

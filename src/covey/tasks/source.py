@@ -133,11 +133,6 @@ def load_problems(loaded: ResolvedConfig) -> Source:
         return Source(train, problems(task, "test", data.test_size), (*task.rewards, *by_step))
     if data.train is None:
         raise ConfigError("data: there are no problems; set data.train to a file or data.task to a task")
-    if data.train_size != Data().train_size:
-        raise ConfigError(
-            "data.train_size: a generated task has that many problems, but every row of a file (data.train) "
-            "is trained on; remove train_size, or shorten the file"
-        )
     test = _problems_of(data.test, loaded, "test") if data.test is not None else []
     return Source(_problems_of(data.train, loaded), test[: data.test_size])
 
