@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config, PreTrainedModel
+from transformers import LlamaConfig, Phi3Config, PreTrainedModel, Qwen3ForCausalLM
 
 from covey.config.load import load_config
-from covey.config.schema import Lora
+from covey.config.schema import Config, Lora
 from covey.models.forward import supported
-from covey.models.load import load_policy, with_lora
+from covey.models.load import load_policy, speed_notes, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy, save_policy
@@ -22,7 +23,17 @@ from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey_verify.errors import ConfigError
-from tests.conftest import CONFIGS, OTHERS, OURS, SMALL, WIDE, policy_of, random_prompts, sharpened
+from tests.conftest import (
+    CONFIGS,
+    OTHERS,
+    OURS,
+    SMALL,
+    WIDE,
+    full_tokenizer,
+    policy_of,
+    random_prompts,
+    sharpened,
+)
 
 
 def reference_logprobs(model: torch.nn.Module, prompt: np.ndarray, answer: np.ndarray) -> torch.Tensor:
@@ -359,3 +370,28 @@ def test_recomputed_layers_give_the_same_gradient_to_the_bit(name: str) -> None:
         policy.score(packed, 1.0).logprobs.sum().backward()
         gradients.append([p.grad.clone() for p in policy.parameters])
     assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))
+
+
+class Scaled(Qwen3ForCausalLM):
+    """A user's class: its logits are those of Qwen 3, three times."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits * 3
+        return out
+
+
+@pytest.mark.parametrize("change", ["class", "hook"])
+def test_a_model_that_computes_otherwise_than_its_type_is_computed_by_its_modules(change: str) -> None:
+    model = sharpened(CONFIGS["qwen3"])
+    if change == "class":
+        model.__class__ = Scaled
+    else:
+        model.model.layers[0].register_forward_hook(lambda *inputs: inputs[-1].flip(-1))
+    policy = Policy(model, full_tokenizer())
+    tokens = random_prompts(12)[0]
+    with torch.no_grad():
+        found = policy.score(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
+        expected = reference_logprobs(model, tokens[:1], tokens[1:])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert any("not that code" in note for note in speed_notes(policy, Config()))

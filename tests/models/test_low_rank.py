@@ -7,17 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from covey.config.python_objects import GivenModel
 from covey.config.schema import Lora
 from covey.models.load import with_lora
 from covey.models.ops import TorchOps
 from covey.models.packing import Packed, pack
+from covey.models.passed_models import policy_of as policy_of_given
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey_verify.errors import ConfigError
 from tests.conftest import CONFIGS, policy_of, random_prompts, sharpened
 
 pytest.importorskip("peft")
+from peft import LoraConfig, get_peft_model
 
 
 def adapted(
@@ -61,6 +65,44 @@ def test_values_and_gradients_are_those_of_the_layers_of_peft(rank: int, targets
         torch.testing.assert_close(
             gradient, expected[name], atol=1e-5 * float(expected[name].abs().max()), rtol=1e-4
         )
+
+
+@pytest.mark.parametrize("relative", ["use_dora", "lora_bias"])
+def test_relatives_of_lora_are_computed_by_peft(relative: str) -> None:
+    """DoRA scales each row of the sum; as W + s B A another model was sampled, and its scales untrained."""
+    adapter = get_peft_model(
+        sharpened(CONFIGS["qwen2"]), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **{relative: True})
+    )
+    torch.manual_seed(0)
+    for name, parameter in adapter.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    given = GivenModel(adapter, policy_of("qwen2").tokenizer)
+    policy = policy_of_given(given)
+    ids = torch.tensor([random_prompts(12)[0].tolist()])
+    with torch.no_grad():
+        expected = adapter(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    found = policy.score(pack([ids[0, :1].numpy()], [[ids[0, 1:].numpy()]]), 1.0).logprobs
+    torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=0)
+    found.sum().backward()
+    assert all(p.grad is not None for p in adapter.parameters() if p.requires_grad)
+
+
+def test_adapters_that_would_not_be_trained_are_refused() -> None:
+    tokenizer = policy_of("qwen3").tokenizer
+    layers = LoraConfig(r=4, target_modules=["q_proj"])
+    merged = get_peft_model(sharpened(CONFIGS["qwen3"]), layers)
+    merged.merge_adapter()
+    with pytest.raises(ConfigError, match="its adapter is merged into the weights"):
+        policy_of_given(GivenModel(merged, tokenizer))
+    named = get_peft_model(sharpened(CONFIGS["qwen3"]), layers, adapter_name="mine")
+    with pytest.raises(ConfigError, match="its active adapter is mine"):
+        policy_of_given(GivenModel(named, tokenizer))
+    with_bias = LoraConfig(r=4, target_modules=["q_proj"], lora_bias=True)
+    with pytest.warns(UserWarning, match="merging LoRA weights won't be possible"):
+        biased = get_peft_model(sharpened(CONFIGS["qwen3"]), with_bias)
+    with pytest.raises(ConfigError, match="q_proj has no bias that the adapter's could be merged into"):
+        policy_of_given(GivenModel(biased, tokenizer))
 
 
 @pytest.mark.parametrize("rounds", [False, True])

@@ -150,7 +150,9 @@ def test_a_users_function_that_reduces_by_itself_is_refused() -> None:
     def by_completion(advantages: Tensor) -> Tensor:
         return advantages.abs().mean(-1)
 
-    with pytest.raises(CoveyError, match=r"algorithm.surrogate .*mean_loss returns the shape \(\) where \(2, 2"):
+    with pytest.raises(
+        CoveyError, match=r"algorithm.surrogate .*mean_loss returns the shape \(\) where \(2, 2"
+    ):
         policy_loss(algorithm(surrogate=bind(mean_loss)), made_inputs())
     with pytest.raises(CoveyError, match=r"algorithm.token_weights .* \(2, 2\) or \(2, 1\) is expected"):
         policy_loss(algorithm(token_weights=(bind(by_completion),)), made_inputs())

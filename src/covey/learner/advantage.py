@@ -97,7 +97,9 @@ def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
             rewards=batch.rewards[trained],
             group=batch.group[trained],
         )
-        advantages[trained] = values_of("whiten", algorithm.whiten, whole, whole.mask.shape, (len(trained), 1))
+        advantages[trained] = values_of(
+            "whiten", algorithm.whiten, whole, whole.mask.shape, (len(trained), 1)
+        )
     return advantages
 
 

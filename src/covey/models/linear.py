@@ -87,16 +87,22 @@ class LowRank:
         return da, turned_db.t()
 
 
+PLAIN_LORA = "peft.tuners.lora.layer"
+"""Module of peft's class for W + s B A; relatives such as AdaLoRA have modules of their own."""
+
+
 def _low_rank(module: nn.Module) -> LowRank | None:
     """The update of a LoRA layer, if our products can do it; None otherwise.
 
     The weight has to be float32, because a bfloat16 sum loses small updates; its outputs fill whole vectors.
+    Relatives of LoRA compute something else: with `use_dora` a variant, with `lora_bias` a bias as well.
     """
-    if not (hasattr(module, "lora_A") and type(module.base_layer) is nn.Linear):
+    if not (type(module).__module__ == PLAIN_LORA and type(module.base_layer) is nn.Linear):
         return None
+    layer = cast("LoraLayer", module)
     weight = module.base_layer.weight
     fits = weight.dtype == torch.float32 and len(weight) % LANES == 0
-    return LowRank(cast("LoraLayer", module)) if fits else None
+    return LowRank(layer) if fits and not layer.lora_variant and not any(layer.lora_bias.values()) else None
 
 
 def adapts_linears(model: nn.Module) -> bool:

@@ -16,11 +16,12 @@ from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
+from covey.models.forward import supported
 from covey.models.gguf import folder_of_gguf
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
 from covey.models.model_objects import adapter_of, checked_model, is_classifier, policy_of, take_weights
-from covey.models.policy import Policy
+from covey.models.policy import Policy, is_stock
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
 from covey.models.rotary import use_long_table
@@ -244,6 +245,11 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
         yield (
             f"matrix products use bfloat16, {reason}. To compute in float32, set precision: float32 "
             "(docs/performance.md)"
+        )
+    if policy.decoder is None and supported(policy.model) and not is_stock(policy.model):
+        yield (
+            f"the model does not compute what a {policy.model.config.model_type} does (a class of yours, or "
+            "hooks), so it is sampled and trained by its own modules; final/ has its weights, not that code"
         )
     if policy.decoder is None:
         yield (

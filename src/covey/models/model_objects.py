@@ -55,6 +55,8 @@ def checked_model(given: ModelObject) -> tuple[PreTrainedModel, PreTrainedTokeni
             f"model: {adapter.active_peft_config.peft_type.value} adds virtual tokens to prompts, which no "
             "sampler here reads; use adapters within layers, as LoRA"
         )
+    if adapter is not None:
+        _check_adapter(adapter)
     if not isinstance(model, PreTrainedModel) or not _has_head(model):
         raise ConfigError(
             f"model: a {given.name} is not a causal language model or a classifier of transformers. Remove "
@@ -79,6 +81,23 @@ def checked_model(given: ModelObject) -> tuple[PreTrainedModel, PreTrainedTokeni
         )
     check_finite(model, given.name)
     return model, tokenizer
+
+
+def _check_adapter(adapter: PeftModel) -> None:
+    """Raise ConfigError for adapters that would count twice, not be saved, or not be merged at the end."""
+    active = list(adapter.active_adapters)
+    if active != ["default"]:
+        raise ConfigError(
+            f"model: its active adapter is {', '.join(active) or 'none'}, but the trained one has to be the "
+            "only active one and have peft's name `default`"
+        )
+    if any(getattr(module, "merged", False) for module in adapter.modules()):
+        raise ConfigError("model: its adapter is merged into the weights; call unmerge_adapter() first")
+    for name, module in adapter.named_modules():
+        if any(getattr(module, "lora_bias", {}).values()) and module.get_base_layer().bias is None:
+            raise ConfigError(
+                f"model: {name} has no bias that the adapter's could be merged into; leave out lora_bias"
+            )
 
 
 def _has_head(model: PreTrainedModel) -> bool:

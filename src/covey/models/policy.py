@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -34,7 +35,7 @@ from covey.models.forward import (
 from covey.models.linear import FusedLinear, ValueHead, adapts_linears
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
-from covey.models.packing import Packed
+from covey.models.packing import Packed, pack
 from covey.models.pretrained import pretrained
 from covey.models.readback import check_folder
 from covey.models.rotary import longest_stable_rotation
@@ -80,6 +81,8 @@ class Policy:
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) and adapts_linears(model) else None
         self._head = FusedLinear(model.get_output_embeddings())
+        if self.decoder is not None and not (is_stock(model) or self._decoder_explains_logits()):
+            self.decoder = None
         self.rounds = False
         if rounds:
             self.round_products()
@@ -199,7 +202,7 @@ class Policy:
     @property
     def embedded(self) -> int:
         """Number of ids with an embedding."""
-        return int(self.model.get_input_embeddings().num_embeddings)
+        return len(self.model.get_input_embeddings().weight)  # of an adapter's layer too
 
     @cached_property
     def vocabulary_hash(self) -> str:
@@ -323,6 +326,16 @@ class Policy:
         return out.last_hidden_state if self.plain_head else out.logits
 
     @torch.no_grad()
+    def _decoder_explains_logits(self) -> bool:
+        """Whether our own forward pass gives the logits of a model that has code or hooks of a user's."""
+        tokens = np.arange(8)
+        ids = torch.from_numpy(tokens)[None].to(self.device)
+        expected = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float().softmax(-1)
+        packed = pack([tokens[:1]], [[tokens[1:]]]).to(self.device)
+        found = self.head(self.hidden(packed)).float().softmax(-1)
+        return bool(torch.allclose(expected, found, atol=1e-3 if self.model.dtype == torch.float32 else 0.05))
+
+    @torch.no_grad()
     def _head_explains_logits(self) -> bool:
         """Whether head(hidden) gives this architecture's logits; some scale them on the way."""
         # `_states` and `head` read this attribute, so it has to hold what is tried.
@@ -331,6 +344,17 @@ class Policy:
         expected = self.model(input_ids=tokens, use_cache=False).logits
         computed = self.head(self._states(tokens, torch.ones_like(tokens)))
         return bool(torch.allclose(expected.float(), computed.float(), rtol=1e-4, atol=1e-4))
+
+
+def is_stock(model: PreTrainedModel) -> bool:
+    """Whether a model consists of transformers', torch's and peft's modules, without hooks or patches."""
+
+    def plain(module: nn.Module) -> bool:
+        known = type(module).__module__.partition(".")[0] in ("transformers", "torch", "peft")
+        hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no public way to ask
+        return known and not hooks and "forward" not in vars(module)
+
+    return all(map(plain, model.modules()))
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:

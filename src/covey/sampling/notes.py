@@ -13,7 +13,6 @@ from covey.tasks.examples import UNTRAINED, Example
 from covey.types import Problem
 from covey_verify.types import Messages
 
-
 TEXTS_TRIED = 1000
 """Number of texts that are encoded and decoded again: each takes some ten thousandths of a second."""
 
@@ -54,21 +53,21 @@ def _unread_by_texts(problems: Sequence[Problem], config: Config) -> list[str]:
 def _changed_by_tokenizer(
     policy: Policy, problems: Sequence[Problem], examples: Sequence[Example]
 ) -> list[str]:
-    """Return a note on the first text that its tokens do not give back, as those of a lower-case tokenizer."""
+    """Return a note on the first text that its tokens do not give back, as where all is lower-cased."""
     for problem, what, text in islice(_texts(problems, examples), TEXTS_TRIED):
         read = policy.decode.text_with_specials(policy.decode.encode(text)).strip()
         # Many tokenizers put a space before a text.
         if read != text.strip():
             place = next((n for n, (a, b) in enumerate(zip(read, text.strip(), strict=False)) if a != b), 0)
             said, shown = (t[max(0, place - 10) :][:30] for t in (text.strip(), read))
-            note = f"{problem.id}: the tokenizer changes the {what}: {said!r} is {shown!r} for the model, which"
+            note = (
+                f"{problem.id}: the tokenizer changes the {what}: {said!r} is {shown!r} for the model, which"
+            )
             return [f"{note} cannot write the former. Take a model whose tokenizer knows these characters"]
     return []
 
 
-def _texts(
-    problems: Iterable[Problem], examples: Iterable[Example]
-) -> Iterator[tuple[Problem, str, str]]:
+def _texts(problems: Iterable[Problem], examples: Iterable[Example]) -> Iterator[tuple[Problem, str, str]]:
     for example in examples:
         for answer in example.answers:
             said = [answer] if isinstance(answer, str) else [str(m["content"]) for m in answer]

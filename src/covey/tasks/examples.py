@@ -335,8 +335,8 @@ def refuse_messages_in_text(where: str, column: str, text: str) -> None:
     """
     if MESSAGES_IN_TEXT.match(text):
         raise DataError(
-            f"{where}: {column!r} is a text that holds a list of messages, {text[:40]!r}...; write these rows "
-            "as JSONL or parquet, where it is a list"
+            f"{where}: {column!r} is a text that holds a list of messages, {text[:40]!r}...; write these "
+            "rows as JSONL or parquet, where it is a list"
         )
 
 
