@@ -381,11 +381,13 @@ class Scaled(Qwen3ForCausalLM):
         return out
 
 
-@pytest.mark.parametrize("change", ["class", "hook"])
+@pytest.mark.parametrize("change", ["class", "hook", "layer"])
 def test_a_model_that_computes_otherwise_than_its_type_is_computed_by_its_modules(change: str) -> None:
     model = sharpened(CONFIGS["qwen3"])
     if change == "class":
         model.__class__ = Scaled
+    elif change == "layer":
+        model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
     else:
         model.model.layers[0].register_forward_hook(lambda *inputs: inputs[-1].flip(-1))
     policy = Policy(model, full_tokenizer())

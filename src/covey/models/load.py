@@ -20,8 +20,9 @@ from covey.models.forward import supported
 from covey.models.gguf import folder_of_gguf
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
+from covey.models.linear import adapts_linears
 from covey.models.model_objects import adapter_of, checked_model, is_classifier, policy_of, take_weights
-from covey.models.policy import Policy, is_stock
+from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
 from covey.models.rotary import use_long_table
@@ -246,10 +247,10 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
             f"matrix products use bfloat16, {reason}. To compute in float32, set precision: float32 "
             "(docs/performance.md)"
         )
-    if policy.decoder is None and supported(policy.model) and not is_stock(policy.model):
+    if policy.decoder is None and supported(policy.model) and adapts_linears(policy.model):
         yield (
-            f"the model does not compute what a {policy.model.config.model_type} does (a class of yours, or "
-            "hooks), so it is sampled and trained by its own modules; final/ has its weights, not that code"
+            f"the model does not compute what a {policy.model.config.model_type} does (a class or hooks of "
+            "yours, a changed layer), so its own modules compute it; final/ has its weights, not that code"
         )
     if policy.decoder is None:
         yield (

@@ -81,7 +81,8 @@ class Policy:
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) and adapts_linears(model) else None
         self._head = FusedLinear(model.get_output_embeddings())
-        if self.decoder is not None and not (is_stock(model) or self._decoder_explains_logits()):
+        # A model may compute otherwise than its type says: by a class or hooks of a user's, a changed layer.
+        if self.decoder is not None and not self._decoder_explains_logits():
             self.decoder = None
         self.rounds = False
         if rounds:
@@ -327,13 +328,15 @@ class Policy:
 
     @torch.no_grad()
     def _decoder_explains_logits(self) -> bool:
-        """Whether our own forward pass gives the logits of a model that has code or hooks of a user's."""
+        """Whether our own forward pass gives this model's logits, up to rounding."""
+        if getattr(self.model.get_output_embeddings(), "bias", None) is not None:
+            return False  # its gradient is not computed
         tokens = np.arange(8)
         ids = torch.from_numpy(tokens)[None].to(self.device)
         expected = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float().softmax(-1)
         packed = pack([tokens[:1]], [[tokens[1:]]]).to(self.device)
         found = self.head(self.hidden(packed)).float().softmax(-1)
-        return bool(torch.allclose(expected, found, atol=1e-3 if self.model.dtype == torch.float32 else 0.05))
+        return bool(torch.allclose(expected, found, atol=1e-3 if self.model.dtype == torch.float32 else 0.2))
 
     @torch.no_grad()
     def _head_explains_logits(self) -> bool:
@@ -344,17 +347,6 @@ class Policy:
         expected = self.model(input_ids=tokens, use_cache=False).logits
         computed = self.head(self._states(tokens, torch.ones_like(tokens)))
         return bool(torch.allclose(expected.float(), computed.float(), rtol=1e-4, atol=1e-4))
-
-
-def is_stock(model: PreTrainedModel) -> bool:
-    """Whether a model consists of transformers', torch's and peft's modules, without hooks or patches."""
-
-    def plain(module: nn.Module) -> bool:
-        known = type(module).__module__.partition(".")[0] in ("transformers", "torch", "peft")
-        hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no public way to ask
-        return known and not hooks and "forward" not in vars(module)
-
-    return all(map(plain, model.modules()))
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
