@@ -198,3 +198,17 @@ def test_a_text_that_the_tokenizer_changes_is_named_once() -> None:
     policy.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     (note,) = unseen_by_model(policy, [Problem("q", "Oslo")], Config(), [example])
     assert note.startswith("p: the tokenizer changes the answer: 'in Paris' is 'in paris' for the model")
+
+
+def test_a_turn_that_no_prompt_begins_and_a_question_that_is_cut_are_named() -> None:
+    """Without a header in the prompt the model writes it, and every reward reads it before the answer."""
+    (note,) = unseen_by_model(with_template(f"{TURN}{END}\n{{% endfor %}}"), [Problem("p", ASKED)], Config())
+    assert "the model has to write '<|im_start|>assistant'" in note
+    # Llama 2's and Mistral's form has no header.
+    bare = (
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content }}"
+    )
+    assert not unseen_by_model(with_template(bare + "{% endfor %}"), [Problem("p", ASKED)], Config())
+    cut = TURN.replace("| trim", "[:3]") + f"{END}\n{{% endfor %}}" + BEGIN
+    (note,) = unseen_by_model(with_template(cut), [Problem("p", ASKED)], Config())
+    assert note == "p: the chat template changes a message of the user, '1+2='"

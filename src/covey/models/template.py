@@ -50,6 +50,8 @@ class TemplateFacts:
     """Reason why it does not render a question and its answer; empty if it does."""
     answer_header: str = ""
     """Text after a question, for the model to continue: the end of that turn and the next one's header."""
+    unbegun: str = ""
+    """Text that it writes before an answer but not for the model to continue: it begins no turn for it."""
     turn_end: int | None = None
     """The token that ends an answer; None if no single token does."""
     thoughts: Thoughts | None = None
@@ -139,6 +141,7 @@ def _facts_of(template: _Template) -> TemplateFacts:
     facts = TemplateFacts(
         "",
         answer_header,
+        _unbegun(template, answer_header, plain),
         end,
         controls=_controls(template, end, marks),
         dated=_dated(template),
@@ -156,6 +159,14 @@ def _facts_of(template: _Template) -> TemplateFacts:
     return replace(
         facts, thoughts=thoughts, unthinking=unthinking, switch=switch, unopened=unopened, forgets=forgets
     )
+
+
+def _unbegun(template: _Template, answer_header: str, plain: str) -> str:
+    """The header of an answer, if the template ignores `add_generation_prompt`; empty if it does not."""
+    header = plain.partition(ANSWER)[0]
+    if answer_header != template.after_question() or not header.startswith(answer_header):
+        return ""
+    return header.removeprefix(answer_header).strip()
 
 
 def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from covey.config.schema import Config
-from covey.models.chat import leaves_out, unused_arguments
+from covey.models.chat import chat_text, leaves_out, unused_arguments
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
@@ -30,6 +30,7 @@ def unseen_by_model(
     notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
     notes += _unread_by_texts(problems, config)
     notes += _forging(policy, problems)
+    notes += _changed_by_template(policy, problems)
     notes += _changed_by_tokenizer(policy, problems, examples)
     notes += _begun_turns(problems)
     return [*notes, *_ignored_arguments(policy, problems)]
@@ -47,6 +48,29 @@ def _unread_by_texts(problems: Sequence[Problem], config: Config) -> list[str]:
             f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
             "template; set data.chat: true"
         )
+    return notes
+
+
+def _changed_by_template(policy: Policy, problems: Sequence[Problem]) -> list[str]:
+    """Return notes on a template that leaves the answer's header to the model, or changes a question."""
+    chats = [problem for problem in problems if not isinstance(problem.prompt, str)]
+    if not chats:
+        return []
+    unbegun = template_facts(policy.tokenizer, chats[0].template).unbegun
+    notes = []
+    if unbegun:
+        notes.append(
+            f"the chat template ignores add_generation_prompt: the model has to write {unbegun!r}, and "
+            "rewards read that. Let chat_template.jinja in the model's folder begin that turn"
+        )
+    for problem in chats[:TEXTS_TRIED]:
+        shown = "".join(chat_text(policy.tokenizer, problem.prompt, problem.template).split())
+        asked = [str(m["content"]) for m in problem.prompt if m["role"] == "user"]
+        if changed := [text for text in asked if "".join(text.split()) not in shown]:
+            notes.append(
+                f"{problem.id}: the chat template changes a message of the user, {changed[0][:60]!r}"
+            )
+            break
     return notes
 
 
