@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covey.config.load import load_config
+from covey.config.load import ResolvedConfig, load_config
 from covey.config.python_objects import ModelObject, with_objects
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
@@ -146,7 +146,9 @@ def run_start(
     from covey.training.pipeline import run_together
     from covey.training.run import RunOptions
 
-    loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
+    loaded = _with_absolute_output(
+        start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
+    )
     several = started_together()
     if several and isinstance(loaded.config.model, ModelObject):
         raise ConfigError("model: an object is trained in one process; save it to a folder, and name that")
@@ -166,3 +168,9 @@ def run_start(
     for note in loaded.notes:
         console.say(f"note: {note}")
     return run_together(loaded, console, StopSignal(), options, overwrite=overwrite)[-1]
+
+
+def _with_absolute_output(loaded: ResolvedConfig) -> ResolvedConfig:
+    """Return a config whose run stays in one folder, though a reward may change the working directory."""
+    config = loaded.config.model_copy(update={"output": loaded.config.output.absolute()})
+    return replace(loaded, config=config, of_stages=tuple(map(_with_absolute_output, loaded.of_stages)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -301,3 +302,19 @@ def test_a_model_is_given_back_when_a_run_fails(tmp_path: Path) -> None:
         )  # fmt: skip
     assert given["model"].training
     assert all(torch.equal(before[name], weight) for name, weight in weights(given["model"]).items())
+
+
+def test_a_run_stays_in_its_folder_when_a_reward_changes_the_working_directory(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def elsewhere(completion: str) -> float:
+        os.chdir(tmp_path / "there")
+        return varied(completion)
+
+    covey.train(**live(), **SMALL, data=ROWS, rewards=[elsewhere], output="run")
+    assert (tmp_path / "here" / "run" / "final").is_dir()
+    assert not list((tmp_path / "there").iterdir())
