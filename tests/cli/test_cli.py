@@ -101,6 +101,20 @@ def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is not JSON"
 
 
+def test_score_asks_rewards_as_a_run_of_the_config_does(tmp_path: Path, capsys) -> None:
+    (tmp_path / "done.jsonl").write_text('{"prompt": "1+1=", "completion": "2"}\n')
+    (tmp_path / "r.py").write_text(
+        "def one(completion, prompt):\n    return float((prompt, completion) == ('Q: 1+1=', '2'))\n\n\n"
+        "def all_of_them(completions, prompts):\n    return [float(p == 'Q: 1+1=') for p in prompts]\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        "model: tiny\ndata: {task: null, train: done.jsonl, template: 'Q: {prompt}', system: Be brief.}\n"
+        "rewards: [{'r.py:one': {verdict: true}}, 'r.py:all_of_them']\n"
+    )
+    assert main(["score", str(tmp_path / "done.jsonl"), str(tmp_path / "run.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["means"] == {"one": 1.0, "all_of_them": 1.0, "reward": 2.0}
+
+
 def test_a_mistake_in_the_rewards_of_a_config_has_its_line(tmp_path: Path, capsys) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("model: tiny\ndata: {task: sums}\nrewards: [math_anser]\n")

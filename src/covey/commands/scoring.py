@@ -82,17 +82,17 @@ def _is_reply(said: object) -> bool:
 
 
 def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: ModelTexts) -> Problem:
-    """Return a row as a problem for its rewards, with whether its prompt opens thoughts for the model."""
+    """Return a row as a problem for its rewards, as a run would: its prompt, and thoughts that this opens."""
     where = f"{file}:{line}"
-    prompt: Any = row[data.prompt] if data.prompt in row else row.get("prompt", "")
-    problem = Problem(f"{file.name}:{line}", prompt, _columns(where, row, data))
+    own = data if data.prompt in row else Data()
+    prompt = row.get(own.prompt, "")
+    problem = Problem(f"{file.name}:{line}", "", _columns(where, row, data))
     if not prompt:
-        return problem if wording.tokenizer is None else wording.with_thoughts(replace(problem, prompt=""))
-    if wording.tokenizer is None:
-        return wording.with_thoughts(problem)
-    asked, template = prompt_of(where, row, data if data.prompt in row else Data())
-    thoughts = wording.with_thoughts(Problem(where, asked, template=template)).thoughts
-    return replace(problem, thoughts=thoughts)
+        return problem if wording.tokenizer is None else wording.with_thoughts(problem)
+    asked, template = prompt_of(where, row, own)
+    return wording.with_thoughts(
+        replace(problem, prompt=asked, template=template, asked_in_text=isinstance(prompt, str))
+    )
 
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
