@@ -100,7 +100,7 @@ def _tell_of_rewards(
 
 
 def _always_open(rewards: Rewards) -> list[str]:
-    """Return a note for each gate on a user's function, of which a wrong answer is an answer too."""
+    """Return a note for each gate on a user's function, of which an incorrect answer is an answer too."""
     theirs = {reward.name for reward in rewards if not reward.ours}
     return [
         f"{reward.name} counts wherever {reward.gated_by} gives a number, also 0; for correct answers only: "
