@@ -53,19 +53,19 @@ def _unread_by_texts(problems: Sequence[Problem], config: Config) -> list[str]:
 
 def _changed_by_template(policy: Policy, problems: Sequence[Problem]) -> list[str]:
     """Return notes on a template that leaves the answer's header to the model, or changes a question."""
-    chats = [problem for problem in problems if not isinstance(problem.prompt, str)]
+    chats = [(problem, problem.prompt) for problem in problems if not isinstance(problem.prompt, str)]
     if not chats:
         return []
-    unbegun = template_facts(policy.tokenizer, chats[0].template).unbegun
+    unbegun = template_facts(policy.tokenizer, chats[0][0].template).unbegun
     notes = []
     if unbegun:
         notes.append(
             f"the chat template ignores add_generation_prompt: the model has to write {unbegun!r}, and "
             "rewards read that. Let chat_template.jinja in the model's folder begin that turn"
         )
-    for problem in chats[:TEXTS_TRIED]:
-        shown = "".join(chat_text(policy.tokenizer, problem.prompt, problem.template).split())
-        asked = [str(m["content"]) for m in problem.prompt if m["role"] == "user"]
+    for problem, messages in chats[:TEXTS_TRIED]:
+        shown = "".join(chat_text(policy.tokenizer, messages, problem.template).split())
+        asked = [str(m["content"]) for m in messages if m["role"] == "user"]
         if changed := [text for text in asked if "".join(text.split()) not in shown]:
             notes.append(
                 f"{problem.id}: the chat template changes a message of the user, {changed[0][:60]!r}"
