@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.config.python_objects import GivenModel
+from covey.config.python_objects import ModelObject
 from covey.config.schema import Lora
 from covey.models.load import with_lora
+from covey.models.model_objects import policy_of as policy_of_given
 from covey.models.ops import TorchOps
 from covey.models.packing import Packed, pack
-from covey.models.passed_models import policy_of as policy_of_given
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
@@ -79,7 +79,7 @@ def test_relatives_of_lora_are_computed_by_peft(relative: str) -> None:
     for name, parameter in adapter.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-    given = GivenModel(adapter, policy_of("qwen2").tokenizer)
+    given = ModelObject(adapter, policy_of("qwen2").tokenizer)
     policy = policy_of_given(given)
     ids = torch.tensor([random_prompts(12)[0].tolist()])
     with torch.no_grad():
@@ -96,15 +96,15 @@ def test_adapters_that_would_not_be_trained_are_refused() -> None:
     merged = get_peft_model(sharpened(CONFIGS["qwen3"]), layers)
     merged.merge_adapter()
     with pytest.raises(ConfigError, match="its adapter is merged into the weights"):
-        policy_of_given(GivenModel(merged, tokenizer))
+        policy_of_given(ModelObject(merged, tokenizer))
     named = get_peft_model(sharpened(CONFIGS["qwen3"]), layers, adapter_name="mine")
     with pytest.raises(ConfigError, match="its active adapter is mine"):
-        policy_of_given(GivenModel(named, tokenizer))
+        policy_of_given(ModelObject(named, tokenizer))
     with_bias = LoraConfig(r=4, target_modules=["q_proj"], lora_bias=True)
     with warnings.catch_warnings(action="ignore"):  # peft says so too
         biased = get_peft_model(sharpened(CONFIGS["qwen3"]), with_bias)
     with pytest.raises(ConfigError, match="q_proj has no bias that the adapter's could be merged into"):
-        policy_of_given(GivenModel(biased, tokenizer))
+        policy_of_given(ModelObject(biased, tokenizer))
 
 
 @pytest.mark.parametrize("rounds", [False, True])
