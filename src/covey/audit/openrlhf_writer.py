@@ -13,13 +13,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from covey.audit.loss_recorder import LossRecorder, record_worker, watch_terms
 from covey.audit.recorder import (
     BatchRecorder,
-    LossRecorder,
     RecordedCompletion,
     Recorder,
     keep_tokenizer,
-    record_worker,
     score_again,
     settings_of,
     tokens_of,
@@ -39,6 +38,8 @@ VALUES = {
 """The name of an Experience -> the record's; those of covey are what its maker had and has not kept."""
 LOSSES = "openrlhf.models.loss"
 """The module with the policy loss. A worker's process has it, and one that has it calls it."""
+PENALTIES = "openrlhf.models.utils"
+"""The module with the KL, which that one imports."""
 SUMS = {"get_cumulative_returns": 0, "get_advantages_and_returns": 1}
 """Methods of its experience maker that make returns of the rewards of tokens -> which argument these are."""
 LOSS_VALUES = {
@@ -85,12 +86,13 @@ def _watch(file: Recorder) -> None:
     calls = LossRecorder(file)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = inner(self, *args, **kwargs)
+        result = calls.call(inner, self, *args, **kwargs)
         given = signature(inner).bind(self, *args, **kwargs).arguments
         file.attempt(_record_call, calls, self.policy_loss_type, result[0], given)
         return result
 
     kind.forward = forward
+    watch_terms(calls, sys.modules[PENALTIES].compute_approx_kl, sys.modules[LOSSES].aggregate_loss)
 
 
 def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:

@@ -25,6 +25,8 @@ FORMAT: Final = "covey-audit"
 VERSION: Final = 2
 MOTION = 0.01
 """Fraction of changed weights from which an update counts as one that moved the policy."""
+LEAST_CHANGE = 1e-4
+"""The same of its log-probs: nats a token, on average."""
 
 Bit = Annotated[bool, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]
 """1 or true; 0 or false."""
@@ -168,6 +170,15 @@ class Update(_Part):
     """Fraction of the weights, of a few that are looked at, that have another value after it."""
     metrics: dict[str, float | None] = {}
 
+    @property
+    def moved(self) -> bool:
+        """Whether it is known to have changed the policy: by its weights, or by the log-probs after it."""
+        if self.weights_changed is not None:
+            return self.weights_changed > MOTION
+        pairs = (zip(row.logprobs or (), row.after_logprobs or (), strict=False) for row in self.rows)
+        changes = [abs(a - b) for row in pairs for a, b in row if a is not None and b is not None]
+        return sum(changes) > LEAST_CHANGE * len(changes)
+
 
 class LossRow(_Part):
     """A completion as a loss function gets it. All values are (T,), those with mask 0 included."""
@@ -194,10 +205,28 @@ class LossCall(_Part):
     """Number of tokens that it divides by, where the caller says; else those of the mask."""
     completions: float | None = None
     """The same for completions."""
+    moved: bool | None = None
+    """Whether a weight that is looked at has changed since the call before."""
 
 
-Line = Annotated[Rollout | Update | LossCall, Field(discriminator="kind")]
-READ_LINE: TypeAdapter[Rollout | Update | LossCall] = TypeAdapter(Line)
+class Term(_Part):
+    """A line: a term of the loss of a call, by the gradient that came back to it."""
+
+    kind: Literal["term"]
+    call: int
+    """``step`` of the call."""
+    name: str
+    """`policy`, `kl` or `entropy`."""
+    factor: float
+    """What it is multiplied by on its way into the whole loss."""
+    exchanged: bool | None = None
+    """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
+    gradient_kept: bool | None = None
+    """Whether that weight had a gradient already."""
+
+
+Line = Annotated[Rollout | Update | LossCall | Term, Field(discriminator="kind")]
+READ_LINE: TypeAdapter[Rollout | Update | LossCall | Term] = TypeAdapter(Line)
 
 
 @dataclass(frozen=True)
@@ -224,6 +253,8 @@ class AuditRecord:
     """In the order in which they happened."""
     calls: tuple[LossCall, ...] = ()
     """Of the loss function."""
+    terms: tuple[Term, ...] = ()
+    """Of the losses of these calls."""
     algorithm: Algorithm | None = None
     """The run's own, where its reader knows it."""
     notes: list[str] = field(default_factory=list)
@@ -266,7 +297,7 @@ class AuditRecord:
                     times = (then[0] == updates, then[1] < changes, changes > 0)
                     yield Use(line, row, rollout.completions[row.completion], *times)
             updates += 1
-            changes += (line.weights_changed or 0.0) > MOTION
+            changes += line.moved
 
     def uses_of(self, update: Update) -> list[Use]:
         """Return the completions in one update."""
@@ -307,7 +338,8 @@ class AuditRecord:
                 found |= _given(row)
         for _, _, sample in self.samples:
             found |= _given(sample)
-        return frozenset(found | {"losses"} if self.calls else found)
+        found |= {name for name, lines in (("losses", self.calls), ("terms", self.terms)) if lines}
+        return frozenset(found)
 
 
 def _given(part: _Part) -> set[str]:
@@ -333,9 +365,10 @@ def read_record(path: Path) -> AuditRecord:
     header = _header(path, lines[0])
     every = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
     calls = tuple(line for _, line in every if isinstance(line, LossCall))
-    found = [(n, line) for n, line in every if not isinstance(line, LossCall)]
+    terms = tuple(line for _, line in every if isinstance(line, Term))
+    found = [(n, line) for n, line in every if isinstance(line, Rollout | Update)]
     _check_order(path, found)
-    return AuditRecord(header, tuple(line for _, line in found), calls, notes=notes)
+    return AuditRecord(header, tuple(line for _, line in found), calls, terms, notes=notes)
 
 
 def _is_json(text: bytes) -> bool:
@@ -373,7 +406,7 @@ def _header(path: Path, text: bytes) -> Header:
         raise DataError(f"{path}:1: {_reason(error)}") from None
 
 
-def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update | LossCall]:
+def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update | LossCall | Term]:
     value = _object(path, number, text)
     try:
         line = READ_LINE.validate_python(value)
@@ -414,6 +447,6 @@ def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
 
 def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update", "loss"))
+    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update", "loss", "term"))
     shown = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
     return f"{place + ': ' if place else ''}{first['msg']}{shown}"

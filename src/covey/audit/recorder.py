@@ -6,10 +6,8 @@ torch is imported late: a writer can be imported without it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
@@ -27,8 +25,6 @@ PLAIN = (str, int, float, list, tuple, type(None))
 """Types of the settings that are recorded."""
 REWARDS = ("token_rewards", "token_scores")
 """Fields of a row that may lie behind a completion's end."""
-CALLS = 16
-"""Most calls of a loss function that are recorded; a quarter of them may have ratios of 1."""
 SECRET = ("key", "token", "secret", "password")
 """Last words of settings that are not."""
 TOKENIZER = ".tokenizer.json"
@@ -141,55 +137,6 @@ class BatchRecorder(Recorder):
         own = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": known}
         self.write(kind="update", step=self._step, rows=self._rows, **own)
         self.count += 1
-
-
-class LossRecorder:
-    """The calls of a loss function that are written into a record: the first ones, and those with ratios."""
-
-    def __init__(self, file: Recorder) -> None:
-        self.file = file
-        self.count = self.kept = 0
-
-    def write(
-        self,
-        name: str,
-        mask: Tensor,
-        values: Mapping[str, Tensor | None],
-        loss: Tensor,
-        ranks: float,
-        counts: Mapping[str, SupportsFloat | None],
-    ) -> None:
-        """Write a call.
-
-        ``values``: those of a `LossRow`, (N, T). ``counts``: the `tokens` and `completions` that it divides
-        by, and then multiplies by ``ranks``, over which gradients are averaged.
-        """
-        self.count += 1
-        known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
-        moved = (known["logprobs"] - known["old_logprobs"]).abs()
-        if self.kept >= CALLS or (self.kept >= CALLS // 4 and not (moved * mask).max() > 1e-3):
-            return
-        rows = []
-        for n, own in enumerate((mask != 0).int().tolist()):
-            end = max((t + 1 for t, on in enumerate(own) if on), default=0)
-            rows.append({"mask": own[:end], **{name: numbers(v[n, :end]) for name, v in known.items()}})
-        given = {name: float(count) / ranks for name, count in counts.items() if count is not None}
-        line = {
-            "kind": "loss",
-            "step": self.count - 1,
-            "name": name,
-            "rows": rows,
-            "loss": float(loss.detach()),
-        }
-        self.file.write(**line, **given)
-        self.kept += 1
-
-
-def record_worker(path: str | Path, framework: str, module: str, watch: Callable[[Recorder], None]) -> None:
-    """Let ``watch`` record the losses of a worker's process, which ``module`` computes; only of rank 0."""
-    if os.environ.get("RANK", "0") == "0":
-        import_module(module)
-        watch(Recorder(Path(path), framework=framework))
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -51,10 +51,13 @@ def open_run(path: Path) -> AuditRecord:
 def _with_losses(path: Path) -> AuditRecord:
     """Read a record, with the calls of the loss function that its workers have written next to it."""
     record = read_record(path)
-    losses = path.with_suffix(LOSSES)
-    if not losses.is_file():
+    path = path.with_suffix(LOSSES)
+    if not path.is_file():
         return record
-    return replace(record, calls=(*record.calls, *read_record(losses).calls))
+    losses = read_record(path)
+    return replace(
+        record, calls=(*record.calls, *losses.calls), terms=(*record.terms, *losses.terms)
+    )
 
 
 def is_foreign(path: Path) -> bool:

@@ -14,14 +14,13 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.audit.loss_recorder import LossRecorder, record_worker, watch_terms
 from covey.audit.recorder import (
     BatchRecorder,
-    LossRecorder,
     RecordedCompletion,
     Recorder,
     facts_of,
     keep_tokenizer,
-    record_worker,
     score_again,
     settings_of,
     tokens_of,
@@ -90,10 +89,11 @@ def _watch(file: Recorder) -> None:
         own = str(getattr(loss, "__name__", ""))
         if getattr(core, own, None) is loss:
             setattr(core, own, watched)
+    watch_terms(calls, core.kl_penalty, core.agg_loss)
 
 
 def _watched(calls: LossRecorder, name: str, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    result = loss(*args, **kwargs)
+    result = calls.call(loss, *args, **kwargs)
     calls.file.attempt(_record_call, calls, name, result[0], signature(loss).bind(*args, **kwargs).arguments)
     return result
 

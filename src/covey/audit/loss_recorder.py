@@ -1,0 +1,186 @@
+"""What a trainer's loss function gets and returns, and how the terms of a loss enter the gradient.
+
+Nothing of the trainer is needed but its functions: the weights are those that a loss was computed from, and a
+term's factor is the gradient that comes back to it. torch is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsFloat
+from weakref import ref
+
+from covey.audit.recorder import LOOKED_AT, Recorder, numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CALLS = 16
+"""Most calls of a loss function that are recorded."""
+FIRST = CALLS // 4
+"""Calls that are recorded in any case; of later ones those in which the weights or the ratios have moved."""
+NODES = 4096
+"""Most operations of a graph that are looked at on the way to a weight."""
+
+
+class LossRecorder:
+    """The calls of a loss function that are written into a record, with the terms that are added to it."""
+
+    def __init__(self, file: Recorder) -> None:
+        self.file = file
+        self.count = self.kept = 0
+        self.inside = False
+        """Whether the loss function is running, whose own means are no terms."""
+        self._open = False
+        self._weight: Tensor | None = None
+        self._seen: Tensor | None = None
+
+    def call(self, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the loss function."""
+        self.inside = True
+        try:
+            return loss(*args, **kwargs)
+        finally:
+            self.inside = False
+
+    def write(
+        self,
+        name: str,
+        mask: Tensor,
+        values: Mapping[str, Tensor | None],
+        loss: Tensor,
+        ranks: float,
+        counts: Mapping[str, SupportsFloat | None],
+    ) -> None:
+        """Write a call, unless it shows nothing new.
+
+        ``values``: those of a `LossRow`, (N, T). ``counts``: the `tokens` and `completions` that it divides
+        by, and then multiplies by ``ranks``, over which gradients are averaged.
+        """
+        self.count += 1
+        known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
+        apart = ((known["logprobs"] - known["old_logprobs"]).abs() * mask).max() > 1e-3
+        moved = self._has_moved(loss)
+        self._open = self.kept < FIRST or (self.kept < CALLS and bool(apart or moved))
+        if not self._open:
+            return
+        rows = []
+        for n, own in enumerate((mask != 0).int().tolist()):
+            end = max((t + 1 for t, on in enumerate(own) if on), default=0)
+            rows.append({"mask": own[:end], **{name: numbers(v[n, :end]) for name, v in known.items()}})
+        given = {name: float(count) / ranks for name, count in counts.items() if count is not None}
+        own = {"step": self.count - 1, "name": name, "loss": float(loss.detach())}
+        self.file.write(kind="loss", rows=rows, moved=moved, **own, **given)
+        self.kept += 1
+        self.watch(loss, "policy")
+
+    def watch(self, value: Tensor, name: str, exchanged: bool | None = None) -> None:
+        """Write a line for a term of the loss of the last call when the gradient comes back to it."""
+        if self._open and value.requires_grad:
+            line = {"kind": "term", "call": self.count - 1, "name": name, "exchanged": exchanged}
+            value.register_hook(lambda factor: self.file.attempt(self._write_term, line, factor))
+
+    def _write_term(self, line: Mapping[str, object], factor: Tensor) -> None:
+        weight = self._weight
+        gradient = None if weight is None else weight.grad
+        kept = bool(gradient is not None and gradient.any())
+        self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept)
+
+    def _has_moved(self, loss: Tensor) -> bool | None:
+        """Return whether a weight that the loss was computed from has changed since the last call."""
+        if self._weight is None:
+            self._weight = _weight_behind(loss)
+        now = None if self._weight is None else _first_values(self._weight)
+        before = self._seen
+        self._seen = now
+        return None if now is None or before is None else bool((now != before).any())
+
+
+def _weight_behind(value: Tensor) -> Tensor | None:
+    """Return a weight that a value was computed from: the first that a search of its graph meets."""
+    left = deque([value.grad_fn])
+    seen = set[object]()
+    while left and len(seen) < NODES:
+        node = left.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        weight: Tensor | None = getattr(node, "variable", None)
+        if weight is not None:
+            return weight
+        left.extend(following for following, _ in node.next_functions)
+    return None
+
+
+def _first_values(weight: Tensor) -> Tensor | None:
+    """Return a copy of a weight's first values; None where this process does not hold it.
+
+    A sharded weight is gathered for the forward pass alone: its memory may be gone, and to ask for it would
+    make this rank wait for the others.
+    """
+    held = weight.untyped_storage().nbytes() >= weight.numel() * weight.element_size()
+    if hasattr(weight, "to_local") or not held:
+        return None
+    return weight.detach().flatten()[:LOOKED_AT].clone()
+
+
+def watch_terms(calls: LossRecorder, penalty: Callable[..., Any], mean: Callable[..., Any]) -> None:
+    """Watch the terms that are added to a policy loss: what ``mean`` makes one number of.
+
+    ``penalty`` makes a KL of log-probs of the policy and the reference, in this order.
+    """
+    last = _Penalty()
+
+    def penalized(*args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = penalty(*args, **kwargs)
+        policy, reference, *_ = _in_order(penalty, args, kwargs)
+        if result.requires_grad:
+            last.result = ref(result)
+            last.exchanged = reference.requires_grad and not policy.requires_grad
+        return result
+
+    def meant(*args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = mean(*args, **kwargs)
+        if not calls.inside:
+            values = _in_order(mean, args, kwargs)[0]
+            known = ("kl", last.exchanged) if values is last.result() else ("entropy", None)
+            calls.file.attempt(calls.watch, result, *known)
+        return result
+
+    for inner, own in ((penalty, penalized), (mean, meant)):
+        replace_everywhere(inner, wraps(inner)(own))
+
+
+class _Penalty:
+    """The KL that was made last, whose graph is not kept alive."""
+
+    result: Callable[[], Any] = staticmethod(lambda: None)
+    exchanged = False
+
+
+def _in_order(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments of a call in the order of the function's parameters."""
+    return list(signature(function).bind(*args, **kwargs).arguments.values())
+
+
+def replace_everywhere(inner: object, outer: object) -> None:
+    """Replace a function in every module that has it, those that have imported it by name included."""
+    for module in list(sys.modules.values()):
+        held = getattr(module, "__dict__", {})
+        names = [name for name, value in list(held.items()) if value is inner]
+        for name in names:
+            setattr(module, name, outer)
+
+
+def record_worker(path: str | Path, framework: str, module: str, watch: Callable[[Recorder], None]) -> None:
+    """Let ``watch`` record the losses of a worker's process, which ``module`` computes; only of rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        import_module(module)
+        watch(Recorder(Path(path), framework=framework))
