@@ -30,6 +30,8 @@ def sound() -> Lines:
         "reward_weights": [1.0],
         "warmup_steps": 0,
         "max_steps": 4,
+        "max_prompt_length": 16,
+        "reward_bounds": [-10.0, 10.0],
     }
     tokens = {"bos": BOS, "eos": [EOS], "pad": 0, "names": {"8": "<tool_response>", "9": "</tool_response>"}}
     data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
@@ -49,7 +51,11 @@ def sound() -> Lines:
             lines.append(_update(step, number, samples, update))
             step += 1
     call = {"mask": [1, 1], "logprobs": [-1.0, -1.0], "old_logprobs": [-1.0, -1.0], "advantage": [1.0, 1.0]}
-    lines.append({"kind": "loss", "step": 0, "name": "vanilla", "rows": [call], "loss": -1.0})
+    for n in range(4):
+        loss = {"kind": "loss", "step": n, "name": "vanilla", "rows": [dict(call)], "loss": -1.0, "moved": n > 0}
+        lines.append(loss)
+        factors = {"policy": 0.5, "kl": 0.02, "entropy": -0.005}
+        lines += [{"kind": "term", "call": n, "name": name, "factor": f} for name, f in factors.items()]
     return lines
 
 
@@ -140,6 +146,14 @@ def rollouts(lines: Lines) -> Lines:
 
 def samples(lines: Lines) -> Lines:
     return [sample for line in rollouts(lines) for sample in line["completions"]]
+
+
+def calls(lines: Lines) -> Lines:
+    return [line for line in lines if line.get("kind") == "loss"]
+
+
+def terms(lines: Lines, *names: str) -> Lines:
+    return [line for line in lines if line.get("kind") == "term" and line["name"] in names]
 
 
 def updates(lines: Lines) -> Lines:

@@ -24,7 +24,20 @@ from covey.audit.table import CHECKS, PREDICATES
 from covey.audit.trl_writer import _TrlRecorder
 from covey.cli import main
 from covey_verify.errors import DataError
-from tests.audit.lines import BOS, EOS, Lines, found, rollouts, rows, samples, sound, updates, written
+from tests.audit.lines import (
+    BOS,
+    EOS,
+    Lines,
+    calls,
+    found,
+    rollouts,
+    rows,
+    samples,
+    sound,
+    terms,
+    updates,
+    written,
+)
 from tests.training.runs import start
 
 HEAD = '{"format": "covey-audit", "version": 2}\n'
@@ -127,6 +140,12 @@ def reordered(lines: Lines) -> None:
             row |= {**other, "ids": ids, "completion": row["completion"], "advantage": row["advantage"]}
 
 
+def exchanged(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a loss whose log-probs are in each other's place."""
+    values = {"mask": row["mask"], "advantage": [row["advantage"]] * len(row["mask"])}
+    return {**values, "logprobs": row["old_logprobs"], "old_logprobs": row["logprobs"]}
+
+
 MISTAKES: dict[str, Callable[[Lines], None]] = {
     "nothing_trained": every(rows, mask=lambda r: [0] * len(r["mask"])),
     "tokens_replaced": every(rows, ids=lambda r: [99] * len(r["mask"])),
@@ -158,8 +177,21 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         old_logprobs=lambda r: [p - 0.3 for p in r["old_logprobs"]],
     ),
     "old_stale": every(rows, old_logprobs=lambda r: [p - 0.1 for p in r["old_logprobs"]]),
+    "logprobs_order": lambda lines: [
+        row.update(old_logprobs=other)
+        for update in updates(lines)
+        for row, other in zip(
+            update["rows"], rolled([r["old_logprobs"] for r in update["rows"]]), strict=True
+        )
+    ],
+    "old_exchanged": lambda lines: [
+        call.update(rows=[exchanged(row) for row in updates(lines)[1]["rows"]], loss=-1.0)
+        for call in calls(lines)
+    ],
     "ratio_stuck": every(rows, old_logprobs=lambda r: r["logprobs"]),
     "sampler_temperature": every(samples, sampler_logprobs=lambda s: s["model_logprobs_at_1"]),
+    "sampler_shifted": every(samples, sampler_logprobs=lambda s: [*s["sampler_logprobs"][1:], -0.5]),
+    "reference_differs": every(rows, ref_logprobs=lambda r: [p - 0.1 for p in r["ref_logprobs"]]),
     "sampler_differs": every(samples, sampler_logprobs=lambda s: [p - 0.05 for p in s["sampler_logprobs"]]),
     "reference_moves": every(rows, ref_logprobs=lambda r: r["logprobs"]),
     "ratio_wide": both(
@@ -180,6 +212,22 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     "advantages_differ": advantages(lambda a: [x + 0.1 * n for n, x in enumerate(a)]),
     "std_added": both(settings(scale_rewards="none")),
     "rewards_order": every(samples, alone=lambda s: {"right": 1 - s["rewards"]["right"]}),
+    "length_fined": every(
+        samples,
+        alone=lambda s: {"right": s["rewards"]["right"] + 0.1 * len(s["ids"])},
+        empty={"right": -1.0},
+    ),
+    "prompt_cut": both(
+        settings(max_prompt_length=3), every(samples, prompt_ids=lambda s: rolled(s["prompt_ids"]))
+    ),
+    "reward_cut": every(rows, token_scores=lambda r: [10.0 if s else 0.0 for s in r["token_scores"]]),
+    "entropy_sign": both(
+        settings(**{"algorithm.entropy.coef": 0.01}),
+        every(lambda lines: terms(lines, "entropy"), factor=0.005),
+    ),
+    "coefficient_differs": every(lambda lines: terms(lines, "kl"), factor=0.5),
+    "gradient_kept": every(lambda lines: terms(lines, "policy"), gradient_kept=True),
+    "correction_constant": every(rows, corrections=lambda r: [0.2] * len(r["mask"])),
     "rewards_in_batch": every(samples, alone={"right": 1.0}),
     "weights_zero": both(settings(reward_weights=[0.0]), advantages(lambda a: [0.0 for _ in a])),
     "rewards_missing": every(samples, rewards={"right": None}, alone={"right": None}),
@@ -350,7 +398,8 @@ def test_a_half_written_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         file.write('{"kind": "update", "st')
     record = read_record(path)
     assert len(record.updates) == 4
-    assert record.notes == [f"{path}:9: the last line is not complete and is left out"]
+    last = len(sound()) + 1
+    assert record.notes == [f"{path}:{last}: the last line is not complete and is left out"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

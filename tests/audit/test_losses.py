@@ -21,7 +21,7 @@ from covey.audit.returns import returns_of
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit import stand_ins
-from tests.audit.lines import Lines, found, rows, samples, sound, written
+from tests.audit.lines import Lines, found, rows, samples, sound, updates, written
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
 
 BOUNDS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
@@ -63,6 +63,19 @@ def ppo(
     return loss, None, None, None
 
 
+def k1(logprob: Tensor, ref_logprob: Tensor, _: str) -> Tensor:
+    """A KL with the arguments of verl's and OpenRLHF's."""
+    return logprob - ref_logprob
+
+
+def mean(loss_mat: Tensor, loss_mask: Tensor, _: str) -> Tensor:
+    """A mean over tokens with the arguments of verl's and OpenRLHF's."""
+    return (loss_mat * loss_mask).sum() / loss_mask.sum()
+
+
+TERMS = {"kl_penalty": k1, "agg_loss": mean}
+
+
 def tensors() -> dict[str, Tensor]:
     """Log-probs, advantages and masks of four completions, whose ratios reach beyond the bounds."""
     random = torch.Generator().manual_seed(3)
@@ -82,7 +95,7 @@ def verls(
     **given: Any,
 ) -> list[str]:
     """Findings on calls of verl's loss in a process that has it."""
-    core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla)
+    core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla, **TERMS)
     monkeypatch.setitem(sys.modules, verl_writer.LOSSES, core)
     trainer = VerlTrainer()
     actor: Any = trainer.config["actor_rollout_ref"]
@@ -108,6 +121,51 @@ def test_verls_loss_is_computed_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert verls(tmp_path, monkeypatch, masked_by=tensors()["advantages"]) == ["loss_differs"]
 
 
+def steps(core: Any, zero: bool = True, kl: int = 1, bonus: int = -1, swap: bool = False) -> None:
+    """Three steps of a worker on a table of log-probs, with verl's functions for the terms of its loss."""
+    t = tensors()
+    weights = t["old"].clone().requires_grad_()
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    config = SimpleNamespace(low=0.2, high=0.3, dual=3.0)
+    for _ in range(3):
+        now = weights * 1.0
+        loss, _ = core.vanilla(t["old"], now, t["advantages"], t["mask"], "token-mean", config)
+        arguments = (t["sampled"], now) if swap else (now, t["sampled"])
+        penalty = core.agg_loss(core.kl_penalty(*arguments, "kl"), t["mask"], "token-mean")
+        entropy = core.agg_loss(-now, t["mask"], "token-mean")
+        if zero:
+            optimizer.zero_grad()
+        (0.5 * (loss + kl * 0.02 * penalty + bonus * 0.01 * entropy)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, []),
+        ({"zero": False}, ["gradient_kept"]),
+        ({"kl": -1}, ["kl_sign"]),
+        ({"bonus": 1}, ["entropy_sign"]),
+        ({"swap": True}, ["kl_differs"]),
+        ({"kl": 3}, ["coefficient_differs"]),
+    ],
+)
+def test_the_terms_of_a_loss_are_known_by_their_gradients(
+    given: dict[str, Any], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla, **TERMS)
+    monkeypatch.setitem(sys.modules, verl_writer.LOSSES, core)
+    trainer = VerlTrainer()
+    actor: Any = trainer.config["actor_rollout_ref"]
+    actor["actor"] |= {**BOUNDS, "kl_loss_coef": 0.02, "entropy_coeff": 0.01}
+    verl_writer.record_run(trainer, tmp_path / "run.jsonl")
+    trainer.fit(1)
+    steps(core, **given)
+    record = open_run(tmp_path / "run.jsonl")
+    assert [call.moved for call in record.calls] == [None, True, True]
+    assert [f.id for f in apply(CHECKS, record).findings] == names
+
+
 @pytest.mark.parametrize(
     ("given", "names"),
     [
@@ -127,7 +185,9 @@ def test_openrlhfs_loss_is_computed_again_from_a_workers_file(
     trainer.args.algo.advantage.is_correction_enable = True
     openrlhf_writer.record_run(trainer, tmp_path / "run.jsonl")
     trainer.fit(1)
-    monkeypatch.setitem(sys.modules, openrlhf_writer.LOSSES, SimpleNamespace(PolicyLoss=kind))
+    module = SimpleNamespace(PolicyLoss=kind, aggregate_loss=mean)
+    monkeypatch.setitem(sys.modules, openrlhf_writer.LOSSES, module)
+    monkeypatch.setitem(sys.modules, openrlhf_writer.PENALTIES, SimpleNamespace(compute_approx_kl=k1))
     openrlhf_writer.record_losses(tmp_path / "run.losses.jsonl")
     usual = {"policy_loss_type": "ppo", "clip_eps_low": 0.2, "clip_eps_high": 0.3}
     loss = kind(**{**usual, "token_level_loss": True, "way": 1, **given})
@@ -213,7 +273,7 @@ def test_what_openrlhfs_maker_drops_is_recorded(
 ) -> None:
     trainer = OpenRlhfTrainer()
     reference = stand_ins.Policy()
-    reference.logits = reference.logits.detach().roll(1, 1)
+    reference.logits = reference.logits.detach() + 0.01 * torch.randn(reference.logits.shape)
     trainer.experience_maker = Maker(trainer.policy, reference)
     change(trainer)
     openrlhf_writer.record_run(trainer, tmp_path / "run.jsonl")
@@ -225,6 +285,13 @@ def test_what_openrlhfs_maker_drops_is_recorded(
 
 
 # --- what is made of rewards ------------------------------------------------------------------------
+
+
+def begun(lines: Lines) -> Lines:
+    """The record of a run that has begun before, as its reference shows."""
+    for line in updates(lines):
+        line["step"] += 1
+    return lines
 
 
 def of(framework: str, lines: Lines, **settings: Any) -> Lines:
@@ -261,7 +328,8 @@ def test_tokens_of_the_prompt_are_not_in_the_loss(tmp_path: Path) -> None:
 def test_the_kl_is_that_of_policy_and_reference(
     kl: Callable[[float], float], says: str, tmp_path: Path
 ) -> None:
-    lines = of("openrlhf", sound(), **{"algo.advantage.estimator": "x", "algo.kl.estimator": "k1"})
+    settings = {"algo.advantage.estimator": "x", "algo.kl.estimator": "k1"}
+    lines = of("openrlhf", begun(sound()), **settings)
     for n, row in enumerate(rows(lines)):
         far = [0.1 * (n + t % 3 + 1) for t in range(len(row["mask"]))]
         row["ref_logprobs"] = [old - d for old, d in zip(row["old_logprobs"], far, strict=True)]
@@ -272,7 +340,8 @@ def test_the_kl_is_that_of_policy_and_reference(
 
 
 def test_a_coefficient_of_a_kl_that_no_reward_has_is_none(tmp_path: Path) -> None:
-    lines = of("verl", sound(), **{"algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.adv_estimator": "x"})
+    settings = {"algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.adv_estimator": "x"}
+    lines = of("verl", begun(sound()), **settings)
     for row in rows(lines):
         del row["kl"]
         row["ref_logprobs"] = [p - 0.5 for p in row["old_logprobs"]]

@@ -22,6 +22,8 @@ from covey.objective.advantages import (
 )
 from covey.objective.data import BatchData, GroupData
 
+FEWEST = 4
+"""Completions of which a factor is told."""
 KNOWN = frozenset({"rewards", "components", "weights", "lengths", "mask"})
 """Data of a group that a record has."""
 
@@ -235,10 +237,12 @@ def with_a_std(compared: Compared) -> bool:
 
 
 def scaled(compared: Compared) -> bool:
-    """The advantages are the expected ones times a number."""
+    """The advantages are the expected ones times a number, or plus a number, or both."""
     found, due = compared.rollout.found, compared.due
-    factor = float((found * due).sum() / due.square().sum().clamp(min=1e-12))
-    return factor > 0 and fits(found, factor * due)
+    away = due - due.mean()
+    factor = float(((found - found.mean()) * away).sum() / away.square().sum().clamp(min=1e-12))
+    several = len(found) > FEWEST  # a line goes through any two
+    return several and factor > 0 and fits(found, found.mean() + factor * away)
 
 
 def anything(_compared: Compared) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from operator import attrgetter
 from statistics import fmean
 
 from covey.audit.check import Trouble
-from covey.audit.record import AuditRecord, Numbers, Use
+from covey.audit.record import AuditRecord, LossCall, Numbers, Use
 from covey.audit.tokens import FEWEST, place
 
 APART = 0.02
@@ -45,10 +44,24 @@ def present(use: Use) -> Numbers | None:
     return trainer(use) or old(use)
 
 
-def later(use: Use) -> Numbers | None:
-    """Return the model's own log-probs, one place late: what a shifted trainer has."""
-    values = own(use)
-    return None if values is None else [*values[1:], None]
+def following(select: Select) -> Select:
+    """Return the log-probs of each next token: what is one place early."""
+
+    def shifted(use: Use) -> Numbers | None:
+        values = select(use)
+        return None if values is None else [*values[1:], None]
+
+    return shifted
+
+
+def preceding(select: Select) -> Select:
+    """Return the log-probs of each token before: what is one place late."""
+
+    def shifted(use: Use) -> Numbers | None:
+        values = select(use)
+        return None if values is None else [None, *values[:-1]]
+
+    return shifted
 
 
 def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
@@ -116,7 +129,11 @@ def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
 def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
     """The trainer's log-probs differ from the model's own and equal those of the next token."""
     return _apart(
-        record, trainer, own, "the trainer's log-probs are those of the next token: they differ", later
+        record,
+        trainer,
+        own,
+        "the trainer's log-probs are those of the next token: they differ",
+        following(own),
     )
 
 
@@ -147,50 +164,103 @@ def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
 
 def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
     """In updates on a rollout after weights have changed, the old log-probs are missing or equal the present
-    ones bit for bit.
+    ones bit for bit; or they do so in all calls of the loss, before and after weights have changed, though
+    the settings cut a rollout into several updates.
     """
     moved = [use for use in record.uses if use.moved and trainer(use)]
     # TRL takes the present log-probs where its batch has no old ones.
     absent = record.header.framework == "trl"
     known = [use for use in moved if absent or old(use) is not None]
     stuck = [use for use in known if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
-    if len(stuck) < FEWEST or len(stuck) < len(known):
-        return None
     said = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
-    return Trouble(said, stuck[0].update.step, place(stuck[0]))
+    if len(stuck) >= FEWEST and len(stuck) == len(known):
+        return Trouble(said, stuck[0].update.step, place(stuck[0]))
+    calls = [call for call in record.calls if call.moved]
+    several = updates_of_a_rollout(record) > 1 and len(calls) >= FEWEST
+    return Trouble(said) if several and all(map(_is_on_policy, record.calls)) else None
+
+
+def _is_on_policy(call: LossCall) -> bool:
+    """Whether the old log-probs of a loss are the present ones, bit for bit."""
+    return all(row.logprobs == row.old_logprobs for row in call.rows)
+
+
+def updates_of_a_rollout(record: AuditRecord) -> float:
+    """Return how many updates the settings make of a rollout; 1 if they do not say."""
+    each = record.number("update_prompts", 0.0)
+    each = each or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
+    prompts = record.number("rollout_prompts", each)
+    return record.number("num_iterations", 1.0) * (prompts / each if each else 1.0)
+
+
+def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
+    """The sampler's log-probs differ from the trainer's and equal those of the next token, or of the one before."""
+    for shift, which in ((following, "next token"), (preceding, "token before")):
+        said = f"the sampler's log-probs are those of the {which}: they differ"
+        found = _apart(record, sampler, present, said, shift(present))
+        if found is not None:
+            return found
+    return None
 
 
 def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
-    """The sampler's log-probs are those at temperature 1, and it sampled at another."""
-    return _apart(record, sampler, own, "the sampler's log-probs are at temperature 1: they differ", at_1)
+    """The sampler's log-probs are those at temperature 1, and it sampled at another. Where the model's own at
+    temperature 1 are unknown: the trainer finds the tokens more likely than the sampler, by 4 standard errors,
+    though nothing finds them more likely than the distribution that they were drawn from.
+    """
+    temperature = record.number("temperature", 1.0)
+    known = any(at_1(use) for use in record.uses)
+    if temperature == 1 or known:
+        words = "the sampler's log-probs are at temperature 1: they differ"
+        return _apart(record, sampler, own, words, at_1)
+    sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in _fresh(record)]
+    error = math.sqrt(sum(value**2 for value in sums))
+    if len(sums) < FEWEST**2 or not sum(sums) < -4 * error:
+        return None
+    words = "tokens are less likely by the sampler's log-probs than by the trainer's, so these are not at"
+    return _apart(record, sampler, present, f"{words} temperature {temperature:g}: they differ", least=APART / 2)
 
 
 def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
-    """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first, and differ
-    more and more, by more than .02 nats a token in the last.
+    """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first and in none
+    that follows: they differ five times as much in each of them, by more than .02 nats a token in the last.
     """
     by_rollout: dict[int, list[Use]] = {}
     for use in _fresh(record):
         by_rollout.setdefault(use.row.rollout, []).append(use)
     off = [distance(uses, sampler, present) for uses in by_rollout.values()]
     off = [value for value in off if not math.isnan(value)]
-    grows = all(following > 0.8 * before for before, following in pairwise(off))
-    if len(off) < 3 or not (grows and off[0] < CLOSER * off[-1] and off[-1] > APART):
+    if len(off) < 3 or not (off[0] < CLOSER * min(off[1:]) and off[-1] > APART):
         return None
     last = list(by_rollout.values())[-1]
     use, token = _worst(last, sampler, present)
     said = f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
-    return Trouble(f"{said}: the sampler keeps its first weights", use.update.step, place(use, token))
+    return Trouble(f"{said}: the sampler does not get the new weights", use.update.step, place(use, token))
 
 
 def sampler_differs(record: AuditRecord) -> Trouble | None:
-    """Sampler and trainer differ by more than .02 nats a token at the same weights; by more than .2, if the
-    run corrects for that by importance weights.
+    """Sampler and trainer differ by more than .02 nats a token; by more than .2, if the run corrects for that
+    by importance weights.
     """
     # TRL corrects for vLLM alone; the others have no such setting.
     corrects = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
     least = 10 * APART if corrects else APART
-    return _apart(record, sampler, present, "sampler and trainer differ at the same weights", least=least)
+    first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
+    since = "from the first rollout on" if distance(first, sampler, present) > APART else "though not in the first rollout"
+    return _apart(record, sampler, present, f"sampler and trainer differ, {since},", least=least)
+
+
+def reference_is_another(record: AuditRecord) -> Trouble | None:
+    """Before the first update of a run, the reference's log-probs differ from the policy's by more than .02
+    nats a token.
+    """
+    uses = [use for use in _fresh(record) if use.update.step == 0]
+    off = distance(uses, reference, present)
+    if not off > APART:
+        return None
+    use, token = _worst(uses, reference, present)
+    said = f"training begins {off:.2g} nats a token away from its reference: that is another model"
+    return Trouble(said, 0, place(use, token))
 
 
 def reference_moves(record: AuditRecord) -> Trouble | None:
@@ -227,8 +297,10 @@ CHECKS = {
     "old_stale": old_logprobs_are_stale,
     "logprobs_differ": trainer_differs_from_the_model,
     "ratio_stuck": ratio_is_always_1,
+    "sampler_shifted": sampler_is_shifted,
     "sampler_temperature": sampler_reports_another_temperature,
     "sampler_behind": sampler_is_left_behind,
     "sampler_differs": sampler_differs,
+    "reference_differs": reference_is_another,
     "reference_moves": reference_moves,
 }

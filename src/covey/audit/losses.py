@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import mode
 from typing import NamedTuple
 
 import torch
@@ -19,9 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import MEANS, convention_of, correction_of, loss_of_calls, same_loss
+from covey.audit.exchanges import exchanged_with_the_sampler
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.logprobs import pairs, sampler
 from covey.audit.record import AuditRecord, LossCall, Numbers, Update, Use
+from covey.audit.terms import kl_is_subtracted
 from covey.audit.tokens import place
 from covey.objective import surrogates
 from covey.objective.algorithms import Algorithm
@@ -34,8 +37,8 @@ CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
 APART = 0.01
 """Nats by which trainer and sampler have to differ at a token, so that the direction of a weight shows."""
-KEY = 8
-"""Number of log-probs by which a completion is recognized."""
+FEWEST = 16
+"""Importance weights that an update must have."""
 SMALLEST = 1e-30
 """A weight below counts as this, so that its logarithm is a number."""
 
@@ -267,29 +270,12 @@ def correction_is_inverted(record: AuditRecord) -> Trouble | None:
         use, token, weight, due = wrong[0][:4]
         said = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
         return Trouble(f"{said} where {due:.4g} is expected", use.update.step, place(use, token))
-    exchanged = _exchanged(record)
+    exchanged = exchanged_with_the_sampler(record)
     if exchanged is not None:
         said = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
         return Trouble(f"{said} (call {exchanged.step} of {exchanged.name})")
     said = "the importance correction is the inverse of the right one"
     return explained_by(corrected_the_wrong_way, said, "")(record)
-
-
-def _exchanged(record: AuditRecord) -> LossCall | None:
-    """Return a call whose old log-probs are a recorded sampler's, and its sampler's are recorded old ones."""
-    old = {_key(use.row.old_logprobs, use.row.mask) for use in record.uses}
-    sampled = {_key(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
-    for call in record.calls:
-        keys = [(_key(r.old_logprobs, r.mask), _key(r.sampler_logprobs, r.mask)) for r in call.rows]
-        known = [(a in sampled - old, b in old - sampled) for a, b in keys if a and b]
-        if known and all(all(pair) for pair in known):
-            return call
-    return None
-
-
-def _key(values: Numbers | None, mask: Sequence[bool] | None) -> tuple[float | None, ...]:
-    """Return the first trained values, which tell completions apart; () if there are none."""
-    return tuple(v for v, on in zip(values or (), mask or (), strict=False) if on)[:KEY]
 
 
 class Correction(NamedTuple):
@@ -316,6 +302,27 @@ def _corrected(use: Use) -> Iterator[Correction]:
         log = math.log(weight)
         d = own if abs(abs(log) - abs(own)) < abs(abs(log) - abs(whole)) else whole
         yield Correction(use, token, weight, math.exp(d), math.isclose(log, -d, rel_tol=0.05))
+
+
+def corrections_are_constant(record: AuditRecord) -> Trouble | None:
+    """More than nine in ten importance weights of an update are one number other than 1, as if all were cut at
+    a bound, and not what the log-probs of trainer and sampler give.
+    """
+    for update in record.updates:
+        weights = [w for use in record.uses_of(update) for w in _weights(use)]
+        usual = mode(weights) if weights else 1.0
+        count = weights.count(usual)
+        if count >= FEWEST and count > 0.9 * len(weights) and not math.isclose(usual, 1.0, rel_tol=1e-3):
+            said = f"{count} of {len(weights)} importance weights are {usual:.4g}"
+            return Trouble(f"{said}: a bound cuts what it should let pass", update.step)
+    return None
+
+
+def _weights(use: Use) -> list[float]:
+    """Return the importance weights of trained tokens that are not those due; 0 is a token that is left out."""
+    due = {token: math.exp(old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)}
+    known = enumerate(zip(use.row.corrections or (), use.row.mask or (), strict=False))
+    return [w for token, (w, on) in known if on and w and not math.isclose(w, due.get(token, 0.0), rel_tol=0.01)]
 
 
 def reduction_is_another(record: AuditRecord) -> Trouble | None:
@@ -345,12 +352,17 @@ def loss_is_negated(record: AuditRecord) -> Trouble | None:
 
 
 def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
-    """The coefficient of the KL is negative; or the loss is the expected one with the KL subtracted."""
+    """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one with the
+    KL subtracted.
+    """
     name = "beta" if record.setting("beta") is not None else "kl_coef"
     coef = record.number(name, 0.0)
     if coef < 0:
         return Trouble(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
 
+    in_the_loss = kl_is_subtracted(record)
+    if in_the_loss is not None:
+        return in_the_loss
     if record.setting("algorithm.use_kl_in_reward") is True:
         return _kl_is_paid(record)
 
@@ -418,6 +430,7 @@ CHECKS = {
         "The loss is that without the importance correction of the settings.",
     ),
     "correction_inverted": correction_is_inverted,
+    "correction_constant": corrections_are_constant,
     "reduction_differs": reduction_is_another,
     "loss_differs": loss_differs,
 }

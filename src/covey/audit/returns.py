@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Numbers, Use
+from covey.audit.terms import kl_has_its_arguments_exchanged
 from covey.audit.tokens import place
 from covey.objective import penalties
 
@@ -42,6 +43,21 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
     use, token = shown[0]
     said = f"the reward of {len(shown)} completions stands behind their last token, on padding"
     return Trouble(said, use.update.step, place(use, token))
+
+
+def rewards_are_cut(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the rewards that are trained stand at the bounds to which the settings cut them."""
+    bounds = record.setting("reward_bounds")
+    if not isinstance(bounds, list) or len(bounds) != 2:
+        return None
+    low, high = map(float, bounds)
+    given = [(use, sum(s or 0.0 for s in use.row.token_scores)) for use in record.uses if use.row.token_scores]
+    cut = [use for use, score in given if not low + LEAST < score < high - LEAST]
+    if len(cut) < FEWEST or len(cut) <= 0.1 * len(given):
+        return None
+    name = record.own_name("reward_bounds")
+    said = f"{len(cut)} of {len(given)} rewards, less their baseline, are cut to {name}, {low:g} to {high:g}"
+    return Trouble(said, cut[0].update.step, place(cut[0]))
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
@@ -86,6 +102,9 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     """The KL that is charged is not that of the settings' estimator: it has its arguments exchanged, or is
     another estimator's. It is computed again from the log-probs of the policy and the reference.
     """
+    in_the_loss = kl_has_its_arguments_exchanged(record)
+    if in_the_loss is not None:
+        return in_the_loss
     estimator = ESTIMATORS.get(str(record.setting("kl_estimator", "k1")))
     if estimator is None:
         return None
@@ -192,6 +211,7 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
 
 CHECKS = {
     "prompt_in_loss": prompt_is_in_the_mask,
+    "reward_cut": rewards_are_cut,
     "reward_on_padding": rewards_are_on_padding,
     "kl_differs": kl_is_another,
     "returns_differ": returns_are_others,

@@ -29,6 +29,13 @@ class RepeatedScore(NamedTuple):
     """Reward in the batch."""
     alone: float
     """Reward in a call for this completion alone."""
+    length: int
+    """Number of its tokens."""
+
+    @property
+    def added(self) -> float:
+        """What the trainer has added to the function's reward."""
+        return round(self.paid - self.alone, 5)
 
 
 def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[RepeatedScore], list[RepeatedScore]]]:
@@ -38,7 +45,7 @@ def _scored_twice(record: AuditRecord) -> Iterator[tuple[str, list[RepeatedScore
         for step, n, sample in record.samples:
             paid, alone = sample.rewards.get(name), sample.alone.get(name)
             if paid is not None and alone is not None:
-                asked.append(RepeatedScore(step, n, paid, alone))
+                asked.append(RepeatedScore(step, n, paid, alone, len(sample.ids or ())))
         if len(asked) >= FEWEST:
             yield name, asked, [a for a in asked if abs(a.paid - a.alone) > 1e-5]
 
@@ -48,17 +55,44 @@ def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
     for name, asked, moved in _scored_twice(record):
         pairs = zip(sorted(a.paid for a in asked), sorted(a.alone for a in asked), strict=True)
         if moved and all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairs):
-            step, n, paid, alone = moved[0]
+            step, n, paid, alone, _ = moved[0]
             said = f"{name} pays {len(moved)} of {len(asked)} completions what others have earned"
             return Trouble(f"{said} ({paid:g} for {alone:g})", step, {"completion": n})
     return None
 
 
+def _is_by_length(asked: list[RepeatedScore]) -> bool:
+    """Whether what was added to rewards follows from the lengths of completions: the longer, the less."""
+    by_length: dict[int, set[float]] = {}
+    for one in asked:
+        by_length.setdefault(one.length, set()).add(one.added)
+    added = [min(values) for _, values in sorted(by_length.items())]
+    alike = all(len(values) == 1 for values in by_length.values())
+    return alike and len(added) > 1 and added == sorted(added, reverse=True)
+
+
+def every_length_costs_reward(record: AuditRecord) -> Trouble | None:
+    """A penalty for length, which the trainer adds to a function's rewards, reaches nine in ten completions, the
+    shortest quarter of them included.
+    """
+    for name, asked, _ in _scored_twice(record):
+        asked.sort(key=lambda one: one.length)
+        fined = [one for one in asked if one.added < 0]
+        short = asked[: max(1, len(asked) // 4)]
+        if _is_by_length(asked) and len(fined) > 0.9 * len(asked) and all(one.added < 0 for one in short):
+            step, n = fined[0][:2]
+            said = f"a penalty for length is added to {name} of {len(fined)} of {len(asked)} completions"
+            return Trouble(f"{said}, from {fined[0].length} tokens on", step, {"completion": n})
+    return None
+
+
 def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
-    """More than a tenth of the completions get another reward when they are scored alone."""
+    """More than a tenth of the completions get another reward when they are scored alone, and it is no penalty
+    for their lengths.
+    """
     for name, asked, moved in _scored_twice(record):
-        if len(moved) > 0.1 * len(asked):
-            step, n, paid, alone = moved[0]
+        if len(moved) > 0.1 * len(asked) and not _is_by_length(asked):
+            step, n, paid, alone, _ = moved[0]
             said = (
                 f"{name} pays {len(moved)} of {len(asked)} completions otherwise when they are scored alone"
             )
@@ -103,20 +137,29 @@ def _rewards(record: AuditRecord) -> list[float]:
 
 
 def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
-    """In more than nine rows of ten an empty text gets as much as the best completion of the run, and not all
-    completions get that.
+    """An empty text gets as much as the best completion of the run: in more than nine rows of ten, and not all
+    completions get that; or in some rows, of at least four prompts, every completion of which gets that, too.
     """
     known = _rewards(record)
     best = max(known, default=math.nan)
-    empty = [(step, n, _sum(record, s.empty)) for step, n, s in record.samples if s.empty]
-    paid = [e for e in empty if e[2] >= best]
-    if len(empty) < FEWEST or len(paid) <= 0.9 * len(empty) or min(known) == best:
+    empty = [(step, n, s) for step, n, s in record.samples if s.empty]
+    paid = [e for e in empty if _sum(record, e[2].empty) >= best]
+    if len(empty) < FEWEST or not paid or min(known) == best:
         return None
-    return Trouble(
-        f"an empty text is paid {paid[0][2]:g}, the most that any completion got",
-        paid[0][0],
-        {"completion": paid[0][1]},
-    )
+    step, n, sample = paid[0]
+    if len(paid) > 0.9 * len(empty):
+        said = f"an empty text is paid {_sum(record, sample.empty):g}, the most that any completion got"
+        return Trouble(said, step, {"completion": n})
+    free = {s.prompt_text for _, _, s in paid}
+    less = {s.prompt_text for _, _, s in empty if _total(record, s) < best}
+    if len(free) < FEWEST // 2 or free & less or not less:
+        return None
+    said = f"in {len(free)} prompts an empty text is paid {best:g}, the most that any completion got, and so"
+    return Trouble(f"{said} is every completion of them", step, {"completion": n})
+
+
+def _total(record: AuditRecord, sample: Sample) -> float:
+    return float(totals(record, [sample])[0][0])
 
 
 def rows_lack_their_answer(record: AuditRecord) -> Trouble | None:
@@ -341,6 +384,7 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
 
 CHECKS = {
     "rewards_order": rewards_are_in_another_order,
+    "length_fined": every_length_costs_reward,
     "rewards_in_batch": rewards_depend_on_the_batch,
     "copies_paid": copies_are_paid_differently,
     "weights_zero": weight_is_zero,

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from covey.audit import advantages, logprobs, losses, returns, rewards, tokens, updates
+from covey.audit import advantages, exchanges, logprobs, losses, returns, rewards, terms, tokens, updates
 from covey.audit.check import Check, Predicate, Report, Words, apply
 from covey.audit.course import course_of
 from covey.audit.record import AuditRecord
@@ -20,10 +20,12 @@ from covey.insight.show import finding_lines
 PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
     **logprobs.CHECKS,
+    **exchanges.CHECKS,
     **advantages.CHECKS,
     **rewards.CHECKS,
     **returns.CHECKS,
     **losses.CHECKS,
+    **terms.CHECKS,
     **updates.CHECKS,
 }
 

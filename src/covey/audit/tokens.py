@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from statistics import fmean
 
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Use
@@ -12,6 +14,8 @@ FEWEST = 4
 """Completions that a check needs before it speaks."""
 IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
+MOSTLY = 0.75
+"""Share of completions without an end from which a run has too little room."""
 CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around what a tool has said, in the templates of Qwen and Mistral."""
 
@@ -174,13 +178,41 @@ def end_is_lost(record: AuditRecord) -> Trouble | None:
 
 
 def nothing_ends(record: AuditRecord) -> Trouble | None:
-    """Nearly all completions (99 %, of at least 16) reach the limit without an end token."""
+    """Most completions reach the limit without an end token: more than three in four, by 3.5 standard errors
+    over prompts.
+    """
     limit = record.number("max_completion_length", 0)
-    known = [s.ids for _, _, s in record.samples if s.ids]
-    cut = sum(len(ids) >= limit and _end(record, ids) is None for ids in known)
-    if len(known) < 16 or cut < 0.99 * len(known):
+    cut: dict[str, list[bool]] = {}
+    for _, _, sample in record.samples:
+        if sample.ids:
+            found = len(sample.ids) >= limit and _end(record, sample.ids) is None
+            cut.setdefault(sample.prompt_text, []).append(found)
+    every = [one for own in cut.values() for one in own]
+    if len(every) < 16:
         return None
-    return Trouble(f"{cut} of {len(known)} completions reach the limit of {limit:.0f} tokens")
+    share = fmean(every)
+    # Completions of one prompt are alike: the prompts are what is independent.
+    error = math.sqrt(sum((sum(own) - share * len(own)) ** 2 for own in cut.values())) / len(every)
+    # A share of 1 has an error of 0 and the bound of the rule of three.
+    least = min(share - 3.5 * error, 1 - 3 / len(every))
+    if least <= MOSTLY:
+        return None
+    return Trouble(f"{sum(every)} of {len(every)} completions reach the limit of {limit:.0f} tokens")
+
+
+def prompts_are_cut(record: AuditRecord) -> Trouble | None:
+    """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
+    longer, though the settings cut prompts.
+    """
+    limit = record.number("max_prompt_length", 0)
+    prompts = {tuple(s.prompt_ids): (step, n) for step, n, s in record.samples if s.prompt_ids}
+    full = [ids for ids in prompts if len(ids) == limit]
+    few = len(full) < FEWEST or len(full) <= 0.25 * len(prompts)
+    if few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
+        return None
+    step, n = prompts[full[0]]
+    said = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
+    return Trouble(f"{said}: what does not fit is cut off", step, {"completion": n})
 
 
 def begin_is_doubled(record: AuditRecord) -> Trouble | None:
@@ -239,6 +271,7 @@ CHECKS = {
     "prompt_trained": completions_begin_with_their_prompt,
     "end_lost": end_is_lost,
     "never_ends": nothing_ends,
+    "prompt_cut": prompts_are_cut,
     "bos_doubled": begin_is_doubled,
     "prompt_ended": prompts_are_ended,
     "template_twice": template_is_applied_twice,

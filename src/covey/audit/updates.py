@@ -6,7 +6,7 @@ import math
 
 from covey.audit.check import Trouble
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
-from covey.audit.record import AuditRecord, Use
+from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import place
 
 FEWEST = 2
@@ -61,15 +61,37 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:
 
 
 def weights_do_not_move(record: AuditRecord) -> Trouble | None:
-    """Weights are the same after updates with a gradient and a learning rate above 0."""
+    """Weights are the same after updates with a gradient and a learning rate above 0; where they are unknown,
+    log-probs are the same bit for bit after updates with advantages.
+    """
     asked = [
         u
         for u in record.updates
         if (u.learning_rate or 0) > LEAST_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
     ]
-    if len(asked) < FEWEST or any(u.weights_changed for u in asked):
+    if len(asked) >= FEWEST and not any(u.weights_changed for u in asked):
+        return Trouble("no weight has changed, though the gradient is not 0", asked[0].step)
+    seen = [u for u in record.updates if u.weights_changed is None and _motions(record, u)]
+    if len(seen) < FEWEST or any(max(_motions(record, u)) > 0 for u in seen):
         return None
-    return Trouble("no weight has changed, though the gradient is not 0", asked[0].step)
+    return Trouble(f"log-probs are the same after each of {len(seen)} updates, bit for bit", seen[0].step)
+
+
+def _motions(record: AuditRecord, update: Update) -> list[float]:
+    """Return how far an update has moved each log-prob; [] if all its advantages are 0."""
+    uses = record.uses_of(update)
+    if not any(use.row.advantage for use in uses):
+        return []
+    return [abs(x - y) for use in uses for _, x, y in pairs(use, before, after)]
+
+
+def gradients_are_kept(record: AuditRecord) -> Trouble | None:
+    """After steps that have moved a weight, its gradient is not 0 when the next one is computed."""
+    moved = {call.step for call in record.calls if call.moved}
+    kept = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
+    if len(kept) < FEWEST:
+        return None
+    return Trouble(f"the gradient of a step is added to those of the steps before it (call {kept[0]})")
 
 
 def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
@@ -132,6 +154,7 @@ CHECKS = {
     "rate_zero": rate_is_zero,
     "warmup_long": warmup_is_longer_than_the_run,
     "no_motion": weights_do_not_move,
+    "gradient_kept": gradients_are_kept,
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,

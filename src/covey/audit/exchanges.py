@@ -1,0 +1,131 @@
+"""Checks of log-probs in the place of others: another completion's, or the other argument of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import NamedTuple
+
+from covey.audit.check import Trouble
+from covey.audit.logprobs import APART, CLOSER, own, sampler, trainer
+from covey.audit.logprobs import old as old_logprobs
+from covey.audit.record import AuditRecord, LossCall, Numbers, Use
+from covey.audit.tokens import FEWEST, place
+
+KEY = 8
+"""Number of log-probs by which a completion is recognized."""
+LOOKED_AT = 16
+"""Tokens of a completion that are compared with others'."""
+MOST = 64
+"""Completions of an update that are looked for among the others."""
+Key = tuple[float, ...]
+
+
+def key_of(values: Numbers | None, mask: Sequence[bool] | None) -> Key:
+    """Return the first trained values, which tell completions apart; () if there are none."""
+    return tuple(v for v, on in zip(values or (), mask or (), strict=False) if on and v is not None)[:KEY]
+
+
+# --- another completion's ---------------------------------------------------------------------------
+
+
+class Suspect(NamedTuple):
+    """A completion in an update: log-probs that belong to it for certain, and those to be looked at."""
+
+    use: Use
+    certain: Numbers
+    given: Numbers
+
+    def distance(self, other: Suspect) -> float | None:
+        """Return the mean distance of its certain log-probs from another one's given ones; None without any."""
+        masks = zip(self.use.row.mask or (), other.use.row.mask or (), strict=False)
+        values = zip(masks, self.certain, other.given, strict=False)
+        apart = [abs(a - b) for on, a, b in values if all(on) and a is not None and b is not None]
+        return fmean(apart[:LOOKED_AT]) if apart else None
+
+
+def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
+    """The old log-probs, or the sampler's, are those of other completions of the same update: of those that
+    differ from the trainer's, nine in ten equal another one's.
+    """
+    of_calls = _certain_by_calls(record)
+    for given, whose in ((old_logprobs, "old"), (sampler, "sampler's")):
+        for certain in (own, sampler, trainer, of_calls):
+            found = None if given is certain else _in_another_order(record, certain, given, whose)
+            if found is not None:
+                return found
+    return None
+
+
+def _certain_by_calls(record: AuditRecord) -> Callable[[Use], Numbers | None]:
+    """Return a completion's log-probs in the calls of a loss before any weight has moved."""
+    known: dict[Key, Numbers] = {}
+    for n, call in enumerate(record.calls):
+        # Where that is unknown, the first call is the only one of which it is certain.
+        if n > 0 and call.moved is not False:
+            break
+        known |= {key_of(row.old_logprobs, row.mask): row.logprobs for row in call.rows}
+    return lambda use: known.get(key_of(use.row.old_logprobs, use.row.mask))
+
+
+def _in_another_order(
+    record: AuditRecord,
+    certain: Callable[[Use], Numbers | None],
+    given: Callable[[Use], Numbers | None],
+    whose: str,
+) -> Trouble | None:
+    fresh = [use for use in record.uses if use.first and use.row.mask]
+    for _, uses in groupby(fresh, key=lambda use: use.update.step):
+        known = [(use, certain(use), given(use)) for use in uses]
+        every = [Suspect(use, a, b) for use, a, b in known if a is not None and b is not None]
+        off = [one for one in every if (one.distance(one) or 0.0) > APART][:MOST]
+        moved = [(one, other) for one in off for other in _owners(one, every)[:1]]
+        if len(moved) >= FEWEST and len(moved) >= 0.9 * len(off):
+            first, other = moved[0]
+            said = f"the {whose} log-probs of {len(moved)} completions are those of others in the same batch"
+            example = f"completion {other.use.row.completion} has those of completion {first.use.row.completion}"
+            return Trouble(f"{said}: {example}", first.use.update.step, place(other.use))
+    return None
+
+
+def _owners(one: Suspect, every: Sequence[Suspect]) -> list[Suspect]:
+    """Return the completions that have the log-probs of another one."""
+    least = min(APART, CLOSER * (one.distance(one) or 0.0))
+    apart = [(other, one.distance(other)) for other in every if other is not one]
+    return [other for other, nats in apart if nats is not None and nats < least]
+
+
+# --- the other argument of a loss -------------------------------------------------------------------
+
+
+def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
+    """The loss gets old log-probs as the present ones, and the present ones as the old: where the two differ,
+    the former are those that the batch has as its old ones.
+    """
+    kept = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    for call in record.calls:
+        keys = [(key_of(row.logprobs, row.mask), key_of(row.old_logprobs, row.mask)) for row in call.rows]
+        shown = [now in kept and old not in kept for now, old in keys if now and old and now != old]
+        if shown and all(shown):
+            said = "the loss gets the old log-probs as those of the policy, and the policy's as the old ones"
+            return Trouble(f"{said} (call {call.step} of {call.name}): the gradient has the other sign")
+    return None
+
+
+def exchanged_with_the_sampler(record: AuditRecord) -> LossCall | None:
+    """Return a call whose old log-probs are a recorded sampler's, and its sampler's are recorded old ones."""
+    kept = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    sampled = {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
+    for call in record.calls:
+        keys = [(key_of(r.old_logprobs, r.mask), key_of(r.sampler_logprobs, r.mask)) for r in call.rows]
+        shown = [old in sampled - kept and other in kept - sampled for old, other in keys if old and other]
+        if shown and all(shown):
+            return call
+    return None
+
+
+CHECKS = {
+    "logprobs_order": logprobs_are_in_another_order,
+    "old_exchanged": old_and_present_are_exchanged,
+}

@@ -1,0 +1,65 @@
+"""Checks of the terms of a loss: the factor of each, by the gradient that came back to it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from covey.audit.check import Trouble
+from covey.audit.record import AuditRecord
+
+FEWEST = 2
+"""Calls whose terms are known."""
+COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
+"""Term of a loss -> the setting with its coefficient."""
+
+
+def factor_of(record: AuditRecord, name: str) -> float | None:
+    """Return a term's factor, of which the policy's is 1; None if it is unknown."""
+    whole = {term.call: term.factor for term in record.terms if term.name == "policy" and term.factor}
+    own = [term for term in record.terms if term.name == name and term.call in whole]
+    return median(term.factor / whole[term.call] for term in own) if len(own) >= FEWEST else None
+
+
+def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
+    """The KL of the loss has a negative factor."""
+    factor = factor_of(record, "kl")
+    if factor is None or factor >= 0:
+        return None
+    return Trouble(f"the KL enters the loss times {factor:.4g}: the policy is paid for leaving its reference")
+
+
+def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
+    """The KL of the loss gets the reference's log-probs as the policy's, and the reverse."""
+    own = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
+    if len(own) < FEWEST or not all(own):
+        return None
+    return Trouble("the KL in the loss has its arguments exchanged: it is that of the reference to the policy")
+
+
+def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+    """The entropy is added to the loss and not subtracted, its coefficient being positive."""
+    factor = factor_of(record, "entropy")
+    coef = record.number(COEFFICIENTS["entropy"], 0.0)
+    if factor is None or factor <= 0 or coef <= 0:
+        return None
+    name = record.own_name(COEFFICIENTS["entropy"])
+    return Trouble(f"the entropy enters the loss times {factor:.4g}: {name}={coef:g} drives it down")
+
+
+def coefficient_is_another(record: AuditRecord) -> Trouble | None:
+    """The KL or the entropy enters the loss with another factor than its coefficient."""
+    for term, setting in COEFFICIENTS.items():
+        factor, coef = factor_of(record, term), record.number(setting, 0.0)
+        # A controller adapts the coefficient to this target.
+        adaptive = record.setting("kl_target") is not None and term == "kl"
+        if factor is None or coef == 0 or adaptive or abs(abs(factor) - abs(coef)) <= 0.05 * abs(coef):
+            continue
+        said = f"the {term} enters the loss times {factor:.4g} where {record.own_name(setting)} is {coef:g}"
+        return Trouble(said)
+    return None
+
+
+CHECKS = {
+    "entropy_sign": entropy_has_the_wrong_sign,
+    "coefficient_differs": coefficient_is_another,
+}
