@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
 
+from covey.audit import run_folder
 from covey.audit.record import read_record
 from covey.audit.recorder import tokenizer_file
 from covey.audit.run_folder import readable
@@ -59,6 +63,37 @@ def test_the_pages_show_a_record(verl: Path) -> None:
         group = group_page(folder, 2, 1)
         assert len(step_page(folder, 2)["groups"]) == 6 and len(group["completions"]) == 4
         assert max(c["reward"] for c in group["completions"]) > min(c["reward"] for c in group["completions"])
+    assert not folder.exists()
+
+
+def test_the_pages_follow_a_record_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LOOK", 0.01)
+    lines = sound()
+    path = written(lines[:4], tmp_path / "run.jsonl")  # a rollout, two updates
+
+    def page_when(holds: Callable[[dict[str, Any]], bool], folder: Path) -> dict[str, Any]:
+        end = time.monotonic() + 60
+        page = run_page("run", folder)
+        while not holds(page) and time.monotonic() < end:
+            time.sleep(0.01)
+            page = run_page("run", folder)
+        return page
+
+    with readable(path, follow=True) as folder:
+        page = page_when(lambda _: True, folder)
+        assert (page["state"], page["logged"], len(page["metrics"])) == ("training", [], 2)
+        with path.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines[4:6]))
+            file.write('{"kind": "upd')
+        page = page_when(lambda page: len(page["metrics"]) > 2, folder)
+        assert (page["state"], page["logged"]) == ("training", [0])
+        written(lines, path)
+        page = page_when(lambda page: len(page["metrics"]) > 3, folder)
+        assert len(page["metrics"]) == 4 and not page["notes"]
+        monkeypatch.setattr(run_folder, "QUIET", 0.0)
+        page = page_when(lambda page: page["state"] == "finished" and len(page["findings"]) > 1, folder)
+        assert "4 updates, 16 completions" in page["notes"][-1]
+        assert [f["id"] for f in page["findings"]] == ["audit_follows", "audit"]
     assert not folder.exists()
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from time import monotonic, time
 from typing import Any
 
 from covey.audit.as_log import arrays_of, by_step, lacking, log_of, metrics_of
@@ -27,23 +30,77 @@ from covey.insight.pages.records import Runs
 from covey.runs.folder import RESULT
 from covey.runs.rollouts import packed, rollout_file
 from covey.system.integrity import sealed, sealed_line, sealed_text
-from covey_verify.errors import ConfigError
+from covey_verify.errors import ConfigError, CoveyError
+
+LOOK = 5.0
+"""Least seconds between looks at whether a record has grown."""
+QUIET = 600.0
+"""Seconds without a new line after which a run counts as finished."""
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[Path]:
+def readable(path: Path, follow: bool = False) -> Iterator[Path]:
     """Yield a folder with covey's runs: ``path`` itself, or a temporary one with what other frameworks wrote.
 
-    Raises as ``open_run``.
+    ``follow``: the folder grows with records that are still being written. Raises as ``open_run``.
     """
     found = _foreign_runs(path)
     if not found:
         yield path
         return
     with TemporaryDirectory(prefix="covey-") as place:
-        for name, run in found.items():
-            write_run(open_run(run), run, Path(place) / name)
-        yield Path(place) / next(iter(found)) if len(found) == 1 else Path(place)
+        runs = [ForeignRun(source, Path(place) / name, follow) for name, source in found.items()]
+        for run in runs:
+            run.look()
+        ended = Event()
+        watcher = Thread(target=_watch, args=(runs, ended), daemon=True)
+        if follow:
+            watcher.start()
+        try:
+            yield runs[0].folder if len(runs) == 1 else Path(place)
+        finally:
+            ended.set()
+            if follow:
+                watcher.join()
+
+
+def _watch(runs: Sequence[ForeignRun], ended: Event) -> None:
+    """Look at records until the end, for at most a tenth of the time."""
+    pause = LOOK
+    while not ended.wait(pause):
+        start = monotonic()
+        for run in runs:
+            # A file that is damaged, or gone, keeps the page that it had.
+            with suppress(CoveyError, OSError):
+                run.look()
+        pause = max(LOOK, 10 * (monotonic() - start))
+
+
+class ForeignRun:
+    """A run of another framework, and the run folder that shows it."""
+
+    def __init__(self, source: Path, folder: Path, follow: bool) -> None:
+        self.source, self.folder, self.follow = source, folder, follow
+        self._seen = (0, 0.0, False)
+
+    def look(self) -> None:
+        """Write what is new. Raises as ``open_run``."""
+        size, changed = _size_and_time(self.source)
+        grows = self.follow and time() - changed < QUIET
+        seen = (size, changed, grows)
+        if seen == self._seen:
+            return
+        if size < self._seen[0]:  # another run under this name
+            shutil.rmtree(self.folder)
+        write_run(open_run(self.source), self.source, self.folder, grows)
+        self._seen = seen
+
+
+def _size_and_time(source: Path) -> tuple[int, float]:
+    """Return the bytes of a run's files and the time of the last change."""
+    files = [source] if source.is_file() else [file for file in source.rglob("*") if file.is_file()]
+    found = [file.stat() for file in files]
+    return sum(f.st_size for f in found), max((f.st_mtime for f in found), default=0.0)
 
 
 def _foreign_runs(path: Path) -> dict[str, Path]:
@@ -69,19 +126,51 @@ def _is_record(file: Path) -> bool:
         return f'"{FORMAT}"'.encode() in opened.read(200)
 
 
-def write_run(record: AuditRecord, source: Path, folder: Path) -> None:
-    """Write a record as a run folder. ``source``: where it was read; its tokenizer may lie next to it."""
-    (folder / "rollouts").mkdir(parents=True)
+def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = False) -> None:
+    """Write what a run folder of a record lacks. ``source``: where it was read, with its tokenizer beside it.
+
+    ``grows``: the record is being written, so its last step waits until the next one begins. Lines are
+    appended only, as by a run that trains.
+    """
+    (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     settings = {**record.header.settings, **_own_settings(record)}
     (folder / "config.yaml").write_text(sealed_text(json.dumps(settings, indent=1) + "\n"))
+    known = {name: _written(folder / f"{name}.jsonl") for name in ("metrics", "findings")}
+    shown = {line["step"] for line in known["metrics"]}
     metrics = [{**m, "step": int(m["step"])} for m in metrics_of(record)]
-    (folder / "metrics.jsonl").write_text("".join(sealed_line(m) for m in metrics))
-    for step in by_step(record):
-        _write_step(record, folder, step)
-    (folder / "findings.jsonl").write_text("".join(map(sealed_line, _findings(record))))
+    metrics = [m for m in metrics if m["step"] not in shown]
+    if grows:
+        updated = {update.step for update in record.updates}
+        metrics = [m for m in metrics if m["step"] in updated]
+    steps = list(by_step(record))
+    for step in steps[:-1] if grows else steps:  # the last one may have updates to come
+        if not rollout_file(folder, step).exists():
+            _write_step(record, folder, step)
+    _append(folder / "metrics.jsonl", metrics)
+    said = {line["id"] for line in known["findings"]}
+    _append(folder / "findings.jsonl", [f for f in _findings(record, grows) if f["id"] not in said])
     if tokenizer_file(source).is_file():
-        (folder / "final").mkdir()
+        (folder / "final").mkdir(exist_ok=True)
         shutil.copyfile(tokenizer_file(source), folder / "final" / "tokenizer.json")
+    _say_whether_it_grows(record, source, folder, grows)
+
+
+def _written(stream: Path) -> list[dict[str, Any]]:
+    """Return the lines of a stream that are there already."""
+    return [json.loads(line) for line in stream.read_text().splitlines()] if stream.exists() else []
+
+
+def _append(stream: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with stream.open("a") as file:
+        file.write("".join(map(sealed_line, lines)))
+
+
+def _say_whether_it_grows(record: AuditRecord, source: Path, folder: Path, grows: bool) -> None:
+    """Write a lock of this process, by which pages follow the folder, or a result."""
+    if grows:
+        (folder / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
+        (folder / RESULT).unlink(missing_ok=True)
+        return
     said = f"{source}, as it was when this page was made: {len(record.updates)} updates, "
     said += f"{len(record.samples)} completions. {lacking(record)}"
     (folder / RESULT).write_text(sealed({"remark": said.strip()}))
@@ -108,8 +197,11 @@ def _write_step(record: AuditRecord, folder: Path, step: int) -> None:
     path.write_text("".join(sealed_line({**row, **facts}) for row in log.rows))
 
 
-def _findings(record: AuditRecord) -> Iterator[dict[str, Any]]:
-    """Yield the audit's findings and those on the metrics, whose evidence is where the pages have it."""
+def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, Any]]:
+    """Yield the audit's findings and those on the metrics, whose evidence is where the pages have it.
+
+    How many checks apply is known of a record that is complete.
+    """
     report = apply(CHECKS, record)
     places = _places(record)
     for finding in (*report.findings, *course_of(record)):
@@ -119,6 +211,10 @@ def _findings(record: AuditRecord) -> Iterator[dict[str, Any]]:
         if found is not None:
             own["evidence"] |= found
         yield own
+    if grows:
+        said = "this record is being written: pages follow it, and findings may come"
+        yield Finding("audit_follows", 0, "note", said).record()
+        return
     said = f"{report.judged} of {len(CHECKS)} checks apply"
     said += f"; the others need {', '.join(report.unjudged)}" if report.unjudged else ""
     yield Finding("audit", 0, "note", said).record()

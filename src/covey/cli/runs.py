@@ -236,14 +236,14 @@ def command_ui(
     """Look at runs in a browser: live curves, groups, completions token by token.
 
     :param runs: The folder of a run, or one with runs in it; or whatever `covey audit` reads, and a folder of
-        its records, as they are when the command begins.
+        its records, also while they are written.
     :param port: On 127.0.0.1; 0 takes any that is free.
     :param read_only: No run can be tagged or deleted from the pages.
     """
     from covey.audit.run_folder import readable
     from covey.insight.pages.server import serve_pages
 
-    with readable(runs) as folder:
+    with readable(runs, follow=True) as folder:
         # A record of another framework is shown from a copy, which nobody keeps.
         serve_pages(folder, port, open_browser, "#/", as_json, read_only or folder != runs)
     return 0
