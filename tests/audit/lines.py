@@ -52,8 +52,8 @@ def sound() -> Lines:
             step += 1
     call = {"mask": [1, 1], "logprobs": [-1.0, -1.0], "old_logprobs": [-1.0, -1.0], "advantage": [1.0, 1.0]}
     for n in range(4):
-        loss = {"kind": "loss", "step": n, "name": "vanilla", "rows": [dict(call)], "loss": -1.0, "moved": n > 0}
-        lines.append(loss)
+        loss = {"kind": "loss", "step": n, "name": "vanilla", "rows": [dict(call)], "loss": -1.0}
+        lines.append(loss | {"moved": n > 0})
         factors = {"policy": 0.5, "kl": 0.02, "entropy": -0.005}
         lines += [{"kind": "term", "call": n, "name": name, "factor": f} for name, f in factors.items()]
     return lines

@@ -31,16 +31,16 @@ def key_of(values: Numbers | None, mask: Sequence[bool] | None) -> Key:
 
 
 class Suspect(NamedTuple):
-    """A completion in an update: log-probs that belong to it for certain, and those to be looked at."""
+    """A completion in an update: log-probs that are its own for certain, if any, and those in doubt."""
 
     use: Use
-    certain: Numbers
+    certain: Numbers | None
     given: Numbers
 
     def distance(self, other: Suspect) -> float | None:
-        """Return the mean distance of its certain log-probs from another one's given ones; None without any."""
+        """Return the mean distance of its certain log-probs from another one's given ones, if it has any."""
         masks = zip(self.use.row.mask or (), other.use.row.mask or (), strict=False)
-        values = zip(masks, self.certain, other.given, strict=False)
+        values = zip(masks, self.certain or (), other.given, strict=False)
         apart = [abs(a - b) for on, a, b in values if all(on) and a is not None and b is not None]
         return fmean(apart[:LOOKED_AT]) if apart else None
 
@@ -50,12 +50,12 @@ def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
     differ from the trainer's, nine in ten equal another one's.
     """
     of_calls = _certain_by_calls(record)
-    for given, whose in ((old_logprobs, "old"), (sampler, "sampler's")):
-        for certain in (own, sampler, trainer, of_calls):
-            found = None if given is certain else _in_another_order(record, certain, given, whose)
-            if found is not None:
-                return found
-    return None
+    asked = [(old_logprobs, certain, "old") for certain in (own, trainer, of_calls)]
+    asked += [(sampler, certain, "sampler's") for certain in (own, of_calls)]
+    # Where nothing else is known, one of the two is wrong.
+    asked.append((old_logprobs, sampler, "old or the sampler's"))
+    found = (_in_another_order(record, certain, given, whose) for given, certain, whose in asked)
+    return next((trouble for trouble in found if trouble is not None), None)
 
 
 def _certain_by_calls(record: AuditRecord) -> Callable[[Use], Numbers | None]:
@@ -78,14 +78,14 @@ def _in_another_order(
     fresh = [use for use in record.uses if use.first and use.row.mask]
     for _, uses in groupby(fresh, key=lambda use: use.update.step):
         known = [(use, certain(use), given(use)) for use in uses]
-        every = [Suspect(use, a, b) for use, a, b in known if a is not None and b is not None]
+        every = [Suspect(use, a, b) for use, a, b in known if b is not None]
         off = [one for one in every if (one.distance(one) or 0.0) > APART][:MOST]
         moved = [(one, other) for one in off for other in _owners(one, every)[:1]]
         if len(moved) >= FEWEST and len(moved) >= 0.9 * len(off):
             first, other = moved[0]
             said = f"the {whose} log-probs of {len(moved)} completions are those of others in the same batch"
-            example = f"completion {other.use.row.completion} has those of completion {first.use.row.completion}"
-            return Trouble(f"{said}: {example}", first.use.update.step, place(other.use))
+            example = f"{other.use.row.completion} has those of {first.use.row.completion}"
+            return Trouble(f"{said}: completion {example}", first.use.update.step, place(other.use))
     return None
 
 

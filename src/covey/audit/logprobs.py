@@ -194,7 +194,9 @@ def updates_of_a_rollout(record: AuditRecord) -> float:
 
 
 def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
-    """The sampler's log-probs differ from the trainer's and equal those of the next token, or of the one before."""
+    """The sampler's log-probs differ from the trainer's and equal those of the next token, or of the one
+    before.
+    """
     for shift, which in ((following, "next token"), (preceding, "token before")):
         said = f"the sampler's log-probs are those of the {which}: they differ"
         found = _apart(record, sampler, present, said, shift(present))
@@ -204,9 +206,9 @@ def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
 
 
 def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
-    """The sampler's log-probs are those at temperature 1, and it sampled at another. Where the model's own at
-    temperature 1 are unknown: the trainer finds the tokens more likely than the sampler, by 4 standard errors,
-    though nothing finds them more likely than the distribution that they were drawn from.
+    """The sampler's log-probs are those at temperature 1, and it sampled at another. Where the model's own
+    at temperature 1 are unknown: the trainer finds the tokens more likely than the sampler, by 4 standard
+    errors, though nothing finds them more likely than the distribution that they were drawn from.
     """
     temperature = record.number("temperature", 1.0)
     known = any(at_1(use) for use in record.uses)
@@ -217,8 +219,8 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
     error = math.sqrt(sum(value**2 for value in sums))
     if len(sums) < FEWEST**2 or not sum(sums) < -4 * error:
         return None
-    words = "tokens are less likely by the sampler's log-probs than by the trainer's, so these are not at"
-    return _apart(record, sampler, present, f"{words} temperature {temperature:g}: they differ", least=APART / 2)
+    words = f"tokens are less likely by the sampler than by the trainer at temperature {temperature:g}"
+    return _apart(record, sampler, present, f"{words}, where they were drawn: the two differ")
 
 
 def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
@@ -246,7 +248,8 @@ def sampler_differs(record: AuditRecord) -> Trouble | None:
     corrects = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
     least = 10 * APART if corrects else APART
     first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
-    since = "from the first rollout on" if distance(first, sampler, present) > APART else "though not in the first rollout"
+    agreed = distance(first, sampler, present) <= APART
+    since = "though not in the first rollout" if agreed else "from the first rollout on"
     return _apart(record, sampler, present, f"sampler and trainer differ, {since},", least=least)
 
 
@@ -277,17 +280,23 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
 
 
 def ratios_are_wide(record: AuditRecord) -> Trouble | None:
-    """More than a hundredth of the ratios of an update, and at least three, are above 2. Not asked where the
-    ratio is that of a whole completion, whose tokens may differ more.
+    """More than a hundredth of the ratios are above 2, by 3.5 standard errors over completions, of updates in
+    which ratios have moved. Not asked where the ratio is that of a whole completion, whose tokens may differ
+    more.
     """
     if record.setting("importance_sampling_level") in ("sequence", "sequence_token"):
         return None
-    for update in record.updates:
-        ratios = [x - y for use in record.uses_of(update) for _, x, y in pairs(use, trainer, old)]
-        wide = sum(ratio > math.log(2) for ratio in ratios)
-        if wide > max(2, 0.01 * len(ratios)):
-            return Trouble(f"{wide} of {len(ratios)} ratios of an update are above 2", update.step)
-    return None
+    ratios = [(use, [x - y for _, x, y in pairs(use, trainer, old)]) for use in record.uses if not use.first]
+    wide = [(use, sum(ratio > math.log(2) for ratio in own), len(own)) for use, own in ratios]
+    count, size = sum(w for _, w, _ in wide), sum(n for _, _, n in wide)
+    if count < FEWEST:
+        return None
+    share = count / size
+    error = math.sqrt(sum((w - share * n) ** 2 for _, w, n in wide)) / size
+    if share - 3.5 * error <= 0.01:
+        return None
+    step = max(wide, key=lambda one: one[1])[0].update.step
+    return Trouble(f"{count} of {size} ratios are above 2", step)
 
 
 CHECKS = {

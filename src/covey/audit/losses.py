@@ -305,24 +305,26 @@ def _corrected(use: Use) -> Iterator[Correction]:
 
 
 def corrections_are_constant(record: AuditRecord) -> Trouble | None:
-    """More than nine in ten importance weights of an update are one number other than 1, as if all were cut at
-    a bound, and not what the log-probs of trainer and sampler give.
+    """More than nine in ten importance weights of an update are one number other than 1, as if all were
+    cut at a bound, and not what the log-probs of trainer and sampler give.
     """
     for update in record.updates:
         weights = [w for use in record.uses_of(update) for w in _weights(use)]
         usual = mode(weights) if weights else 1.0
         count = weights.count(usual)
-        if count >= FEWEST and count > 0.9 * len(weights) and not math.isclose(usual, 1.0, rel_tol=1e-3):
+        cut = not math.isclose(usual, 1.0, rel_tol=1e-3)
+        if cut and count >= FEWEST and count > 0.9 * len(weights):
             said = f"{count} of {len(weights)} importance weights are {usual:.4g}"
             return Trouble(f"{said}: a bound cuts what it should let pass", update.step)
     return None
 
 
 def _weights(use: Use) -> list[float]:
-    """Return the importance weights of trained tokens that are not those due; 0 is a token that is left out."""
+    """Return the importance weights of trained tokens that are not those due, nor 0, of a token left out."""
     due = {token: math.exp(old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)}
-    known = enumerate(zip(use.row.corrections or (), use.row.mask or (), strict=False))
-    return [w for token, (w, on) in known if on and w and not math.isclose(w, due.get(token, 0.0), rel_tol=0.01)]
+    known = zip(use.row.corrections or (), use.row.mask or (), strict=False)
+    given = {token: weight for token, (weight, on) in enumerate(known) if on and weight}
+    return [w for token, w in given.items() if not math.isclose(w, due.get(token, 0.0), rel_tol=0.01)]
 
 
 def reduction_is_another(record: AuditRecord) -> Trouble | None:
@@ -352,8 +354,8 @@ def loss_is_negated(record: AuditRecord) -> Trouble | None:
 
 
 def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
-    """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one with the
-    KL subtracted.
+    """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one
+    with the KL subtracted.
     """
     name = "beta" if record.setting("beta") is not None else "kl_coef"
     coef = record.number(name, 0.0)

@@ -46,18 +46,19 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
 
 
 def rewards_are_cut(record: AuditRecord) -> Trouble | None:
-    """More than a tenth of the rewards that are trained stand at the bounds to which the settings cut them."""
+    """More than a tenth of the trained rewards stand at the bounds to which the settings cut them."""
     bounds = record.setting("reward_bounds")
     if not isinstance(bounds, list) or len(bounds) != 2:
         return None
     low, high = map(float, bounds)
-    given = [(use, sum(s or 0.0 for s in use.row.token_scores)) for use in record.uses if use.row.token_scores]
+    scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
+    given = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
     cut = [use for use, score in given if not low + LEAST < score < high - LEAST]
     if len(cut) < FEWEST or len(cut) <= 0.1 * len(given):
         return None
     name = record.own_name("reward_bounds")
-    said = f"{len(cut)} of {len(given)} rewards, less their baseline, are cut to {name}, {low:g} to {high:g}"
-    return Trouble(said, cut[0].update.step, place(cut[0]))
+    said = f"{len(cut)} of {len(given)} rewards, less their baseline, are cut to {name}"
+    return Trouble(f"{said}, {low:g} to {high:g}", cut[0].update.step, place(cut[0]))
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:

@@ -72,8 +72,8 @@ def _is_by_length(asked: list[RepeatedScore]) -> bool:
 
 
 def every_length_costs_reward(record: AuditRecord) -> Trouble | None:
-    """A penalty for length, which the trainer adds to a function's rewards, reaches nine in ten completions, the
-    shortest quarter of them included.
+    """A penalty for length, which the trainer adds to a function's rewards, reaches nine in ten completions,
+    the shortest quarter of them included.
     """
     for name, asked, _ in _scored_twice(record):
         asked.sort(key=lambda one: one.length)
@@ -87,8 +87,8 @@ def every_length_costs_reward(record: AuditRecord) -> Trouble | None:
 
 
 def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
-    """More than a tenth of the completions get another reward when they are scored alone, and it is no penalty
-    for their lengths.
+    """More than a tenth of the completions get another reward when they are scored alone, and it is no
+    penalty for their lengths.
     """
     for name, asked, moved in _scored_twice(record):
         if len(moved) > 0.1 * len(asked) and not _is_by_length(asked):
@@ -137,8 +137,9 @@ def _rewards(record: AuditRecord) -> list[float]:
 
 
 def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
-    """An empty text gets as much as the best completion of the run: in more than nine rows of ten, and not all
-    completions get that; or in some rows, of at least four prompts, every completion of which gets that, too.
+    """An empty text gets as much as the best completion of the run: in more than nine rows of ten, and not
+    all completions get that; or in two prompts and more, all of whose completions, at least eight, get that
+    too, while most completions of the others do not.
     """
     known = _rewards(record)
     best = max(known, default=math.nan)
@@ -147,18 +148,23 @@ def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
     if len(empty) < FEWEST or not paid or min(known) == best:
         return None
     step, n, sample = paid[0]
+    said = f"an empty text is paid {_sum(record, sample.empty):g}, the most that any completion got"
     if len(paid) > 0.9 * len(empty):
-        said = f"an empty text is paid {_sum(record, sample.empty):g}, the most that any completion got"
         return Trouble(said, step, {"completion": n})
     free = {s.prompt_text for _, _, s in paid}
-    less = {s.prompt_text for _, _, s in empty if _total(record, s) < best}
-    if len(free) < FEWEST // 2 or free & less or not less:
+    theirs = [_total(record, s) >= best for _, _, s in empty if s.prompt_text in free]
+    others = [_total(record, s) >= best for _, _, s in empty if s.prompt_text not in free]
+    if len(free) < 2 or len(theirs) < FEWEST or not all(theirs) or sum(others) > 0.5 * len(others):
         return None
-    said = f"in {len(free)} prompts an empty text is paid {best:g}, the most that any completion got, and so"
-    return Trouble(f"{said} is every completion of them", step, {"completion": n})
+    # A reward that never reads the completion pays an empty text the same in every prompt.
+    if all(len(set(rewards)) == 1 for _, _, _, rewards in _groups(record)):
+        return None
+    said += f", in {len(free)} of {len({s.prompt_text for _, _, s in empty})} prompts"
+    return Trouble(f"{said}, and so is every completion of them", step, {"completion": n})
 
 
 def _total(record: AuditRecord, sample: Sample) -> float:
+    """Return the reward of a completion."""
     return float(totals(record, [sample])[0][0])
 
 

@@ -55,9 +55,7 @@ def _with_losses(path: Path) -> AuditRecord:
     if not path.is_file():
         return record
     losses = read_record(path)
-    return replace(
-        record, calls=(*record.calls, *losses.calls), terms=(*record.terms, *losses.terms)
-    )
+    return replace(record, calls=(*record.calls, *losses.calls), terms=(*record.terms, *losses.terms))
 
 
 def is_foreign(path: Path) -> bool:

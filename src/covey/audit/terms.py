@@ -25,7 +25,8 @@ def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
     factor = factor_of(record, "kl")
     if factor is None or factor >= 0:
         return None
-    return Trouble(f"the KL enters the loss times {factor:.4g}: the policy is paid for leaving its reference")
+    said = f"the KL enters the loss times {factor:.4g}"
+    return Trouble(f"{said}: the policy is paid for leaving its reference")
 
 
 def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
@@ -33,7 +34,8 @@ def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
     own = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
     if len(own) < FEWEST or not all(own):
         return None
-    return Trouble("the KL in the loss has its arguments exchanged: it is that of the reference to the policy")
+    said = "the KL in the loss has its arguments exchanged"
+    return Trouble(f"{said}: it is that of the reference to the policy")
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:

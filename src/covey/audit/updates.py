@@ -62,7 +62,7 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:
 
 def weights_do_not_move(record: AuditRecord) -> Trouble | None:
     """Weights are the same after updates with a gradient and a learning rate above 0; where they are unknown,
-    log-probs are the same bit for bit after updates with advantages.
+    log-probs are the same bit for bit after updates with advantages, outside of a warm-up.
     """
     asked = [
         u
@@ -78,9 +78,11 @@ def weights_do_not_move(record: AuditRecord) -> Trouble | None:
 
 
 def _motions(record: AuditRecord, update: Update) -> list[float]:
-    """Return how far an update has moved each log-prob; [] if all its advantages are 0."""
+    """Return how far an update has moved each log-prob; [] if nothing should move them."""
     uses = record.uses_of(update)
-    if not any(use.row.advantage for use in uses):
+    full = record.number("learning_rate", 0.0)
+    warms_up = update.learning_rate is not None and update.learning_rate < 0.5 * full
+    if warms_up or not any(use.row.advantage for use in uses):
         return []
     return [abs(x - y) for use in uses for _, x, y in pairs(use, before, after)]
 
