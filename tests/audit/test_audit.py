@@ -140,10 +140,21 @@ def reordered(lines: Lines) -> None:
             row |= {**other, "ids": ids, "completion": row["completion"], "advantage": row["advantage"]}
 
 
-def exchanged(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a loss whose log-probs are in each other's place."""
-    values = {"mask": row["mask"], "advantage": [row["advantage"]] * len(row["mask"])}
-    return {**values, "logprobs": row["old_logprobs"], "old_logprobs": row["logprobs"]}
+def told_apart(row: dict[str, Any]) -> None:
+    """Give a completion log-probs that no other one has."""
+    for name in ("logprobs", "old_logprobs"):
+        row[name] = [p + 0.003 * row["completion"] for p in row[name]]
+
+
+def as_calls(lines: Lines, change: Callable[[dict[str, Any]], dict[str, Any]], first: int = 0) -> None:
+    """Let the calls of a loss be those of the second update, from the ``first`` on with changed rows."""
+    for n, call in enumerate(calls(lines)):
+        rows = [change(row) if n >= first else row for row in updates(lines)[1]["rows"]]
+        names = ("mask", "logprobs", "old_logprobs")
+        spread = [{"advantage": [row["advantage"]] * len(row["mask"])} for row in rows]
+        call["rows"] = [
+            {name: row[name] for name in names} | own for row, own in zip(rows, spread, strict=True)
+        ]
 
 
 MISTAKES: dict[str, Callable[[Lines], None]] = {
@@ -184,10 +195,16 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
             update["rows"], rolled([r["old_logprobs"] for r in update["rows"]]), strict=True
         )
     ],
-    "old_exchanged": lambda lines: [
-        call.update(rows=[exchanged(row) for row in updates(lines)[1]["rows"]], loss=-1.0)
-        for call in calls(lines)
-    ],
+    "old_exchanged": lambda lines: as_calls(
+        lines, lambda row: row | {"logprobs": row["old_logprobs"], "old_logprobs": row["logprobs"]}
+    ),
+    "loss_order": both(
+        lambda lines: [told_apart(row) for row in rows(lines)],
+        lambda lines: as_calls(lines, lambda row: row | {"advantage": -row["advantage"]}),
+    ),
+    "old_replaced": lambda lines: as_calls(
+        lines, lambda row: row | {"old_logprobs": [p - 0.3 for p in row["old_logprobs"]]}, first=1
+    ),
     "ratio_stuck": every(rows, old_logprobs=lambda r: r["logprobs"]),
     "sampler_temperature": every(samples, sampler_logprobs=lambda s: s["model_logprobs_at_1"]),
     "sampler_shifted": every(samples, sampler_logprobs=lambda s: [*s["sampler_logprobs"][1:], -0.5]),

@@ -1,7 +1,9 @@
-"""Checks of log-probs in the place of others: another completion's, or the other argument of a loss."""
+"""Checks of values in the place of others: another completion's, or the other argument of a loss."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from statistics import fmean
@@ -99,6 +101,69 @@ def _owners(one: Suspect, every: Sequence[Suspect]) -> list[Suspect]:
 # --- the other argument of a loss -------------------------------------------------------------------
 
 
+def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
+    """The loss gets completions with the advantages of others of their batch: more than a quarter of those
+    that are recognized by their old log-probs.
+    """
+    uses = [use for use in record.uses if use.row.advantage is not None]
+    shelves = defaultdict[int, list[tuple[Use, Key]]](list)
+    for use in uses:
+        own = key_of(use.row.old_logprobs, use.row.mask)
+        for number in _shelves_of(own):
+            shelves[number].append((use, own))
+    seen = list[tuple[LossCall, Use, float, float]]()
+    for call in record.calls:
+        for row in call.rows:
+            key = key_of(row.old_logprobs, row.mask)
+            near = [use for use, other in shelves[_shelves_of(key)[0]] if _is_near(key, other)]
+            alike = {(use.row.rollout, use.row.completion): use for use in near}
+            if len(alike) == 1:  # of copies it is not known which one this is
+                use = near[0]
+                due = _first(use.row.advantage, use.row.mask or ())
+                seen.append((call, use, _first(row.advantage, row.mask), due))
+    of_batch = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
+    moved = [one for one in seen if one[2] != one[3]]
+    if len(moved) < FEWEST or len(moved) <= 0.25 * len(seen) or any(one[2] not in of_batch for one in moved):
+        return None
+    call, use, found, due = moved[0]
+    said = f"the loss gets completions with the advantages of others: {found:.4g} for {due:.4g}"
+    return Trouble(f"{said} (call {call.step} of {call.name})", use.update.step, place(use))
+
+
+def _shelves_of(key: Key) -> tuple[int, int, int]:
+    """Return the shelf of a key, by its first number, and those beside it, where near ones may stand."""
+    number = round(100 * key[0]) if key else 0
+    return number, number - 1, number + 1
+
+
+def _is_near(key: Key, other: Key) -> bool:
+    """Whether two keys are of one completion, though computed in other micro-batches."""
+    return len(key) == len(other) >= FEWEST and all(
+        abs(a - b) < 1e-3 for a, b in zip(key, other, strict=True)
+    )
+
+
+def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float:
+    """Return the advantage of a completion's first trained token, in five digits."""
+    values = advantage if isinstance(advantage, list) else [advantage] * len(mask)
+    on = [value for value, trained in zip(values, mask, strict=False) if trained]
+    return float(f"{on[0]:.5g}") if on and on[0] is not None else math.nan
+
+
+def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
+    """The loss gets old log-probs that the batch never had, neither the present ones nor the sampler's, in
+    a quarter of its calls and in at least two, though it gets those of the batch in others.
+    """
+    known = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    known |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
+    asked = [call for call in record.calls if any(row.logprobs != row.old_logprobs for row in call.rows)]
+    other = [c for c in asked if not any(key_of(row.old_logprobs, row.mask) in known for row in c.rows)]
+    if len(other) < 2 or len(other) == len(asked) or len(other) < 0.25 * len(asked):
+        return None
+    said = f"in {len(other)} of {len(asked)} calls the loss gets old log-probs that its batch never had"
+    return Trouble(f"{said} (call {other[0].step} of {other[0].name}): ratios start anew at 1")
+
+
 def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
     """The loss gets old log-probs as the present ones, and the present ones as the old: where the two differ,
     the former are those that the batch has as its old ones.
@@ -127,5 +192,7 @@ def exchanged_with_the_sampler(record: AuditRecord) -> LossCall | None:
 
 CHECKS = {
     "logprobs_order": logprobs_are_in_another_order,
+    "loss_order": advantages_of_calls_are_others,
+    "old_replaced": old_logprobs_are_replaced,
     "old_exchanged": old_and_present_are_exchanged,
 }

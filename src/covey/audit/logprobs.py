@@ -263,6 +263,9 @@ def reference_is_another(record: AuditRecord) -> Trouble | None:
         return None
     use, token = _worst(uses, reference, present)
     said = f"training begins {off:.2g} nats a token away from its reference: that is another model"
+    temperature = record.number("temperature", 1.0)
+    if temperature != 1:
+        said += f", or its log-probs are not at temperature {temperature:g}"
     return Trouble(said, 0, place(use, token))
 
 

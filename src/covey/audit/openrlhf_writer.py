@@ -161,7 +161,9 @@ class _OpenRlhfWriter:
         if self.file.count < self.batches:
             completions += _completions(self.experiences, self.trainer.args, self.trainer.tokenizer)
         if self.score is not None and self.file.count == 0:
-            score_again(partial(_scored, self.score), "reward", completions)
+            # Its rewards read special tokens, too, as the one that ends a text.
+            texts = [self.trainer.tokenizer.decode(c.sample["ids"]) for c in completions]
+            score_again(partial(_scored, self.score), "reward", completions, texts)
         self.file.rollout(step, completions, self._logprobs_now())
 
     def _record_update(self, status: Mapping[str, Any]) -> None:

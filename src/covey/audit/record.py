@@ -218,7 +218,7 @@ class Term(_Part):
     name: str
     """`policy`, `kl` or `entropy`."""
     factor: float
-    """What it is multiplied by on its way into the whole loss."""
+    """Its multiple in the whole loss."""
     exchanged: bool | None = None
     """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
     gradient_kept: bool | None = None

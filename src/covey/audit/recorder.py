@@ -239,11 +239,15 @@ def tokenizer_file(record: Path) -> Path:
 
 
 def score_again(
-    score: Callable[[str, Any, Any], Any], name: str, completions: Sequence[RecordedCompletion]
+    score: Callable[[str, Any, Any], Any],
+    name: str,
+    completions: Sequence[RecordedCompletion],
+    texts: Sequence[str],
 ) -> None:
     """Score each completion three more times, for `alone`, `elsewhere` and `empty` of its sample.
 
     ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.
+    ``texts``: the completions as the trainer's rewards get them.
     """
 
     def function(
@@ -254,7 +258,7 @@ def score_again(
 
     samples = [completion.sample for completion in completions]
     prompts = [sample["prompt"] for sample in samples]
-    columns = {"completions": [s["text"] for s in samples], "rows": [s["row"] for s in samples]}
+    columns = {"completions": list(texts), "rows": [s["row"] for s in samples]}
     answers = probe({name: function}, {**columns, "prompts": prompts}, prompts, {})
     for sample, own in zip(samples, answers, strict=True):
         sample.update(own)

@@ -34,7 +34,7 @@ class RepeatedScore(NamedTuple):
 
     @property
     def added(self) -> float:
-        """What the trainer has added to the function's reward."""
+        """The part that the trainer has added to the function's reward."""
         return round(self.paid - self.alone, 5)
 
 

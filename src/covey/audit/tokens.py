@@ -212,7 +212,7 @@ def prompts_are_cut(record: AuditRecord) -> Trouble | None:
         return None
     step, n = prompts[full[0]]
     said = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
-    return Trouble(f"{said}: what does not fit is cut off", step, {"completion": n})
+    return Trouble(f"{said}: longer ones are truncated", step, {"completion": n})
 
 
 def begin_is_doubled(record: AuditRecord) -> Trouble | None:

@@ -142,12 +142,18 @@ def clipping_cannot_act(record: AuditRecord) -> Trouble | None:
 
 
 def penalties_are_not_trained(record: AuditRecord) -> Trouble | None:
-    """Sampling has a repetition penalty, which no trainer applies."""
+    """Sampling has a repetition penalty, or draws from the likelier half of the probability alone (top_p up
+    to .5), which no trainer applies.
+    """
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         neutral = 1.0 if name == "repetition_penalty" else 0.0
         value = record.number(name, neutral)
         if value != neutral:
             return Trouble(f"tokens are sampled with {name} {value:g}, and log-probs are without it")
+    kept = record.number("top_p", 1.0)
+    if 0 < kept <= 0.5:
+        name = record.own_name("top_p")
+        return Trouble(f"tokens are sampled with {name} {kept:g}, and log-probs are of all tokens")
     return None
 
 

@@ -133,7 +133,8 @@ class _VerlWriter:
             completions += _completions(_columns(batch), self.trainer.tokenizer)
         score = self.score
         if score is not None and self.file.count == 0:
-            score_again(lambda text, row, _: score(solution_str=text, **row), "score", completions)
+            texts = [completion.sample["text"] for completion in completions]
+            score_again(lambda text, row, _: score(solution_str=text, **row), "score", completions, texts)
         # verl counts its steps from 1.
         self.file.rollout(self.trainer.global_steps - 1, completions, self._logprobs_now(batch))
 
