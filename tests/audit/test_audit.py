@@ -310,6 +310,34 @@ def test_a_difference_that_a_run_corrects_for_may_be_larger(
     assert found(lines, tmp_path / "run.jsonl") == names
 
 
+def test_a_penalty_for_long_completions_is_no_dependence_on_the_batch(tmp_path: Path) -> None:
+    """As DAPO's, which the trainer adds to what the function gives."""
+    lines = sound()
+    for sample in samples(lines):
+        sample["alone"] = {"right": sample["rewards"]["right"] + 0.1 * max(0, len(sample["ids"]) - 4)}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+def test_a_sampler_with_old_weights_is_no_matter_of_precision(tmp_path: Path) -> None:
+    lines = sound()
+    third = copy.deepcopy(lines[4:7])
+    for line in third:
+        line["step"] += 2
+        line.update({"number": 2} if line["kind"] == "rollout" else {})
+        for row in line.get("rows", ()):
+            row["rollout"] = 2
+    lines[7:7] = third
+    for n, by in ((1, 0.1), (2, 0.08)):
+        for sample in rollouts(lines)[n]["completions"]:
+            sample["sampler_logprobs"] = [p + by for p in sample["sampler_logprobs"]]
+    assert found(lines, tmp_path / "run.jsonl") == ["sampler_behind"]
+    for sample in rollouts(lines)[0]["completions"]:
+        sample["sampler_logprobs"] = [p + 0.05 for p in sample["sampler_logprobs"]]
+    report = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl")))
+    assert [f.id for f in report.findings] == ["sampler_differs"]
+    assert "from the first rollout on" in report.findings[0].sentence
+
+
 def test_a_score_at_every_token_is_another_reward(tmp_path: Path) -> None:
     lines = of_verl(sound(), **{"algorithm.adv_estimator": "grpo"})
     assert "reward_differs" not in found(lines, tmp_path / "run.jsonl")

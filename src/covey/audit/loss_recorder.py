@@ -1,4 +1,4 @@
-"""What a trainer's loss function gets and returns, and how the terms of a loss enter the gradient.
+"""The calls of a trainer's loss function, and how the terms of a loss enter the gradient.
 
 Nothing of the trainer is needed but its functions: the weights are those that a loss was computed from, and a
 term's factor is the gradient that comes back to it. torch is not imported.

@@ -210,15 +210,13 @@ class LossCall(_Part):
 
 
 class Term(_Part):
-    """A line: a term of the loss of a call, by the gradient that came back to it."""
+    """A line: a term of the loss of a call, of this `step`, by the gradient that came back to it."""
 
     kind: Literal["term"]
     call: int
-    """``step`` of the call."""
-    name: str
-    """`policy`, `kl` or `entropy`."""
+    name: Literal["policy", "kl", "entropy"]
     factor: float
-    """Its multiple in the whole loss."""
+    """The gradient: how often the whole loss has it."""
     exchanged: bool | None = None
     """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
     gradient_kept: bool | None = None
@@ -338,8 +336,8 @@ class AuditRecord:
                 found |= _given(row)
         for _, _, sample in self.samples:
             found |= _given(sample)
-        found |= {name for name, lines in (("losses", self.calls), ("terms", self.terms)) if lines}
-        return frozenset(found)
+        seen = {"losses": self.calls, "terms": self.terms}
+        return frozenset(found | {name for name, lines in seen.items() if lines})
 
 
 def _given(part: _Part) -> set[str]:
