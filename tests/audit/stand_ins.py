@@ -207,7 +207,8 @@ class Maker:
     def make_experience_batch(self, samples: tuple[Tensor, Tensor]) -> list[SimpleNamespace]:
         ids, present = samples
         tokenizer = Tokenizer()
-        texts = [tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in ids[:, PROMPT:]]
+        # OpenRLHF's rewards get texts with the token that ends them.
+        texts = [tokenizer.decode([i for i in row if i != PAD]) for row in ids[:, PROMPT:].tolist()]
         truth = answers(len(ids))
         rewards = self.rewards(scores(texts, truth))
         response = present.clone()
