@@ -1,7 +1,7 @@
 """Real pretrained weights: tasks and methods, seed by seed, for docs/results.md.
 
-    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5]   # train what is missing
-    python benchmarks/real.py --write                               # renew the page's tables
+    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5] [--precision float32]   # train what is missing
+    python benchmarks/real.py --write                                                     # renew the tables
 
 MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list`
 prints them all. A run whose numbers are in benchmarks/results/real.jsonl is not trained again, so a stopped
@@ -28,6 +28,7 @@ from statistics import NormalDist
 import numpy as np
 
 from covey.insight.evidence import student
+from covey.models.kernels.build import tested_kernels
 from covey.runs.folder import read_numbers
 from covey.runs.reader import stages_in
 from covey_verify.machine import processor_name
@@ -35,6 +36,8 @@ from covey_verify.machine import processor_name
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(__file__).parent / "results" / "real.jsonl"
 PAGE = ROOT / "docs" / "results.md"
+PAGE_PROCESSOR = "AMD EPYC, AVX-512 with bfloat16"
+"""The processor that the page names; costs are of it alone, for another takes another time."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,16 @@ ROWS = {
 }
 
 
-def train(row: Row, seed: int, model: str, folder: Path) -> dict[str, object]:
+def train(row: Row, seed: int, precision: str, model: str, folder: Path) -> dict[str, object]:
     """Train one row from one seed as a user does, and return its record.
+
+    TRL's script has a precision of its own, bfloat16.
 
     Raises SystemExit if the command fails.
     """
     options = ["--model", model, "--seed", str(seed), "--output", str(folder)]
+    if row.command[0] == "covey":
+        options += ["--precision", precision]
     # `covey` and `python` are those of this interpreter.
     module = ["-m"] if row.command[0] == "covey" else []
     command = [sys.executable, *module, *row.command[1 - len(module) :], *options]
@@ -202,6 +209,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", metavar="ROW", default=list(ROWS))
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument(
         "--runs", type=Path, default=Path(tempfile.gettempdir()) / "covey-benchmarks" / "real"
     )
@@ -218,16 +226,21 @@ def main() -> None:
     if unknown:
         parser.error(f"no row is called {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     arguments.runs.mkdir(parents=True, exist_ok=True)
+    kernels = tested_kernels()
+    instructions = kernels.instructions if kernels else "torch"
     for seed in range(arguments.seeds):
         for key in arguments.rows:
-            if any((record["row"], record["seed"]) == (key, seed) for record in read_records()):
+            run = (key, seed, arguments.precision)
+            if any((record["row"], record["seed"], record["precision"]) == run for record in read_records()):
                 continue
-            numbers = train(ROWS[key], seed, arguments.model, arguments.runs.resolve() / f"{key}-{seed}")
+            folder = arguments.runs.resolve() / "-".join(map(str, run))
+            numbers = train(ROWS[key], seed, arguments.precision, arguments.model, folder)
             record = {
                 "row": key,
                 "seed": seed,
+                "precision": arguments.precision,
                 **numbers,
-                "cpu": processor_name(),
+                "processor": f"{processor_name()}, {instructions}",
                 "date": str(dt.date.today()),
             }
             with RECORDS.open("a") as file:
