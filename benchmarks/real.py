@@ -1,11 +1,11 @@
 """Real pretrained weights: tasks and methods, seed by seed, for docs/results.md.
 
-    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5] [--precision float32]   # train what is missing
-    python benchmarks/real.py --write                                                     # renew the tables
+    python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5]   # train what is missing
+    python benchmarks/real.py --write                               # renew the page's tables
 
 MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file. A row is a config with settings; `--list`
 prints them all. A run whose numbers are in benchmarks/results/real.jsonl is not trained again, so a stopped
-campaign continues.
+campaign continues. The tables are of bfloat16 products; `--precision float32` keeps records to compare with.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def table(name: str, records: Sequence[dict[str, object]]) -> str:
     """Return one of the page's tables as Markdown."""
     runs = defaultdict(list)
     for record in records:
-        runs[record["row"]].append(record)
+        if record["precision"] == "bfloat16":
+            runs[record["row"]].append(record)
     lines = [
         "| | seeds | greedy, % | sampled, % | points per CPU hour | CPU minutes | memory, GB | command |",
         "|---|---|---|---|---|---|---|---|",
@@ -171,17 +172,22 @@ def table(name: str, records: Sequence[dict[str, object]]) -> str:
         columns = {
             side: [[record[side][i] for record in of] for i in (0, 1)] for side in ("greedy", "sampled")
         }
+        costs = [record for record in of if record["processor"] == PAGE_PROCESSOR]
+        if not costs:
+            raise SystemExit(
+                f"{key}: no run on the page's processor, {PAGE_PROCESSOR}, so its cost is unknown"
+            )
         gains = [
             100 * (record["sampled"][1] - record["sampled"][0]) / (record["cpu_seconds"] / 3600)
-            for record in of
+            for record in costs
         ]
         cells = [
             row.words,
             str(len(of)),
             *(f"{100 * np.mean(before):.0f} → {interval(after)}" for before, after in columns.values()),
             f"{np.mean(gains):.0f}",
-            f"{np.mean([record['cpu_seconds'] for record in of]) / 60:.1f}",
-            f"{np.max([record['peak_mb'] for record in of]) / 1000:.1f}",
+            f"{np.mean([record['cpu_seconds'] for record in costs]) / 60:.1f}",
+            f"{np.max([record['peak_mb'] for record in costs]) / 1000:.1f}",
             f"`{shlex.join(row.command)}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")
