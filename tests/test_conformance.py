@@ -34,6 +34,13 @@ def test_covey_passes_all_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{len(CASES)} cases: {len(CASES)} ok, 0 differ" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/coverage.md"])
+def test_pages_count_the_cases(page: str) -> None:
+    text = (FOLDER.parent / page).read_text(encoding="utf-8")
+    counts = re.findall(r"(\d+) (?:small )?cases(?:\]\(conformance| in JSON)", text)
+    assert set(counts) == {str(len(CASES))}
+
+
 def test_trls_own_methods_differ_only_where_its_adapter_says() -> None:
     pytest.importorskip("trl")
     assert run.main([str(FOLDER / "adapters/trl_1_16.py")]) == 0

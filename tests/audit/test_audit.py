@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -355,6 +356,12 @@ def test_a_kl_in_the_reward_is_subtracted(sign: int, names: list[str], tmp_path:
             # The reference of the second rollout is .02 nats below the policy at each token.
             sample["reward"] += sign * 0.1 * 0.02 * number * len(sample["ids"])
     assert [name for name in found(lines, tmp_path / "run.jsonl") if name == "kl_sign"] == names
+
+
+@pytest.mark.parametrize("page", ["audit.md", "coverage.md"])
+def test_pages_count_the_checks(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"(\d+) checks (?:apply|of masks)", text)) == {str(len(CHECKS))}
 
 
 def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:
