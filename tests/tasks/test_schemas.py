@@ -236,3 +236,10 @@ def test_a_config_reads_verls_rows_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("{model: tiny, data: {train: q.jsonl}, rewards: [math_answer]}")
     (problem,) = load_source(load_config(tmp_path / "run.yaml")).train
     assert problem.columns["answer"] == "2"
+
+
+def test_a_column_without_a_name_is_refused() -> None:
+    """A table of pandas that was made from lists numbers its columns."""
+    settings = with_objects({"data": {"train": [{0: "1+1=", 1: "2"}]}})
+    with pytest.raises(DataError, match=r"data\.train: row 1: the column 0 has a name that is no text"):
+        load_source(load_config(values=settings))

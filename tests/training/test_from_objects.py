@@ -137,6 +137,12 @@ def test_a_model_is_measured_and_sampled(tmp_path: Path, capsys) -> None:
         covey.evaluate(given["model"], tokenizer=given["tokenizer"], **settings, quiet=True).record()
         == by_run
     )
+    # What is measured needs no rows to train on.
+    settings["data"] = {"test": ROWS[:4]}
+    assert (
+        covey.evaluate(given["model"], tokenizer=given["tokenizer"], **settings, quiet=True).record()
+        == by_run
+    )
     texts = covey.sample(given["model"], ["1+1="], n=2, max_tokens=3, tokenizer=given["tokenizer"])
     assert texts == covey.sample(str(run / "final"), ["1+1="], n=2, max_tokens=3)
     assert main(["eval", str(run)]) == 2

@@ -27,7 +27,7 @@ from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
 from covey.system.text import Say
-from covey.tasks.source import Source, load_source
+from covey.tasks.source import Source, load_test_source
 from covey.training.evaluation import evaluate
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
@@ -49,7 +49,7 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
     toolbox = toolbox_of(loaded)
-    source = with_schemas(load_source(loaded), toolbox, console.say)
+    source = with_schemas(load_test_source(loaded), toolbox, console.say)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to evaluate")
     rewards = rewards_of(loaded, config.rewards or source.rewards)

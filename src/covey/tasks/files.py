@@ -119,6 +119,9 @@ def _row(row: object, where: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         hint = "; a file that is one list must be called .json" if isinstance(row, list) else ""
         raise DataError(f"{where}: a row must be a JSON object, not a {type(row).__name__}{hint}")
+    unnamed = next((name for name in row if not isinstance(name, str)), None)
+    if unnamed is not None:  # as in a table of pandas without names of columns
+        raise DataError(f"{where}: the column {unnamed!r} has a name that is no text; rename it")
     try:
         # Only to see whether every text can be encoded, so that the record of the run can be written later.
         json.dumps(dict(row), ensure_ascii=False, default=str, skipkeys=True).encode()

@@ -80,6 +80,14 @@ def load_source(loaded: ResolvedConfig) -> Source:
     return replace(source, examples=parts[0], held_out=parts[1])
 
 
+def load_test_source(loaded: ResolvedConfig) -> Source:
+    """Return what a model is measured on: as `load_source`, but ``data.test`` alone is enough."""
+    data = loaded.config.data
+    if data.test is None or data.task is not None or data.train is not None:
+        return load_source(loaded)
+    return Source([], _problems_of(data.test, loaded, "test")[: data.test_size])
+
+
 def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[str]:
     """Choose the prompts to hold out; all examples of a prompt are held out, or all are trained on."""
     counts = Counter(map(prompt_key, problems))
