@@ -489,7 +489,7 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ),
     ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is empty"),
     ("sft", [{"prompt": "2+2=", "completion": math.nan}], "column 'completion'"),
-    ("dpo", [{**PAIR, "rejected": math.nan}], "'rejected' must be text, not 'nan'"),
+    ("dpo", [{**PAIR, "rejected": math.nan}], "'rejected' has no value"),
     ("sft", [{"prompt": "2+2="}], "column 'completion'"),
     ("sft", [{"prompt": "2+2=", "completion": ""}], "the answer to imitate .* is empty"),
     ("sft", [{"messages": [ASKED, {"role": "assistant", "content": " "}]}], "answer to imitate .* empty"),

@@ -321,6 +321,8 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
                 f"{problem.id}: {column!r} is a chat, but the prompt is text; set data.chat: true"
             )
         return _with_flags(problem, column, messages)
+    if answer is None:
+        raise DataError(f"{problem.id}: {column!r} has no value (null, or NaN); leave the row out")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         raise DataError(f"{problem.id}: {column!r} must be text, not {str(answer)[:60]!r}")
     if problem.sampled is None:
