@@ -131,7 +131,7 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
     with FakeTensorMode(), torch.no_grad():
         # Not float32, which the compiled operations would take by address.
         model = AutoModelForCausalLM.from_config(CONFIGS["qwen2"], dtype=torch.float64)
-        policy = Policy(model, tokenizer)
+        policy = Policy(model, tokenizer, through_modules=False)
         cache = _TorchCache(policy.decoder, 8, 9, 20, 30)
         running = _Running(policy, [], params, 8, {})
         running.owners = [(0, i) for i in range(6)]
