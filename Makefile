@@ -11,7 +11,7 @@ IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 8 --dis
 demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
 
-demo-real: $(READY)  ## watch a pretrained model of 135M learn, in two to four minutes; downloads 93 MB
+demo-real: $(READY)  ## watch a pretrained model of 135M learn, in two to eight minutes; downloads 93 MB
 	$(BIN)/covey demo --real
 
 test: $(READY)  ## the tests that need neither GPU nor network

