@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
@@ -101,39 +100,70 @@ def _owners(one: Suspect, every: Sequence[Suspect]) -> list[Suspect]:
 # --- the other argument of a loss -------------------------------------------------------------------
 
 
+class Advantage(NamedTuple):
+    """The advantage that a loss got for a completion, and the one that its batch has for it."""
+
+    call: LossCall
+    use: Use
+    given: float
+    due: float
+
+
+Shelves = Mapping[int, Sequence[tuple[Use, Key]]]
+"""Completions of a batch by the first number of their keys: few are compared with each row of a loss."""
+
+
 def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
     """The loss gets completions with the advantages of others of their batch: more than a quarter of those
     that are recognized by their old log-probs.
     """
     uses = [use for use in record.uses if use.row.advantage is not None]
-    shelves = defaultdict[int, list[tuple[Use, Key]]](list)
-    for use in uses:
-        own = key_of(use.row.old_logprobs, use.row.mask)
-        for number in _shelves_of(own):
-            shelves[number].append((use, own))
-    seen = list[tuple[LossCall, Use, float, float]]()
-    for call in record.calls:
-        for row in call.rows:
-            key = key_of(row.old_logprobs, row.mask)
-            near = [use for use, other in shelves[_shelves_of(key)[0]] if _is_near(key, other)]
-            alike = {(use.row.rollout, use.row.completion): use for use in near}
-            if len(alike) == 1:  # of copies it is not known which one this is
-                use = near[0]
-                due = _first(use.row.advantage, use.row.mask or ())
-                seen.append((call, use, _first(row.advantage, row.mask), due))
-    of_batch = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
-    moved = [one for one in seen if one[2] != one[3]]
-    if len(moved) < FEWEST or len(moved) <= 0.25 * len(seen) or any(one[2] not in of_batch for one in moved):
+    advantages = list(_advantages_of_calls(record.calls, uses))
+    moved = [one for one in advantages if one.given != one.due]
+    if len(moved) < FEWEST or len(moved) <= 0.25 * len(advantages):
         return None
-    call, use, found, due = moved[0]
-    said = f"the loss gets completions with the advantages of others: {found:.4g} for {due:.4g}"
+    # Numbers that the batch does not have were computed anew, not moved.
+    of_batch = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
+    if any(one.given not in of_batch for one in moved):
+        return None
+    call, use, given, due = moved[0]
+    said = f"the loss gets completions with the advantages of others: {given:.4g} for {due:.4g}"
     return Trouble(f"{said} (call {call.step} of {call.name})", use.update.step, place(use))
 
 
-def _shelves_of(key: Key) -> tuple[int, int, int]:
-    """Return the shelf of a key, by its first number, and those beside it, where near ones may stand."""
-    number = round(100 * key[0]) if key else 0
-    return number, number - 1, number + 1
+def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[Advantage]:
+    """Yield the advantages of completions that are recognized in calls of a loss."""
+    shelves = _shelves(uses)
+    for call in calls:
+        for row in call.rows:
+            use = _recognized(key_of(row.old_logprobs, row.mask), shelves)
+            if use is None:
+                continue
+            given = _first(row.advantage, row.mask)
+            due = _first(use.row.advantage, use.row.mask or ())
+            if given is not None and due is not None:
+                yield Advantage(call, use, given, due)
+
+
+def _shelves(uses: Sequence[Use]) -> Shelves:
+    """Put completions onto the shelves of their keys, and onto those beside, where near keys may stand."""
+    shelves = defaultdict[int, list[tuple[Use, Key]]](list)
+    for use in uses:
+        key = key_of(use.row.old_logprobs, use.row.mask)
+        for number in (-1, 0, 1):
+            shelves[_shelf_of(key) + number].append((use, key))
+    return shelves
+
+
+def _shelf_of(key: Key) -> int:
+    return round(100 * key[0]) if key else 0
+
+
+def _recognized(key: Key, shelves: Shelves) -> Use | None:
+    """Return the completion with these log-probs; None without one, or if copies have them too."""
+    near = [use for use, other in shelves.get(_shelf_of(key), ()) if _is_near(key, other)]
+    completions = {(use.row.rollout, use.row.completion) for use in near}
+    return near[0] if len(completions) == 1 else None
 
 
 def _is_near(key: Key, other: Key) -> bool:
@@ -143,11 +173,11 @@ def _is_near(key: Key, other: Key) -> bool:
     )
 
 
-def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float:
-    """Return the advantage of a completion's first trained token, in five digits."""
+def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float | None:
+    """Return the advantage of a completion's first trained token, in five digits; None if it is unknown."""
     values = advantage if isinstance(advantage, list) else [advantage] * len(mask)
     on = [value for value, trained in zip(values, mask, strict=False) if trained]
-    return float(f"{on[0]:.5g}") if on and on[0] is not None else math.nan
+    return float(f"{on[0]:.5g}") if on and on[0] is not None else None
 
 
 def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:

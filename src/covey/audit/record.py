@@ -216,7 +216,7 @@ class Term(_Part):
     call: int
     name: Literal["policy", "kl", "entropy"]
     factor: float
-    """The gradient: how often the whole loss has it."""
+    """The gradient: what the term is multiplied by in the whole loss."""
     exchanged: bool | None = None
     """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
     gradient_kept: bool | None = None

@@ -245,7 +245,7 @@ class Policy:
         """A deep copy of the policy."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        made = Policy(model, self.tokenizer, adapter, self.rounds, self.decoder is None)
+        made = Policy(model, self.tokenizer, adapter, self.rounds, through_modules=self.decoder is None)
         made.drawable_ids = self.drawable_ids
         return made
 
