@@ -7,7 +7,7 @@ import io
 import math
 import sqlite3
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,21 +45,8 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
 
     Raises DataError if no framework has named them.
     """
-    steps: dict[int, dict[str, float]] = {}
-    names = dict[str, None]()
     runs = list(dict.fromkeys(row.get(RUN) for row in rows))
-    for row in rows:
-        if row.get(RUN) != runs[-1]:
-            continue
-        # verl's file logger has the metrics of a step in an object of their own.
-        inner = row["data"] if isinstance(row.get("data"), dict) else {}
-        numbers = {name.removeprefix("train/"): _number(value) for name, value in {**row, **inner}.items()}
-        known = {name: value for name, value in numbers.items() if value is not None}
-        names |= dict.fromkeys(known)
-        step = next((known[name] for name in STEPS if name in known), math.nan)
-        if math.isfinite(step):
-            # What is logged after an update has the number of updates by then.
-            steps.setdefault(int(step) - 1, {}).update(known)
+    names, steps = _by_step(row for row in rows if row.get(RUN) == runs[-1])
     framework = framework_of(names)
     if not framework or not steps:
         shown = ", ".join([name for name in names if name and name not in STEPS][:5]) or "no numbers"
@@ -70,6 +57,23 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
     lines = tuple(update for update in updates if update is not None)
     others = [f"{path}: {len(runs)} runs; {runs[-1]}, which logged last, is read"] if len(runs) > 1 else []
     return AuditRecord(header, lines, notes=[*others, f"{path}: metrics only, no completions"])
+
+
+def _by_step(rows: Iterable[Logged]) -> tuple[list[str], dict[int, dict[str, float]]]:
+    """Return the names of all metrics, and the metrics of each step that has a number."""
+    names = dict[str, None]()  # a dict keeps their order
+    steps: dict[int, dict[str, float]] = {}
+    for row in rows:
+        # verl's file logger has the metrics of a step in an object of their own.
+        inner = row["data"] if isinstance(row.get("data"), dict) else {}
+        numbers = {name.removeprefix("train/"): _number(value) for name, value in {**row, **inner}.items()}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        names |= dict.fromkeys(known)
+        step = next((known[name] for name in STEPS if name in known), math.nan)
+        if math.isfinite(step):
+            # What is logged after an update has the number of updates by then.
+            steps.setdefault(int(step) - 1, {}).update(known)
+    return list(names), steps
 
 
 def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | None:

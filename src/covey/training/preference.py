@@ -120,6 +120,7 @@ class PreferenceObjective:
         parts = {f"{ref}{who}": values[n::2] for ref, values in names.items() if values is not None
                  for n, who in enumerate(("chosen", "rejected"))}  # fmt: skip
         sizes = {"chosen_lengths": lengths[0::2], "rejected_lengths": lengths[1::2]}
+        # One number under two names: prompts are among the trained tokens only if the loss asks for ``nll``.
         return PreferenceData(**parts, **sizes, nll=nll[0::2], chosen_nll=nll[0::2])
 
     def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Shares:

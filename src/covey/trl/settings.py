@@ -282,7 +282,7 @@ def _mixture(args: Arguments, losses: list[str]) -> LossSettings:
             f"DPOConfig: loss_weights={args.loss_weights!r}: give one weight for each of "
             f"{', '.join(losses)}, and each loss once"
         )
-    _divergence(args, "a mixture")
+    _divergence(args, "a mixture")  # raises for any but the reverse KL
     own = dict(zip(losses, weights, strict=True))
     return {"beta": args.beta, **{weight: float(own.get(name, 0.0)) for name, weight in MIXED.items()}}
 
