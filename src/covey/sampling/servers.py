@@ -173,7 +173,7 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
         # Its output goes where ours goes, and the server that it leaves in the background is not ended.
-        done = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604
+        done = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604 - the user's
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
     if done.returncode:

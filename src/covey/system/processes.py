@@ -245,7 +245,7 @@ def _portable(error: Exception) -> Exception:
     """Return the error, or one with the same message if it cannot be pickled."""
     try:
         # Both ways: an exception with arguments of its own often pickles, and fails only when it is read.
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - bytes of this line
     except Exception:
         return CoveyError(f"{type(error).__name__}: {error}")
     return error

@@ -56,7 +56,7 @@ class Arguments:
 
     def given(self) -> dict[str, Any]:
         """Return the fields that have another value than TRL's default."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
         defaults = self.defaults()
         return {name: value for name, value in own.items() if value is not None and value != defaults[name]}
 
@@ -72,7 +72,7 @@ class Arguments:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields with their values."""
-        return asdict(self)  # type: ignore[call-overload]
+        return asdict(self)  # type: ignore[call-overload]  # as above
 
     def to_json_string(self) -> str:
         """Return all fields as JSON."""
