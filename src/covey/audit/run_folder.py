@@ -212,7 +212,7 @@ def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, Any]]:
             own["evidence"] |= found
         yield own
     if grows:
-        said = "this record is being written: pages follow it, and findings may come"
+        said = "this record is still being written; the pages follow it, and more findings may appear"
         yield Finding("audit_follows", 0, "note", said).record()
         return
     said = f"{report.judged} of {len(CHECKS)} checks apply"

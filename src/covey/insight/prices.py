@@ -60,4 +60,4 @@ def cost_lines(
     places = {device: "here" if device == HERE else f"on {device}" for device in found}
     words = [f"{cost:.{2 if cost >= 1 else 3}f} {places[device]}" for device, cost in found.items()]
     words += [f"unknown for {device}" for device in prices if device not in found]
-    yield f"cost of the run by your prices, on a GPU at least: {', '.join(words)}"
+    yield f"cost of the run at your prices (a lower bound on a GPU): {', '.join(words)}"
