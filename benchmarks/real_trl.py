@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 try:
     from datasets import Dataset
@@ -57,7 +59,7 @@ def train(model: str, seed: int, steps: int, folder: Path) -> None:
         save_strategy="no",
         report_to=[],
         logging_steps=2,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
     )
     trainer = GRPOTrainer(
         model=model,

@@ -46,6 +46,7 @@ PEERS = {
 }
 """What stands beside covey in each cell; `covey:torch` is covey without compiled operations."""
 LONG = "8k"
+GPU_SIZES = ["0.5B", "1.5B"]
 Sample = Mapping[str, float]
 
 
@@ -266,7 +267,8 @@ def main() -> None:
                 "--gpu measures on a GPU, and torch finds none here; leave it out to measure the CPU"
             )
         os.environ["BENCH_DEVICE"] = "cuda"
-        chosen.sizes, chosen.lengths, chosen.dtypes = ["0.5B", "1.5B"], ["256"], ["bf16"]
+        chosen.sizes = [s for s in chosen.sizes if s in GPU_SIZES] or GPU_SIZES
+        chosen.lengths, chosen.dtypes = ["256"], ["bf16"]
     rows: list[Row] = []
     best = limit(chosen.threads)
     for cell in chosen.cells:

@@ -68,9 +68,10 @@ def build(size: str, lengths: str, dtype: str, folder: Path) -> None:
     torch.manual_seed(0)
     tokenizer = build_tokenizer([f"{i} + {j}" for i in range(40) for j in range(40)], vocab_size=400)
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    model = Qwen3ForCausalLM(config(size, eos_token_id=end, pad_token_id=padding, bos_token_id=None))
+    with torch.device(device()):
+        model = Qwen3ForCausalLM(config(size, eos_token_id=end, pad_token_id=padding, bos_token_id=None))
     vocabulary, width = model.lm_head.weight.shape
-    direction = torch.randn(width)
+    direction = torch.randn(width, device=device())
     direction /= direction.norm()
     share = LENGTHS[lengths][0]
     wanted = float(np.log(share / (1 - share) * vocabulary)) if share else -30.0

@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from covey.models import flex
 from covey.models.compiled import pick_ops
-from covey.models.flex import BLOCK, FlexOps, group_mask
+from covey.models.flex import BLOCK, FEWEST_BLOCKS, NARROWEST_HEAD, FlexOps, group_mask
 from covey.models.ops import Heads, Ops, TorchOps
 from covey.models.packing import pack
 from covey.sampling.base import Request, SamplingParams
@@ -66,7 +66,7 @@ def test_the_mask_is_prompt_and_self_and_leaves_out_only_blocks_without_any(name
     expected = visible(packed.sequences.spans.tolist(), tokens)
     zero, places = torch.tensor(0), torch.arange(tokens)
     assert np.array_equal(mask.mask_mod(zero, zero, places[:, None], places), expected)
-    count = -(-tokens // BLOCK)
+    count = max(FEWEST_BLOCKS, -(-tokens // BLOCK))
     whole = visible([*packed.sequences.spans.tolist(), [0, 0, tokens, count * BLOCK - tokens]], count * BLOCK)
     blocks = whole.reshape(count, BLOCK, count, BLOCK).any((1, 3))
     assert np.array_equal(mask.to_dense()[0, 0].bool(), blocks)
@@ -147,6 +147,14 @@ def test_on_a_gpu_values_and_gradients_are_those_of_padded_attention(name: str, 
 
     for expected, got in zip(run(TorchOps()), run(FlexOps()), strict=True):
         assert float((got - expected).norm()) < 1e-2 * float(expected.norm()) + 1e-3
+
+
+def test_heads_too_narrow_for_it_attend_in_plain_torch(traced: None) -> None:
+    packed = packing("ragged")
+    heads = Heads(4, 2, NARROWEST_HEAD // 2)
+    inputs = [torch.randn(len(packed.tokens), n, heads.width) for n in (4, 2, 2)]
+    expected, got = (ops.attention(packed.sequences)(*inputs, heads) for ops in (TorchOps(), FlexOps()))
+    assert torch.equal(got, expected)
 
 
 def test_a_gpu_gets_it_and_another_device_does_not() -> None:

@@ -64,9 +64,9 @@ class ReplayingSampler(LocalSampler):
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> CacheEngine:
         engine = super()._engine(prompts, params, slots)
         assert isinstance(engine, CacheEngine)
-        kv_length = max(map(len, prompts)) + params.max_tokens
-        direct = _step(self.policy, self.policy.decoder, engine.cache)
-        engine.step = GraphStep(direct, self.record, slots, kv_length, self.policy.device)
+        if not isinstance(engine.step, GraphStep):  # else it served before
+            direct = _step(self.policy, self.policy.decoder, engine.cache)
+            engine.step = GraphStep(direct, self.record, *engine.room, self.policy.device)
         self.seen = weakref.ref(engine.cache)
         return engine
 
@@ -223,7 +223,8 @@ def test_on_a_gpu_recorded_steps_draw_what_direct_ones_draw(slots: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "compiled", "replayed"])
-def test_the_cache_is_freed_with_the_last_completion(kind: str) -> None:
+def test_a_large_cache_is_freed_with_the_last_completion(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.sampling.cache.KEPT_SHARE", 0.0)
     policy = policy_of("qwen3") if kind == "compiled" else on_torch("qwen3")
     sampler = ReplayingSampler(policy, 4, Recorder() if kind == "replayed" else lambda work: work)
     gc.collect()
@@ -235,6 +236,41 @@ def test_the_cache_is_freed_with_the_last_completion(kind: str) -> None:
         assert sampler.seen() is None
     finally:
         gc.enable()
+
+
+def test_a_small_cache_and_its_recorded_steps_serve_the_next_rollouts() -> None:
+    policy, recorder = on_torch("qwen3"), Recorder()
+    sampler = ReplayingSampler(policy, 8, recorder)
+
+    def tokens(by: LocalSampler, lengths: tuple[int, ...], most: int, copies: int) -> list[list[int]]:
+        prompts = enumerate(random_prompts(*lengths))
+        requests = [Request(p, [key(5, i, g) for g in range(copies)]) for i, p in prompts]
+        done = sorted(by.sample(requests, SamplingParams(most)), key=lambda s: (s.request, s.sample))
+        return [s.completion.tokens.tolist() for s in done]
+
+    for lengths, most, copies, served in [
+        ((3, 40, 9), 50, 5, False),
+        ((3, 40, 9), 50, 5, True),
+        ((30, 2), 20, 3, True),  # fewer and shorter ones
+        ((60, 2), 50, 3, False),
+    ]:
+        recorded = len(recorder.works)
+        found = tokens(sampler, lengths, most, copies)
+        assert (len(recorder.works) == recorded) == served
+        assert found == tokens(ReplayingSampler(policy, 8, lambda work: work), lengths, most, copies)
+        with torch.no_grad():  # as an update does
+            for parameter in policy.parameters:
+                parameter.mul_(0.9)
+
+
+def test_rollouts_under_way_at_once_do_not_share_a_cache() -> None:
+    sampler = ReplayingSampler(on_torch("qwen3"), 8, lambda work: work)
+    requests = [Request(p, [key(5, i)]) for i, p in enumerate(random_prompts(4, 9))]
+    alone = {s.request: s.completion.tokens.tolist() for s in sampler.sample(requests, SamplingParams(30))}
+    first, second = (sampler.sample(requests, SamplingParams(30)) for _ in range(2))
+    together = [s for both in zip(first, second, strict=True) for s in both]
+    found = [(s.request, s.completion.tokens.tolist()) for s in together]
+    assert sorted(found) == sorted([*alone.items()] * 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tests.training.runs import StopAt
 
@@ -207,6 +208,6 @@ def test_a_template_that_prints_the_date_is_given_that_of_the_run(
     assert "2026-11-25" in said
     weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (whole, run)]
     assert weights[0] == weights[1]
-    with compute_as_run(run):
+    with compute_as_run(run, torch.device("cpu")):
         problem = [{"role": "user", "content": "1+1="}]
         assert "25 Nov 2026" in chat.chat_text(tokenizer, problem, {})

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from covey.config.load import ResolvedConfig
-from covey.models.load import load_policy, speed_notes
+from covey.models.load import load_policy, pick_device, speed_notes
 from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
 from covey.rewards.audit import check_columns, check_references
@@ -38,7 +38,7 @@ def model_of(loaded: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Ite
     """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
     run = source_run(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
-    with restore_model_object(loaded.config.model), compute_as_run(run):
+    with restore_model_object(loaded.config.model), compute_as_run(run, pick_device(loaded.config.device)):
         policy = retry_with_newest(loaded, lambda now: load_policy(now, read), say)
         for note in arithmetic_notes(policy, loaded.config, run):
             say(note)

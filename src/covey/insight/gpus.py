@@ -16,6 +16,7 @@ from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.learner.memory import Shape, fitting_sizes, forecast, largest_step
+from covey.models.logprobs import GPU_CHUNK_LOGITS
 from covey.system.plot import table
 
 BANDWIDTH = 0.5
@@ -154,7 +155,9 @@ def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forec
     """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     number = 4 if stage.config.dtype == "float32" else 2
-    subject = subject._replace(shape=subject.shape._replace(number=number, exact=False))
+    subject = subject._replace(
+        shape=subject.shape._replace(number=number, exact=False, chunk=GPU_CHUNK_LOGITS)
+    )
     rows = []
     for gpu in GPUS:
         step = gpu_step_seconds(gpu, subject, stage, work)

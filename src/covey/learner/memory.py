@@ -11,7 +11,7 @@ import torch
 
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
-from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
+from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
 from covey.sampling.cache import PREFILL_TOKENS, cache_length
 from covey.system.processes import world_size
 
@@ -42,6 +42,8 @@ class Shape(NamedTuple):
     """Whether the compiled operations do the work."""
     states: int = 0
     """Numbers that a layer without attention keeps for a completion of any length."""
+    chunk: int = CHUNK_LOGITS
+    """Logits that torch's head has in memory at once."""
     packed: int = 0
     """Bytes of the copies of weights that the compiled operations sample from."""
 
@@ -73,6 +75,7 @@ def shape_of(policy: Policy) -> Shape:
         number=parameters[0].element_size(),
         exact=exact,
         states=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
+        chunk=chunk_logits(policy.device),
         packed=policy.packed_bytes,
     )
 
@@ -104,7 +107,7 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     if shape.exact:
         logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
     else:
-        logits = 4 * min(tokens * shape.vocabulary, CHUNK_LOGITS)
+        logits = 4 * min(tokens * shape.vocabulary, shape.chunk)
     return tokens * (token_bytes(shape, recompute) + passing * shape.number) + 4 * logits
 
 

@@ -54,6 +54,10 @@ class CompiledOps:
             return _LinearFunction.apply(x, layer, *layer.parameters)
         return layer.product(x)
 
+    def logits(self, head: FusedLinear, hidden: Tensor) -> Tensor:
+        """Multiply by the output layer's weight."""
+        return self.linear(head, hidden)
+
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """Add and norm in one pass over each row."""
         return _apply(_AddNorm, x, delta, norm.weight, norm.variance_epsilon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +15,26 @@ from covey.models.ops import Attention, Heads, Sequences, TorchOps, soft_cap
 
 BLOCK = 128
 """Tokens in a block of the mask; blocks without a visible pair are skipped."""
+FEWEST_BLOCKS = 2
+"""Short packings are padded to this many, because torch compiles a size of 1 as a case of its own."""
+NARROWEST_HEAD = 16
+"""Features of a head; torch has no kernel for fewer."""
+VARIANTS = 64
+"""Most compiled forms: with and without a gradient, a cap or shared heads, in each dtype of each model."""
 
 
 class FlexOps(TorchOps):
     """The operations of plain torch, with attention compiled by torch."""
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
-        """Attend with one mask for all layers; layers with a window use plain torch."""
+        """Attend with one mask for all layers. Layers with a window, or narrow heads, use plain torch."""
         if window is not None:
             return super().attention(sequences, window)
         mask = group_mask(sequences)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
+            if heads.width < NARROWEST_HEAD:
+                return TorchOps.attention(self, sequences)(q, k, v, heads)
             more = mask.seq_lengths[0] - len(q)
             # (T, heads, E) -> (1, heads, whole blocks of T, E).
             heads_first = (F.pad(x, (0, 0, 0, 0, 0, more)).transpose(0, 1)[None] for x in (q, k, v))
@@ -39,6 +48,9 @@ class FlexOps(TorchOps):
 @cache
 def compiled() -> Callable[..., Tensor]:
     """FlexAttention compiled once for all lengths; without compilation it would need T^2 memory."""
+    # By default torch raises at the ninth form, which a run with a critic or a reference may reach.
+    dynamo: Any = torch._dynamo.config  # noqa: SLF001 - torch offers no other way to it
+    dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
@@ -60,10 +72,11 @@ def group_mask(sequences: Sequences) -> BlockMask:
     # (T, 4): the span of each token's sequence.
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
     tokens = len(rows)
-    count = -(-len(rows) // BLOCK)
+    count = max(FEWEST_BLOCKS, -(-len(rows) // BLOCK))
     # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
     size = count * BLOCK
     rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)
+    rows[tokens:, 1] = 0  # and no prompt
     prompt, prompt_length, start = (column.contiguous() for column in rows.T[:3])
     prompt_end = prompt + prompt_length
 

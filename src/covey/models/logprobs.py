@@ -17,6 +17,8 @@ from covey.types import SamplingMask
 
 CHUNK_LOGITS = 1 << 24
 """Most logits in memory at once: 64 MiB in float32, whatever the batch and the vocabulary."""
+GPU_CHUNK_LOGITS = 1 << 26
+"""The same on a GPU, which needs some hundred rows to be busy with one product."""
 CACHED_LOGITS = 1 << 20
 """Most logits at once for the compiled head, which is fastest if a chunk fits the processor's cache."""
 FEWEST_ROWS = 128
@@ -43,6 +45,11 @@ class TokenScores(NamedTuple):
     """Value of the prefix before the token, if a head gives values."""
 
 
+def chunk_logits(device: torch.device) -> int:
+    """Return how many logits are in memory at once on a device."""
+    return GPU_CHUNK_LOGITS if device.type == "cuda" else CHUNK_LOGITS
+
+
 def score_tokens(
     hidden: Tensor,
     head: Head,
@@ -60,7 +67,7 @@ def score_tokens(
     """
     # A head is any callable, so one row has to tell how many logits it gives.
     vocabulary = int(head(hidden[:1].detach()).shape[-1])
-    rows = max(1, CHUNK_LOGITS // vocabulary)
+    rows = max(1, chunk_logits(hidden.device) // vocabulary)
     ref_hidden, ref_head = reference or (hidden, None)
     parts = []
     for start in range(0, max(len(hidden), 1), rows):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey.models.linear import FusedLinear
+from covey.models.logits import logits_of
 
 
 class Norm(Protocol):
@@ -100,6 +101,9 @@ class Ops(Protocol):
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
         """Apply linear layers, outputs concatenated. (T, in) -> (T, out)."""
 
+    def logits(self, head: FusedLinear, hidden: Tensor) -> Tensor:
+        """Apply the output layer. (T, D) -> (T, V)."""
+
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """The sum s = x + delta, and its norm weight * s / sqrt(mean(s^2) + eps). (T, D) each."""
 
@@ -141,6 +145,11 @@ class TorchOps:
         """Call the modules themselves, LoRA layers included."""
         parts = [m(x) for m in layer.modules]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def logits(self, head: FusedLinear, hidden: Tensor) -> Tensor:
+        """Apply the output layer; the logits of bfloat16 weights are float32."""
+        (module,) = head.modules
+        return logits_of(module, hidden)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """Add, then norm with the mean in float32."""

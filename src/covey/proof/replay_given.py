@@ -68,7 +68,7 @@ def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
             raise ConfigError(
                 f"{path} has changed since {stage} read it, so its steps cannot be repeated. Restore the file"
             )
-    with compute_as_run(stage):  # a template may print the date
+    with compute_as_run(stage, policy.device):  # a template may print the date
         learned, held_out = (
             [_example(p) for p in encode_examples(policy, own, config)]
             for own in (source.examples, source.held_out)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+import torch
+
 from covey.config.load import ResolvedConfig
 from covey.config.schema import Config
 from covey.models.chat import render_at, rendered_at
@@ -35,13 +37,14 @@ def enclosing_run(place: Path) -> Path | None:
     return next((p for p in above if all((p / name).is_file() for name in ("config.yaml", "env.json"))), None)
 
 
-def follow_run(run: Path | None) -> None:
+def follow_run(run: Path | None, device: torch.device) -> None:
     """Compute from now on as the run in this folder did; without a record, as is fastest on this machine.
 
-    The recorded kernels are used on the same processor only; the recorded rounding on every one.
+    The recorded kernels are used on the same processor only; the recorded rounding on every one. A GPU needs
+    neither, so that nothing is compiled or measured for it.
     """
     before = (read_environment(run) if run is not None else None) or {}
-    recorded = _rounded(run)
+    recorded = _rounded(run) if device.type == "cpu" else False
     # The first process measures, or reads the clock below, for all: others might come to another result.
     rounding = on_rank_zero(lambda: rounding_pays() if recorded is None else recorded)
     follow(before.get("products") if before.get("machine") == processor() else None, rounding)
@@ -50,11 +53,11 @@ def follow_run(run: Path | None) -> None:
 
 
 @contextmanager
-def compute_as_run(run: Path | None) -> Iterator[None]:
+def compute_as_run(run: Path | None, device: torch.device) -> Iterator[None]:
     """Do ``follow_run`` inside the block and undo it after: the process belongs to the caller."""
     before = followed()
     time = rendered_at()
-    follow_run(run)
+    follow_run(run, device)
     try:
         yield
     finally:

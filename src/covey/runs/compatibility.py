@@ -147,6 +147,7 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
     """Return the facts besides the config that a run's numbers depend on."""
     config = loaded.config
     device = pick_device(config.device)
+    on_cpu = device.type == "cpu"  # a GPU runs none of our compiled operations, so none is built for it
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return {
         "folder": str(loaded.folder),
@@ -158,8 +159,8 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
-        "library": _library(),
-        "products": {name: list(kinds) for name, kinds in products().items()},
+        "library": _library() if on_cpu else None,
+        "products": {name: list(kinds) for name, kinds in products().items()} if on_cpu else {},
         "threads": config.threads or available_threads(processes=on_this_machine()),
         "processes": world_size(),
         **{name: _version(name) for name in PACKAGES},

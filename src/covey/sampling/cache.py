@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.models.kernels.recorded import Recording
 from covey.models.live_memory import alive_bytes
+from covey.models.load import device_memory
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
@@ -30,6 +32,8 @@ PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
 LEAST_SAVED = 32
 """Fewest tokens saved for which the beginning that prompts share is computed only once."""
+KEPT_SHARE = 1 / 16
+"""Part of a device's memory that a cache may keep between rollouts, so that steps are recorded once."""
 ROUNDING = 64
 """Cache lengths are multiples of this, so that vectors may read past the last token and kernels find
 aligned rows."""
@@ -45,7 +49,9 @@ class CacheEngine:
         self.prompts = prompts
         self.slots = slots
         kind = _CompiledCache if policy.decoder.ops.compiled else _TorchCache
-        longest = max(map(len, prompts), default=0)
+        longest = longest_of(prompts)
+        self.room = (slots, longest + max_tokens)
+        """Slots of the cache, and tokens of each."""
         pages = min(slots, len(prompts)) + 1  # the last prompt may wait for its other completions
         self.cache = kind(policy.decoder, slots, pages, longest, max_tokens)
         # The step holds the cache's buffers and no reference to this engine (see ``_step``).
@@ -69,6 +75,24 @@ class CacheEngine:
         # ``alive_bytes`` counts each storage once, so tensors that are views of others cost nothing.
         kept = [v for v in vars(self.cache).values() if isinstance(v, Tensor)]
         return alive_bytes((*kept, *(m.packed for m in self.decoder.linears)))
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether it shall serve the next rollout: its steps are recorded, and it is small for the device."""
+        budget = device_memory(self.policy.device) * KEPT_SHARE
+        return isinstance(self.step, GraphStep) and self.memory <= budget
+
+    def restart(self, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> bool:
+        """Serve other prompts from the same cache, by the recorded steps. False if they do not fit in."""
+        if slots > self.room[0] or longest_of(prompts) + max_tokens > self.room[1]:
+            return False
+        self.prompts = prompts
+        self.slots = slots
+        self.owners = []
+        self.lengths = []
+        self.logits = {}
+        self._forget_prompts()
+        return True
 
     def free_slots(self, running: int) -> int:
         """Return how many completions may be admitted now."""
@@ -142,10 +166,16 @@ class CacheEngine:
         hidden = self.decoder(packed.tokens, attend)
         # Only the last token of each prompt needs the head: its logits draw the first token.
         last = torch.stack([own[-1] for own in places]).to(hidden.device)
+        keys, values = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
         for r, own, first in zip(requests, places, self.policy.head(hidden[last]), strict=True):
             tokens = own.to(hidden.device)
-            self.cache.add_prompt(r, [(k[tokens], v[tokens]) for k, v in layers])
+            self.cache.add_prompt(r, keys[:, tokens], values[:, tokens])
             self.logits[r] = first
+
+
+def longest_of(prompts: Sequence[np.ndarray]) -> int:
+    """Return the length of the longest prompt."""
+    return max(map(len, prompts), default=0)
 
 
 def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]:
@@ -213,23 +243,24 @@ class _TorchCache:
         self.positions = torch.arange(kv_length, device=weight.device)
         self.ops = decoder.ops
         self.tables = decoder.rotary.at(self.lengths, longest + max_tokens)
-        # Per request the keys and values (P, K, E) of each layer.
-        self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        # Per request the keys and values (layers, P, K, E).
+        self.prompts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
-        """Store a prompt's keys and values, (P, K, E) each per layer."""
-        self.prompts[request] = layers
+    def add_prompt(self, request: int, keys: Tensor, values: Tensor) -> None:
+        """Store a prompt's keys and values, (layers, P, K, E) each."""
+        self.prompts[request] = (keys, values)
 
     def start(self, first: int, requests: Sequence[int]) -> None:
-        """Start completions of stored prompts in the slots from ``first`` on."""
-        for slot, request in enumerate(requests, start=first):
-            layers = self.prompts[request]
-            length = len(layers[0][0])
-            # (P, K, E) of each layer into positions 0 to P of the slot.
-            for i, (k, v) in enumerate(layers):
-                self.keys[i, slot, :length] = k
-                self.values[i, slot, :length] = v
-            self.lengths[slot] = length
+        """Start completions of stored prompts in the slots from ``first`` on; siblings are neighbours."""
+        for request, siblings in groupby(requests):
+            keys, values = self.prompts[request]
+            slots = slice(first, first + len(list(siblings)))
+            length = keys.shape[1]
+            # (layers, P, K, E) into positions 0 to P of every sibling's slot.
+            self.keys[:, slots, :length] = keys[:, None]
+            self.values[:, slots, :length] = values[:, None]
+            self.lengths[slots] = length
+            first = slots.stop
 
     def attention(self, rows: int, kv_length: int) -> Attend:
         """Return the attention of a step: it writes each slot's new token and reads ``kv_length`` positions.
@@ -318,15 +349,15 @@ class _CompiledCache:
         """Page and length of each stored prompt."""
         self.free_pages = list(range(pages))
 
-    def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+    def add_prompt(self, request: int, keys: Tensor, values: Tensor) -> None:
         page = self.free_pages.pop()
-        length = len(layers[0][0])
+        length = keys.shape[1]
         self.prompts[request] = (page, length)
-        for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
+        for k, into in zip(keys, self.prompt_keys, strict=True):
             # (K, P / 16, E, 16): the transposed blocks of 16 keys described above.
             columns = key_columns(k)
-            keys[page, :, : columns.shape[1]] = columns
-            values[page, :, :length] = v.transpose(0, 1)
+            into[page, :, : columns.shape[1]] = columns
+        self.prompt_values[:, page, :, :length] = values.transpose(1, 2)
 
     def start(self, first: int, requests: Sequence[int]) -> None:
         pages_and_lengths = torch.tensor([self.prompts[r] for r in requests]).t()

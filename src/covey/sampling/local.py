@@ -65,6 +65,8 @@ class LocalSampler:
         self.on_fewer_running = on_fewer_running
         self.on_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
+        self._kept: CacheEngine | None = None
+        """The engine of the last rollout, if its recorded steps can serve the next one."""
         self.most_memory = 0
         """Most bytes that sampling has taken."""
         # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
@@ -168,7 +170,7 @@ class LocalSampler:
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
                     partial |= running.partial_completions()
-                    return
+                    break
                 count = min(engine.free_slots(running.count), len(waiting))
                 running.step(engine, [waiting.popleft() for _ in range(count)], version)
                 drawn += running.count
@@ -178,12 +180,21 @@ class LocalSampler:
             most -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
+        if isinstance(engine, CacheEngine) and engine.worth_keeping:
+            self._kept = engine
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
         parts = (self.policy, prompts, slots, params.max_tokens)
         if self.policy.decoder is None:
             return ModulesEngine(*parts)
-        engine = CacheEngine(*parts)
+        # Taken, not shared: another rollout may begin before this one ends.
+        kept = self._kept
+        self._kept = None
+        if kept is not None and kept.restart(prompts, slots, params.max_tokens):
+            engine = kept
+        else:
+            kept = None  # its memory is free before the new one takes some
+            engine = CacheEngine(*parts)
         engine.on_layer = partial(self.on_token, 0, 0)
         return engine
 

@@ -14,7 +14,7 @@ from covey.config.python_objects import ModelObject
 from covey.errors import RECORD, START, CheckpointError
 from covey.learner.process import set_process
 from covey.models.chat import rendered_at
-from covey.models.load import speed_notes
+from covey.models.load import pick_device, speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
 from covey.runs.arithmetic import any_step_rounded, arithmetic_notes, follow_run
@@ -65,7 +65,7 @@ def set_up(
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     # Before the model is loaded: it chooses the arithmetic that the run was begun with.
-    follow_run(loaded.run or config.output)
+    follow_run(loaded.run or config.output, pick_device(config.device))
     policy, encoded = load_and_encode(task, loaded, console)
     reference = reference_of(policy, loaded)  # before a critic puts a value head on the policy
     critic = load_critic(policy, loaded)

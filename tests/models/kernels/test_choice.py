@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from covey.config.load import load_config
 from covey.models.kernels import build
 from covey.models.kernels.calls import DTYPES, available, follow, key_of, products
 from covey.models.kernels.choice import NUMBERS, PRODUCT_KINDS, Trial, trial_of
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.runs.arithmetic import follow_run
+from covey.runs.compatibility import environment
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.system.integrity import sealed
@@ -186,8 +188,19 @@ def test_a_run_goes_on_with_the_choice_it_began_with(tmp_path: Path, here: bool)
     record = {"machine": machine, "products": {"float32": ["inputs"]}}
     (tmp_path / "env.json").write_text(sealed(record))
     measured = products()
-    follow_run(tmp_path)
+    follow_run(tmp_path, torch.device("cpu"))
     assert products() == ({"float32": ["inputs"]} if here else measured)
+
+
+def test_nothing_is_compiled_or_measured_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.models.kernels.calls.tested_kernels", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr("covey.runs.compatibility.tested_kernels", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA of a test")
+    monkeypatch.setattr("covey.runs.compatibility.pick_device", lambda _: torch.device("cuda"))
+    follow_run(tmp_path, torch.device("cuda"))
+    found = environment(load_config(values={"data": {"task": "last_digit"}}))
+    assert found["device"] == "NVIDIA of a test"
+    assert (found["kernels"], found["library"], found["products"]) == ("torch", None, {})
 
 
 @pytest.mark.parametrize(("how", "kept"), [("TERM", False), ("KILL", False), ("ILL", True), ("SEGV", True)])

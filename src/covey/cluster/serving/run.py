@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
 from covey.config.load import ResolvedConfig, load_config
-from covey.models.load import load_policy
+from covey.models.load import load_policy, pick_device
 from covey.models.policy import Policy
 from covey.runs.arithmetic import arithmetic_notes, enclosing_run, follow_run, source_run
 from covey.sampling.server_client import TOKEN
@@ -85,7 +85,7 @@ def service_of(
 def served_policy(loaded: ResolvedConfig, run: Path | None) -> Policy:
     """Load a config's model; this process computes as ``run`` did from now on. Raises ConfigError."""
     torch.set_num_threads(loaded.config.threads or available_threads())
-    follow_run(run)
+    follow_run(run, pick_device(loaded.config.device))
     policy = load_policy(loaded)
     for note in arithmetic_notes(policy, loaded.config, run):
         say_aside(note)

@@ -1,0 +1,49 @@
+"""Logits of bfloat16 models in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
+    """Compute the logits that an output layer gives, in float32 for bfloat16. (..., D) -> (..., V).
+
+    A logit of 20 that is rounded to bfloat16 moves by up to 0.06 nats, more than all layers below add to the
+    difference between sampler and trainer. MiniMax-M1 (2506.13585) multiplies in float32 for that reason.
+    Here the products stay in bfloat16, and only their float32 sums are not rounded.
+    """
+    weight = head.weight
+    if not _is_plain(head) or weight.dtype != torch.bfloat16:
+        return head(hidden)
+    return _Float32Product.apply(hidden.flatten(0, -2), weight).unflatten(0, hidden.shape[:-1])
+
+
+def _is_plain(head: nn.Module) -> bool:
+    """Whether a layer multiplies by its weight and does nothing else."""
+    hooked = bool(head._forward_hooks or head._forward_pre_hooks)  # noqa: SLF001 - there is no other way
+    has_bias = getattr(head, "bias", None) is not None
+    split = isinstance(head.weight, DTensor)
+    return type(head) is nn.Linear and not (has_bias or hooked or split)
+
+
+class _Float32Product(torch.autograd.Function):
+    """The product X W^T of bfloat16 tensors in float32. X (M, D), W (V, D) -> (M, V)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        if x.device.type == "cuda" and hasattr(torch.ops.aten.mm, "dtype"):  # from torch 2.8 on, not on a CPU
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return x.float() @ weight.float().t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        # In bfloat16, as the gradients of all layers below.
+        grad = grad.to(torch.bfloat16)
+        x, weight = ctx.saved_tensors
+        of_x, of_weight = ctx.needs_input_grad
+        return grad @ weight if of_x else None, grad.t() @ x if of_weight else None
