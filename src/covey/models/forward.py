@@ -231,7 +231,7 @@ class Layer(nn.Module):
         if norm is not None:
             return ops.add_norm(x, delta, norm)
         total = x if delta is None else x + delta
-        return total, total
+        return total, total.to(x.dtype if delta is None else delta.dtype)
 
     def _leave(self, out: Tensor, place: int, ops: Ops) -> Tensor:
         norm = self.after[place]

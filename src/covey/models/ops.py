@@ -152,9 +152,14 @@ class TorchOps:
         return logits_of(module, hidden)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Add, then norm with the mean in float32."""
-        total = x if delta is None else x + delta
-        return total, rms_norm(total, norm)
+        """Add and norm in float32; only the normed rows are rounded to the layers' dtype.
+
+        The sum of bfloat16 layers would lose as much in its own additions as in all products together.
+        """
+        dtype = x.dtype if delta is None else delta.dtype
+        total = x.to(torch.promote_types(dtype, torch.float32))
+        total = total if delta is None else total + delta
+        return total, rms_norm(total, norm).to(dtype)
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Split a row into views, then norm and rotate them."""

@@ -99,10 +99,10 @@ def tokens_are_stale(run: RunView) -> str | None:
 
 
 def sampler_and_trainer_differ(run: RunView) -> str | None:
-    """Sampler and trainer differ by more than .02 nats a token, and no token is stale."""
+    """Sampler and trainer differ by more than .05 nats a token, and no token is stale."""
     mean = run.late("mismatch/mean")
     stale = run.late("staleness/mean") > 0
-    differ = mean > 0.02 and not stale
+    differ = mean > 0.05 and not stale
     return f"sampler and trainer disagree by {mean:.2g} nats a token" if differ else None
 
 
@@ -157,8 +157,8 @@ RULES = (
     Rule(
         "mismatch",
         sampler_and_trainer_differ,
-        reason="Rounding to bfloat16 stays below .01. Above that, the ratio measures the sampler and not "
-        "the policy's motion.",
+        reason="Rounding to bfloat16 came to .02 in a model of 135M parameters, on a GPU. Above that, the ratio "
+        "measures the sampler and not the policy's motion.",
         remedies=(CORRECTION, ChangeTo("dtype", "float32")),
         silences=("worse", "kl_growth", *STILL),
     ),
