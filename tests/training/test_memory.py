@@ -19,6 +19,7 @@ from covey.learner.memory import (
     Load,
     Shape,
     fitting_sizes,
+    float32_numbers,
     forecast,
     largest_step,
     sampling_bytes,
@@ -60,6 +61,21 @@ def test_what_a_token_leaves_behind() -> None:
     # 4 D = 128, 2 (H + 2 K) E = 256, H E = 64, 3 F = 192: 640 numbers a layer, 2 layers of 4 bytes.
     assert token_bytes(SHAPE, recompute=False) == 640 * 2 * 4
     assert token_bytes(SHAPE, recompute=True) == 2 * 32 * 2 * 4
+
+
+def test_plain_torch_keeps_some_of_a_bfloat16_model_in_float32() -> None:
+    assert float32_numbers(32, 64, 4, adapted=True) == 0  # all of it is float32 anyway
+    assert float32_numbers(32, 64, 2, adapted=False) == 2 * 32
+    assert float32_numbers(32, 64, 2, adapted=True) == 2 * 32 + 6 * 32 + 64
+    coarse = SHAPE._replace(number=2, exact=False)
+    assert token_bytes(coarse._replace(float32=100), False) == token_bytes(coarse, False) + 2 * 100 * 4
+
+
+def test_a_small_cache_on_a_gpu_stays_while_it_updates() -> None:
+    sizes = {"config": CONFIG, "largest": LARGEST_STEP, "tokens": 1000, "running": 8}
+    alone, kept = (forecast(shape, **sizes) for shape in (SHAPE, SHAPE._replace(kept=1 << 30)))
+    assert alone["update"] == kept["update"] > 0 == alone["sampling"]
+    assert kept["sampling"] == sampling_bytes(SHAPE, LARGEST_STEP.loads[0], 8, LARGEST_STEP.prompt, 20)
 
 
 def test_an_update_holds_one_chunk_of_logits_however_many_tokens() -> None:

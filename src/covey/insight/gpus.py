@@ -15,7 +15,7 @@ from typing import NamedTuple
 from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
-from covey.learner.memory import Shape, fitting_sizes, forecast, largest_step
+from covey.learner.memory import Shape, fitting_sizes, float32_numbers, forecast, largest_step
 from covey.models.logprobs import GPU_CHUNK_LOGITS
 from covey.system.plot import table
 
@@ -156,7 +156,14 @@ def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forec
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     number = 4 if stage.config.dtype == "float32" else 2
     subject = subject._replace(
-        shape=subject.shape._replace(number=number, exact=False, chunk=GPU_CHUNK_LOGITS)
+        shape=subject.shape._replace(
+            number=number,
+            exact=False,
+            chunk=GPU_CHUNK_LOGITS,
+            float32=float32_numbers(
+                subject.shape.width, subject.shape.inner, number, stage.config.lora is not None
+            ),
+        )
     )
     rows = []
     for gpu in GPUS:

@@ -11,8 +11,9 @@ import torch
 
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
+from covey.models.load import device_memory
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
-from covey.sampling.cache import PREFILL_TOKENS, cache_length
+from covey.sampling.cache import KEPT_SHARE, PREFILL_TOKENS, cache_length
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Shape(NamedTuple):
     """Numbers that a layer without attention keeps for a completion of any length."""
     chunk: int = CHUNK_LOGITS
     """Logits that torch's head has in memory at once."""
+    float32: int = 0
+    """Numbers that a layer of plain torch keeps of a token in float32, besides those of its own dtype."""
+    kept: int = 0
+    """Most bytes of a cache that stays between rollouts, on a GPU."""
     packed: int = 0
     """Bytes of the copies of weights that the compiled operations sample from."""
 
@@ -62,6 +67,9 @@ def shape_of(policy: Policy) -> Shape:
     exact = policy.decoder is not None and policy.decoder.ops.compiled
     queries = widest("num_attention_heads")  # state spaces have none
     inner = widest("intermediate_size") or 4 * config.hidden_size
+    number = parameters[0].element_size()
+    adapted = policy.adapter is not None
+    on_gpu = policy.device.type == "cuda"
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in policy.parameters),
@@ -72,12 +80,24 @@ def shape_of(policy: Policy) -> Shape:
         keys=(widest("num_key_value_heads") or queries) if queries else 0,
         head=widest("head_dim") or config.hidden_size // max(queries, 1),
         inner=inner,
-        number=parameters[0].element_size(),
+        number=number,
         exact=exact,
         states=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
         chunk=chunk_logits(policy.device),
+        float32=0 if exact else float32_numbers(config.hidden_size, inner, number, adapted),
+        kept=int(KEPT_SHARE * device_memory(policy.device)) if on_gpu else 0,
         packed=policy.packed_bytes,
     )
+
+
+def float32_numbers(width: int, inner: int, number: int, adapted: bool) -> int:
+    """Return how many numbers a layer of plain torch keeps of a token in float32, in a bfloat16 model.
+
+    The residual stream twice, 2 D, and the inputs of seven adapters, which peft converts: 6 D + F.
+    """
+    stream = 2 * width
+    inputs = 6 * width + inner
+    return (stream + inputs * adapted) * (number < 4)
 
 
 def token_bytes(shape: Shape, recompute: bool) -> int:
@@ -86,8 +106,11 @@ def token_bytes(shape: Shape, recompute: bool) -> int:
     A layer keeps the residual stream twice and both norms, the heads before and after their rotation, the
     attention's output, gate, up and their product: 4 D + 2 (H + 2 K) E + H E + 3 F numbers. With
     ``recompute`` it keeps its input, 2 D. D is ``width``, H ``queries``, K ``keys``, E ``head``, F ``inner``.
+    Plain torch keeps ``float32`` numbers more.
     """
-    return shape.number * shape.layers * (2 * shape.width if recompute else _layer_numbers(shape))
+    if recompute:
+        return shape.layers * shape.number * 2 * shape.width
+    return shape.layers * (shape.number * _layer_numbers(shape) + 4 * shape.float32)
 
 
 def _layer_numbers(s: Shape) -> int:
@@ -201,9 +224,9 @@ def forecast(
     """Forecast the bytes of a run by component, at its peak: while it samples, updates, or merges adapters.
 
     What one of these takes is given back before the next one, so that the largest of them counts and the
-    others are 0. ``tokens``: size of the micro-batch; ``running``: completions sampled at once; ``program``:
-    bytes of program and libraries; ``critic``: parameters of a value network, all of them trained;
-    ``judges``: bytes of the reward models.
+    others are 0; but a small cache stays on a GPU. ``tokens``: size of the micro-batch; ``running``:
+    completions sampled at once; ``program``: bytes of program and libraries; ``critic``: parameters of a
+    value network, all of them trained; ``judges``: bytes of the reward models.
     """
     # The sampler then has a snapshot of the weights, and an unfinished completion continues as a prompt.
     lags = config.method == "rl" and config.rollout.staleness > 0
@@ -218,7 +241,8 @@ def forecast(
     sampling = max(loads, default=0)
     update = _update_phase(shape, config, largest, tokens) if learns else {}
     merge = {} if config.lora is None else {"merged": shape.parameters * shape.number}
-    phases = [{"sampling": sampling}, {**update, "sampling": sampling * lags}, merge]
+    stays = lags or sampling <= shape.kept
+    phases = [{"sampling": sampling}, {**update, "sampling": sampling * stays}, merge]
     peak = max(phases, key=lambda phase: sum(phase.values()))
     return {
         "program": program,

@@ -157,8 +157,8 @@ RULES = (
     Rule(
         "mismatch",
         sampler_and_trainer_differ,
-        reason="Rounding to bfloat16 came to .02 in a model of 135M parameters, on a GPU. Above that, the ratio "
-        "measures the sampler and not the policy's motion.",
+        reason="Rounding to bfloat16 came to .02 in a model of 135M parameters, on a GPU. Above that, the "
+        "ratio measures the sampler and not the policy's motion.",
         remedies=(CORRECTION, ChangeTo("dtype", "float32")),
         silences=("worse", "kl_growth", *STILL),
     ),
