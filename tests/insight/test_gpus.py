@@ -37,11 +37,17 @@ def test_an_update_takes_what_prime_rl_reports(shape: Shape, published: float) -
     assert found == pytest.approx(published, rel=0.4)
 
 
-def test_sampling_takes_what_vllm_reports() -> None:
-    """1,000 requests of 512 tokens and 128 out at 94.9 a second, which gave nothing."""
-    found = decode_seconds(H100, QWEN3_06B, 1000, 128, 512, running=256, longest=128)
-    found += forward_seconds(H100, QWEN3_06B, 1000, 128, prompts=512_000)
-    assert found == pytest.approx(1000 / 94.9, rel=0.4)
+def test_sampling_takes_what_it_took() -> None:
+    """256 completions of 256 tokens at 31,920 tokens a second, which gave the time of a layer."""
+    shape = Shape(630e6, 630e6, 151_936, 24, 896, 14, 2, 64, 4864, number=2, exact=False)
+    found = decode_seconds(H100, shape, 256, 256, 36, running=256, longest=256)
+    assert found == pytest.approx(256 * 256 / 31_920, rel=0.1)
+
+
+def test_a_small_update_waits_for_the_host() -> None:
+    few, many = rows(rollout={"group_size": 2, "prompts_per_step": 1}), rows(train={"updates_per_batch": 4})
+    assert few["H200"]["step"] > 36 * 7e-3
+    assert many["H200"]["step"] > 4 * 36 * 7e-3
 
 
 def rows(**values: object) -> dict[str, dict[str, object]]:

@@ -1,8 +1,8 @@
 """Forecast of the same run on one GPU that is not available: seconds and memory from its data sheet.
 
-Nothing here was measured with covey. Compute counts at the fraction of the peak that prime-rl reports for
-updates of 0.6B and 4B models on an H100, bandwidth at half of its peak. The result is a lower bound:
-published runs took up to eight times as long.
+Compute counts at the fraction of the peak that prime-rl reports for updates of 0.6B and 4B models on an H100,
+bandwidth at half of its peak, and layers at what covey's took on an H100 (benchmarks/results/gpu.md). The
+result is a lower bound: published runs took up to eight times as long.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ COMPUTE_SMALL = (0.6e9, 0.111)
 COMPUTE_LARGE = (4e9, 0.217)
 """(parameters, fraction of the peak that an update reaches); other sizes follow a power law through both."""
 COMPUTE_MOST = 0.4
-LAUNCH = 3e-5
-"""Overhead of a layer of a decode step in seconds, with kernels captured in graphs."""
+DECODE_LAYER = 2.9e-4
+"""Seconds that a layer's small kernels take in a decode step, besides reading: 24 layers of a 0.5B model."""
+UPDATE_LAYER = 7e-3
+"""Seconds in which the host starts a layer's kernels, forward and back: 30 layers with adapters."""
 BACKWARD = 3.0
 """Matrix products of an update (forward and backward) relative to a forward pass."""
 PROGRAM = 500_000_000
@@ -121,7 +123,7 @@ def decode_seconds(
     steps = tokens / max(min(completions, running), 1) + max(0.0, longest - length)
     cached = 2 * shape.layers * shape.keys * shape.head * tokens * (prompt + length / 2)
     read = shape.number * (steps * shape.parameters + cached)
-    return read / (1e12 * gpu.terabytes * BANDWIDTH) + LAUNCH * steps * shape.layers
+    return read / (1e12 * gpu.terabytes * BANDWIDTH) + DECODE_LAYER * steps * shape.layers
 
 
 def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Workload) -> float:
@@ -138,6 +140,9 @@ def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Wo
     again = stage.algorithm.needs_reference + (updates_of(stage.config) > 1) + train.recompute_layers
     prompts = work.trained / rollout.group_size * subject.prompt
     update = (BACKWARD + again) * forward_seconds(gpu, shape, work.trained, work.length, prompts)
+    # A GPU that computes faster than the host can start its kernels waits for it.
+    pieces = (work.trained * work.length + prompts) / train.tokens_per_micro_batch
+    update = max(update, UPDATE_LAYER * shape.layers * max(pieces, updates_of(stage.config)))
     return sampling * work.tokens / (work.completions * work.length) + update
 
 
